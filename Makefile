@@ -143,6 +143,12 @@ demo demo-bgp: require-root bin/landfall-lab
 cluster: require-root build bin/landfall-lab ## a cluster of real kubelets, to try Landfall on; KEEP=1, CNI=flannel, ARGS="--story helm"
 	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) cluster $(ARGS)
 
+SEED ?= 1
+MINUTES ?= 10
+.PHONY: chaos
+chaos: require-root build bin/landfall-lab ## break a lab at random and judge it by the contract; SEED=n MINUTES=m, ARGS="--shrink 10"
+	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) chaos --seed '$(SEED)' --minutes '$(MINUTES)' $(ARGS)
+
 MODE ?= nftables
 .PHONY: conformance
 conformance: require-root build bin/landfall-lab ## upstream's suite on such a cluster: an hour; MODE=iptables, FOCUS=DNS,Services, SPECS=PATTERN

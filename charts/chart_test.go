@@ -592,7 +592,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{"relay.enabled=true"}, "proxy", []string{"--relay=true", "--relay-socket=/run/landfall/relay.sock"}, nil},
 		{[]string{"relay.enabled=true", `relay.tryAfter="1s"`, "relay.accessLog=true"}, "relay", []string{"--port=7484",
 			"--relay-socket=/run/landfall/relay.sock", "--metrics-bind-address=node:7483", "--try-after=1s", "--tries=3",
-			"--access-log=true", "--connections=10000"}, nil},
+			"--access-log=true", "--connections=10000", "--client-connections=1000"}, nil},
 		{[]string{"proxy.rescueRing=false"}, "proxy", []string{"--rescue=true", "--rescue-ring=false"}, nil},
 		{nil, "proxy", []string{"--scheduler=random", "--conntrack-tcp-be-liberal=false", "--proc-sys-net=/run/proc-sys-net"},
 			nil},
@@ -746,6 +746,22 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	if _, err := template(t, "podMonitor.enabled=true", `metrics.listen="localhost"`); err == nil ||
 		!strings.Contains(err.Error(), "metrics.listen=node or all") {
 		t.Errorf("a PodMonitor of a localhost: %v", err)
+	}
+	for _, refused := range [][]string{
+		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", "proxy.enabled=false"},
+		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", `proxy.mode="iptables"`},
+		{"is 30, shorter than speaker.bgpConvergence plus 7 s", `speaker.bgpConvergence="24s"`},
+		{"is 30, shorter than proxy.drainTime", `proxy.drainTime="1m0.5s"`},
+		{"is 30, shorter than relay.drainTime plus 5 s", "relay.enabled=true", `relay.drainTime="25001ms"`},
+		{"renewDeadline must be shorter", `controller.leaderElect.renewDeadline="15s"`},
+		{"podMonitor.tokenSecret is empty", "podMonitor.enabled=true", "rbac.create=false"},
+	} {
+		if _, err := template(t, refused[1:]...); err == nil || !strings.Contains(err.Error(), refused[0]) {
+			t.Errorf("%s: %v, want %q", refused[1:], err, refused[0])
+		}
+	}
+	if _, err := template(t, "relay.enabled=true", `relay.drainTime="25s"`, `speaker.bgpConvergence="23s"`); err != nil {
+		t.Errorf("times that just fit: %v", err)
 	}
 	for set, want := range map[string]string{
 		`proxy.clusterCIDR=""`:                        "proxy.clusterCIDR is empty",

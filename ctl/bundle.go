@@ -321,7 +321,11 @@ func (b *bundle) programs(ctx context.Context) {
 
 func (b *bundle) asked(ctx context.Context, p kube.PodState, c kube.Container, file, only string) {
 	b.within(ctx, file, func(ctx context.Context) error {
-		said, err := b.execUpTo(ctx, maxStatus+1, p.Key, c.Name, c.Command[0], "status", "--status-only="+only)
+		command := c.Command[:1:1]
+		if program(c) == "landfall-relay" {
+			command = c.Command[:2:2]
+		}
+		said, err := b.execUpTo(ctx, maxStatus+1, p.Key, c.Name, append(command, "status", "--status-only="+only)...)
 		switch {
 		case err != nil:
 			return err

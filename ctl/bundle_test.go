@@ -115,7 +115,8 @@ func TestBundleHasNoSecrets(t *testing.T) {
 		"objects/configmaps.json":                      `"data":["the-key"]`,
 		"objects/events.json":                          "peer says (left out)",
 		"programs/landfall-node-0/speaker.status.json": `"--status-only="] with (left out)`,
-		"programs/landfall-node-0/proxy.metrics.txt":   `"--status-only=metrics"]`,
+		"programs/landfall-node-0/proxy.metrics.txt":   `["landfall-proxy" "status" "--status-only=metrics"]`,
+		"programs/landfall-node-0/relay.metrics.txt":   `["landfall-proxy" "relay" "status" "--status-only=metrics"]`,
 		"programs/landfall-node-0/proxy.log":           "log of proxy (previous: false): password (left out)",
 		"manifest.txt":                                 "proxy.status.json: no answer",
 	} {

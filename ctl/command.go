@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,11 +55,16 @@ func newCommand(name string) *cobra.Command {
 	flags.StringVar(&o.user.Kubeconfig, "kubeconfig", "",
 		"kubeconfig `file` (default: the files in $KUBECONFIG, else ~/.kube/config, else the pod's service account)")
 	flags.StringVar(&o.user.Context, "context", "", "`name` of the context in the kubeconfig (default: the current one)")
+	flags.StringVar(&o.user.Cluster, "cluster", "",
+		"`name` of the cluster in the kubeconfig (default: that of the context)")
+	flags.StringVar(&o.user.User, "user", "", "`name` of the user in the kubeconfig (default: that of the context)")
 	flags.StringVarP(&o.user.Namespace, "namespace", "n", "",
 		"`namespace` of Services that are named without one (default: that of the context)")
 	flags.StringVar(&o.user.As, "as", "", "`user` to impersonate")
 	flags.StringArrayVar(&o.user.AsGroups, "as-group", nil, "`group` to impersonate, may be repeated")
-	flags.DurationVar(&o.timeout, "request-timeout", 15*time.Second, "how long to wait for answers")
+	o.timeout = 15 * time.Second
+	flags.Var((*timeoutFlag)(&o.timeout), "request-timeout",
+		"how long to wait for answers; a number without a unit is in seconds, 0 is for ever")
 	flags.StringVar(&o.class, "load-balancer-class", "",
 		"spec.loadBalancerClass of the Services to look at (default: that of Landfall's controller)")
 	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
@@ -65,6 +72,68 @@ func newCommand(name string) *cobra.Command {
 		traceCommand(o), flowsCommand(o), dashboardCommand(o))
 	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
 	return root
+}
+
+// timeoutFlag is --request-timeout, written as for kubectl: 30s, 30, or 0 for no limit.
+type timeoutFlag time.Duration
+
+// forever is longer than any command runs.
+const forever = timeoutFlag(math.MaxInt64)
+
+func (f *timeoutFlag) Set(text string) error {
+	if _, err := strconv.ParseUint(text, 10, 32); err == nil {
+		text += "s"
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return fmt.Errorf("%q is no time such as 30s, 2m or 0", text)
+	}
+	if *f = timeoutFlag(d); d == 0 {
+		*f = forever
+	}
+	return nil
+}
+
+func (f *timeoutFlag) String() string {
+	if *f == forever {
+		return "0"
+	}
+	return time.Duration(*f).String()
+}
+
+func (*timeoutFlag) Type() string { return "duration" }
+
+// nameOf takes the kind off a name that is written as kubectl get -o name does, such as node/n1.
+func nameOf(written string, kinds ...string) string {
+	if kind, name, ok := strings.Cut(written, "/"); ok && slices.Contains(kinds, kind) {
+		return name
+	}
+	return written
+}
+
+// arguments wants as many arguments as the command's usage names.
+func arguments(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		return fmt.Errorf("%d arguments, not %d: usage: %s", len(args), n, cmd.UseLine())
+	}
+}
+
+// group makes a command of those below it: alone it prints its help, and it knows no other names.
+func group(cmd *cobra.Command) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		var names []string
+		for _, c := range cmd.Commands() {
+			names = append(names, c.Name())
+		}
+		return fmt.Errorf("%q is none of %s", args[0], strings.Join(names, ", "))
+	}
+	return cmd
 }
 
 // addOutput gives a command the flag --output.
@@ -143,8 +212,11 @@ func runStatus(ctx context.Context, o options, stdout io.Writer) error {
 	if err := r.write(stdout, o.output); err != nil {
 		return err
 	}
-	if len(r.problems) > 0 {
+	switch {
+	case len(r.problems) > 0:
 		return errWrong
+	case len(r.refused) > 0:
+		return errUnable
 	}
 	return nil
 }
@@ -203,11 +275,12 @@ func importCommand(o *options) *cobra.Command {
 		Long: "Print an IPAddressPool NAME for a list. Each line has an address, CIDR or range, and optionally " +
 			"NAMESPACE/SERVICE to reserve it for.",
 		Example: "  printf '192.0.2.10 shop/web\\n192.0.2.32/28\\n' | landfallctl import lan -f -",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runImport(args[0], *o, cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 	o.addFiles(cmd, "with the list")
+	o.addOutput(cmd, "json", "yaml")
 	return cmd
 }

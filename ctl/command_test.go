@@ -41,6 +41,16 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"explain", "pool", "lan", "-o", "yaml", "--kubeconfig", ok}, 0, "level: ok"},
 		{[]string{"explain", "ip", "198.51.100.1", "--kubeconfig", ok}, 1, "IP 198.51.100.1: no pool contains it"},
 		{[]string{"explain", "reason", "NoInterface"}, 0, "NoInterface: No interface"},
+		{[]string{"explain", "reason/NoInterface"}, 0, "NoInterface: No interface"},
+		{[]string{"explain", "pools/lan", "-o", "yaml", "--kubeconfig", ok}, 0, "level: ok"},
+		{[]string{"explain", "services/other/web", "--kubeconfig", ok}, 1, "Service other/web: there is no such Service\n"},
+		{[]string{"explain", "pod/web", "--kubeconfig", ok}, 2, `"pod/web" is not KIND NAME or KIND/NAME`},
+		{[]string{"explain", "pod", "web"}, 2, `"pod web" is not KIND NAME or KIND/NAME`},
+		{[]string{"status", "--request-timeout", "30", "--kubeconfig", ok}, 0, "Nothing is wrong."},
+		{[]string{"status", "--request-timeout", "0", "--kubeconfig", ok}, 0, "Nothing is wrong."},
+		{[]string{"status", "--request-timeout", "soon"}, 2, `"soon" is no time such as 30s, 2m or 0`},
+		{[]string{"status", "--user", "nobody", "--kubeconfig", ok}, 2, `auth info "nobody" does not exist`},
+		{[]string{"status", "--cluster", "nowhere", "--kubeconfig", ok}, 2, `cluster "nowhere" does not exist`},
 		{[]string{"version", "--client"}, 0, "landfallctl: "},
 		{[]string{"version", "--kubeconfig", ok}, 0, "API server: v1.35.4"},
 		{[]string{"explain", "svc", "web", "--kubeconfig", forbidden}, 2,
@@ -54,7 +64,13 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"flows", "web", "--limit=-1", "--kubeconfig", ok}, 2, "--limit: -1"},
 		{[]string{"status", "--no-such-flag"}, 2, "unknown flag: --no-such-flag"},
 		{[]string{"nonsense"}, 2, `unknown command "nonsense"`},
-		{[]string{"explain", "svc"}, 2, "accepts 1 arg(s)"},
+		{[]string{"explain", "svc"}, 2, "0 arguments, not 1: usage: landfallctl explain svc [NAMESPACE/]NAME"},
+		{[]string{"explain", "svc", "a/b/c", "--kubeconfig", ok}, 2, `"a/b/c" is not [NAMESPACE/]NAME of a Service: `},
+		{[]string{"flows", "shop/", "--kubeconfig", ok}, 2, `"shop/" is not [NAMESPACE/]NAME of a Service: `},
+		{[]string{"migrate", "metalb"}, 2, `"metalb" is none of kube-proxy, metallb`},
+		{[]string{"migrate", "metallb", "-f", "x", "--apply"}, 2, "[filename apply]"},
+		{[]string{"migrate", "metallb", "-f", "x", "-o", "values"}, 2, "-o values needs the cluster"},
+		{[]string{"verify", "-o", "json", "--wait", "1ms", "--kubeconfig", ok}, 1, `"wrong": "after 1ms: `},
 		{[]string{"import", "lan"}, 2, "one file is needed"},
 		{[]string{"doctor", "--node", "n1", "--kubeconfig", ok}, 1, "Node n1: "},
 		{[]string{"doctor", "--node", "n9", "--kubeconfig", ok}, 1, "Node n9: there is no such Node\n"},
@@ -77,6 +93,22 @@ func TestExitCodes(t *testing.T) {
 		if code != test.code || !strings.Contains(said, test.want) {
 			t.Errorf("%q: exit code %d, want %d; %q is not in %q %q", test.args, code, test.code, test.want, stdout, stderr)
 		}
+	}
+}
+
+// TestStatusSaysWhatItDidNotSee: who may not read pods does not know the class, and so not all Services.
+func TestStatusSaysWhatItDidNotSee(t *testing.T) {
+	noPods := fakeWell(1)
+	noPods.refused["/api/v1/pods"], noPods.refused["/api/v1/namespaces/landfall-system/pods"] = true, true
+	kubeconfig := noPods.serve(t)
+	code, stdout, stderr := run("status", "--kubeconfig", kubeconfig)
+	if code != 2 || stderr != "" || !strings.Contains(stdout, "Services with a class are not shown") ||
+		!strings.Contains(stdout, "Nothing is wrong in what could be read.") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	code, stdout, stderr = run("status", "--load-balancer-class", "", "--kubeconfig", kubeconfig)
+	if code != 0 || !strings.Contains(stdout, "Nothing is wrong.") {
+		t.Errorf("with a class: exit code %d: %s%s", code, stdout, stderr)
 	}
 }
 

@@ -23,6 +23,9 @@ func runImport(name string, o options, stdin io.Reader, stdout io.Writer) error 
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.files[0], err)
 	}
+	if o.output == "json" {
+		return write(stdout, o.output, pool, "")
+	}
 	return migrate.Conversion{Objects: []migrate.Manifest{pool}}.Print(stdout)
 }
 

@@ -26,6 +26,9 @@ const (
 	barWidth = 24
 )
 
+// nodeKinds are the names of Nodes' kind.
+var nodeKinds = []string{"node", "nodes", "no"}
+
 // drainFlags are the flags of drain.
 type drainFlags struct {
 	timeout time.Duration
@@ -41,9 +44,9 @@ func drainCommand(o *options) *cobra.Command {
 			"its addresses, and new connections with them; open ones continue over the node until they end. The node " +
 			"keeps the label " + lb.LabelDrain + " until landfallctl undrain. Pods stay: kubectl drain moves them.",
 		Example: "  landfallctl drain n1 && kubectl drain n1 --ignore-daemonsets\n  landfallctl drain n1 --timeout 1h",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runDrain(cmd.Context(), *o, f, args[0], cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return runDrain(cmd.Context(), *o, f, nameOf(args[0], nodeKinds...), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "how long to wait; 0 is for ever")
@@ -58,13 +61,21 @@ func undrainCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "undrain NODE", Short: "Let a node announce addresses again after a drain",
 		Example: "  landfallctl undrain n1",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runUndrain(cmd.Context(), *o, args[0], cmd.OutOrStdout())
+			return runUndrain(cmd.Context(), *o, nameOf(args[0], nodeKinds...), cmd.OutOrStdout())
 		},
 	}
 	cmd.ValidArgsFunction = o.completeNames(nodeNames)
+	o.addOutput(cmd, "json", "yaml")
 	return cmd
+}
+
+// marked is what drain --no-wait and undrain have done.
+type marked struct {
+	Node string `json:"node"`
+	// Drain says whether the Node has the label landfall.dev/drain.
+	Drain bool `json:"drain"`
 }
 
 func runUndrain(ctx context.Context, o options, node string, stdout io.Writer) error {
@@ -77,9 +88,8 @@ func runUndrain(ctx context.Context, o options, node string, stdout io.Writer) e
 	if err := client.LabelNode(ctx, node, lb.LabelDrain, nil); err != nil {
 		return o.late(ctx, client, err)
 	}
-	_, err = fmt.Fprintf(stdout, "%s may announce addresses again. Those that another node has taken over stay there.\n",
-		node)
-	return err
+	return write(stdout, o.output, marked{Node: node},
+		node+" may announce addresses again. Those that another node has taken over stay there.\n")
 }
 
 func runDrain(ctx context.Context, o options, f drainFlags, node string, stdout, stderr io.Writer) error {
@@ -103,8 +113,8 @@ func runDrain(ctx context.Context, o options, f drainFlags, node string, stdout,
 		return o.late(short, client, err)
 	}
 	if f.noWait {
-		_, err := fmt.Fprintf(stdout, "%s gives its addresses away. landfallctl undrain %s ends that.\n", node, node)
-		return err
+		return write(stdout, o.output, marked{Node: node, Drain: true},
+			fmt.Sprintf("%[1]s gives its addresses away. landfallctl undrain %[1]s ends that.\n", node))
 	}
 	if f.timeout > 0 {
 		ctx, cancel = context.WithTimeoutCause(ctx, f.timeout, errTimeout)
@@ -123,6 +133,7 @@ func runDrain(ctx context.Context, o options, f drainFlags, node string, stdout,
 		}}
 	last, err := d.run(ctx)
 	progress.end()
+	last.Node = node
 	if err := write(stdout, o.output, last, last.text(node)); err != nil {
 		return err
 	}
@@ -167,6 +178,7 @@ var errTimeout = errors.New("not drained in time")
 
 // drainState is what is left on a node that drains.
 type drainState struct {
+	Node string `json:"node"`
 	// Done is set once nothing is left.
 	Done bool `json:"done"`
 	// Answering counts the VIPs that the node still answers for over ARP or NDP, Routes the routes that

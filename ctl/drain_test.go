@@ -195,6 +195,7 @@ func TestDrainLabels(t *testing.T) {
 		{[]string{"undrain", "n0"}, 0, `{"metadata":{"labels":{"landfall.dev/drain":null}}}`},
 		{[]string{"drain", "n9", "--no-wait"}, 2, ""},
 		{[]string{"undrain", "n9"}, 2, ""},
+		{[]string{"undrain", "node/n0"}, 0, `{"metadata":{"labels":{"landfall.dev/drain":null}}}`},
 	} {
 		code, stdout, stderr := run(append(test.args, "--kubeconfig", config)...)
 		if code != test.code {
@@ -208,9 +209,16 @@ func TestDrainLabels(t *testing.T) {
 			t.Errorf("%q: %s", test.args, stderr)
 		}
 	}
+	for _, test := range []struct{ args, want string }{
+		{"undrain n0 -o yaml", "drain: false\nnode: n0\n"}, {"drain n0 --no-wait -o yaml", "drain: true\nnode: n0\n"}} {
+		code, stdout, _ := run(append(strings.Fields(test.args), "--kubeconfig", config)...)
+		if code != 0 || stdout != test.want {
+			t.Errorf("%s: exit code %d: %q", test.args, code, stdout)
+		}
+	}
 	var state drainState
 	_, stdout, _ := run("drain", "n0", "-o", "json", "--timeout", "1ns", "--kubeconfig", config)
-	if err := json.Unmarshal([]byte(stdout), &state); err != nil || state.Done {
+	if err := json.Unmarshal([]byte(stdout), &state); err != nil || state.Done || state.Node != "n0" {
 		t.Errorf("%v: %s", err, stdout)
 	}
 }

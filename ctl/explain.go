@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/landfall-lb/landfall/ctl/explain"
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -26,13 +27,26 @@ const (
 
 func explainCommand(o *options) *cobra.Command {
 	parent := &cobra.Command{
-		Use: "explain", Short: "Say why something is not reachable, and what cures it",
+		Use: "explain", DisableFlagsInUseLine: true, Short: "Say why something is not reachable, and what cures it",
 		Long: "Say why something is not reachable, and what cures it. The first line is the verdict; a checklist of the " +
 			"whole " +
 			"path follows, then the most likely cause and its cure.",
-		Example: "  landfallctl explain svc web -n shop\n  landfallctl explain ip 192.0.2.10\n" +
-			"  landfallctl explain reason NoInterface",
+		Example: "  landfallctl explain svc web -n shop\n  landfallctl explain svc/shop/web\n" +
+			"  landfallctl explain ip 192.0.2.10\n  landfallctl explain reason NoInterface",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			kind, name, _ := strings.Cut(args[0], "/")
+			of, _, err := cmd.Find([]string{kind})
+			if err != nil || of == cmd || len(args) > 1 || name == "" {
+				return fmt.Errorf("%q is not KIND NAME or KIND/NAME, where KIND is svc, ip, node, pool, peer or reason",
+					strings.Join(args, " "))
+			}
+			return of.RunE(cmd, []string{name})
+		},
 	}
+	o.addOutput(parent, "json", "yaml", "wide")
 	for _, kind := range []struct {
 		use, short string
 		aliases    []string
@@ -44,12 +58,13 @@ func explainCommand(o *options) *cobra.Command {
 		{"ip ADDRESS", "Explain an address: of which Service, Node or pool it is, and whether clients reach it", nil,
 			explainIP, nil},
 		{"node NAME", "Explain a node: its programs, and what keeps it from announcing and delivering",
-			[]string{"nodes"}, explainNode, nodeNames},
-		{"pool NAME", "Explain an IPAddressPool: whether it assigns addresses", []string{"ipaddresspool", "pools"},
-			explainPool, poolNames},
-		{"peer NAME", "Explain a BGPPeer: why its sessions are down", []string{"bgppeer", "peers"}, explainPeer, peerNames},
+			nodeKinds, explainNode, nodeNames},
+		{"pool NAME", "Explain an IPAddressPool: whether it assigns addresses",
+			[]string{"pools", "ipaddresspool", "ipaddresspools"}, explainPool, poolNames},
+		{"peer NAME", "Explain a BGPPeer: why its sessions are down",
+			[]string{"peers", "bgppeer", "bgppeers"}, explainPeer, peerNames},
 	} {
-		cmd := &cobra.Command{Use: kind.use, Short: kind.short, Aliases: kind.aliases, Args: cobra.ExactArgs(1),
+		cmd := &cobra.Command{Use: kind.use, Short: kind.short, Aliases: kind.aliases, Args: arguments(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				return runExplain(cmd.Context(), *o, cmd.OutOrStdout(), func(ctx context.Context, g *gatherer) (explain.Verdict,
 					error) {
@@ -102,7 +117,7 @@ func reasonCommand(o *options) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use: "reason NAME", Short: "Explain a reason, as conditions, Events, metrics and logs show it",
-		Args: cobra.ExactArgs(1),
+		Args: arguments(1),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return names(), cobra.ShellCompDirectiveNoFileComp
 		},
@@ -139,8 +154,17 @@ func runExplain(ctx context.Context, o options, stdout io.Writer,
 }
 
 // serviceKey reads the name of a Service, with its namespace or without.
-func (o options) serviceKey(name string) (lb.Key, error) {
-	if namespace, name, both := strings.Cut(name, "/"); both {
+func (o options) serviceKey(written string) (lb.Key, error) {
+	namespace, name, both := strings.Cut(written, "/")
+	if !both {
+		name = written
+	}
+	for _, part := range strings.SplitN(written, "/", 2) {
+		if wrong := validation.IsDNS1123Label(part); len(wrong) > 0 {
+			return lb.Key{}, fmt.Errorf("%q is not [NAMESPACE/]NAME of a Service: %s", written, wrong[0])
+		}
+	}
+	if both {
 		return lb.Key{Namespace: namespace, Name: name}, nil
 	}
 	namespace, err := o.user.DefaultNamespace()

@@ -111,8 +111,10 @@ func fakeWell(n int) fakeCluster {
 			i))
 		pods = append(pods, fmt.Sprintf(`{"metadata":{"name":"landfall-node-%[1]d","namespace":"landfall-system"},
 			"spec":{"nodeName":"n%[1]d","containers":[{"name":"speaker","command":["landfall-speaker"]},
-			{"name":"proxy","command":["landfall-proxy"]}]},"status":{"phase":"Running","containerStatuses":[
-			{"name":"speaker","ready":true,"state":{"running":{}}},{"name":"proxy","ready":true,"state":{"running":{}}}]}}`, i))
+			{"name":"proxy","command":["landfall-proxy"]},{"name":"relay","command":["landfall-proxy","relay"]}]},
+			"status":{"phase":"Running","containerStatuses":[
+			{"name":"speaker","ready":true,"state":{"running":{}}},{"name":"proxy","ready":true,"state":{"running":{}}},
+			{"name":"relay","ready":true,"state":{"running":{}}}]}}`, i))
 	}
 	service := `{"metadata":{"name":"web","namespace":"shop","annotations":{"landfall.dev/announcements":` +
 		`"{\"version\":1,\"vips\":[{\"vip\":\"192.0.2.10\",\"reason\":\"Announced\",\"owner\":\"n0\",\"protocol\":\"ARP\"}]}"}},

@@ -34,7 +34,7 @@ func flowsCommand(o *options) *cobra.Command {
 			"states, and those that reach their node by way of another one, as they are older than the last move of the " +
 			"address.",
 		Example: "  landfallctl flows web -n shop\n  landfallctl flows 192.0.2.10 -o wide --limit 500",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runFlows(cmd.Context(), *o, args[0], nodes, limit, cmd.OutOrStdout())
 		},

@@ -35,6 +35,9 @@ func program(c kube.Container) string {
 		return ""
 	}
 	name := path.Base(c.Command[0])
+	if name == "landfall-proxy" && len(c.Command) > 1 && c.Command[1] == "relay" {
+		return "landfall-relay"
+	}
 	if slices.Contains([]string{"landfall-controller", "landfall-speaker", "landfall-proxy"}, name) {
 		return name
 	}
@@ -208,6 +211,8 @@ func (g *gatherer) place() {
 				agent.Speaker = is
 			case "landfall-proxy":
 				agent.Proxy, c.NoProxy = is, false
+			case "landfall-relay":
+				agent.Relay = is
 			default:
 				continue
 			}

@@ -56,7 +56,7 @@ func TestCommandsInTheDocumentation(t *testing.T) {
 	}
 	for line, want := range map[string]bool{"explain svc web -n shop": true, "explain svc --no-such": false, "bungle": false,
 		"migrate metallb --apply --chart x | tee log": true, "drain n1 && kubectl drain n1 --ignore-daemonsets": true,
-		"explain thing": false} {
+		"explain thing": false, "explain svc/web": true, "explain thing/web": false} {
 		if got := problemOf(line) == ""; got != want {
 			t.Errorf("%q is taken: %v, want %v", line, got, want)
 		}
@@ -95,7 +95,10 @@ func problemOf(line string) string {
 		}
 	}
 	if cmd.HasSubCommands() && len(positional) > 0 && cmd != root {
-		return "no command " + positional[0]
+		kind, _, _ := strings.Cut(positional[0], "/")
+		if of, _, err := cmd.Find([]string{kind}); err != nil || of == cmd || kind == positional[0] {
+			return "no command " + positional[0]
+		}
 	}
 	return ""
 }

@@ -28,7 +28,7 @@ func importList(name string, r io.Reader) (migrate.Manifest, error) {
 			written = fmt.Sprintf("%s/%d", addr, addr.BitLen())
 		}
 		if _, err := lb.ParseRange(written); err != nil {
-			return migrate.Manifest{}, fmt.Errorf("line %d: %w", n, err)
+			return migrate.Manifest{}, fmt.Errorf("line %d: %w, nor an address", n, err)
 		}
 		addresses = append(addresses, written)
 		if len(words) == 1 {

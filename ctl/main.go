@@ -24,6 +24,9 @@ const (
 // errWrong ends the program with exitWrong; what is wrong was printed.
 var errWrong = errors.New("something is wrong")
 
+// errUnable ends the program with exitUnable; what could not be read was printed.
+var errUnable = errors.New("not everything could be read")
+
 func main() {
 	os.Exit(execute(os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
@@ -44,6 +47,8 @@ func execute(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return exitWell
 	case errors.Is(err, errWrong):
 		return exitWrong
+	case errors.Is(err, errUnable):
+		return exitUnable
 	default:
 		fmt.Fprintf(stderr, "%s: %v\n", command.DisplayName(), err)
 		return exitUnable

@@ -23,6 +23,7 @@ type migrateOptions struct {
 	choices             migrate.Choices
 	apply, undo         bool
 	chart, helm, name   string
+	values, set         []string
 	wait, pause         time.Duration
 	kubeProxyNamespace  string
 	kubeProxyConfigName string
@@ -35,6 +36,9 @@ func (f *migrateOptions) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.apply, "apply", false, "carry the plan out, step by step; may be given again after an interruption")
 	flags.BoolVar(&f.undo, "undo", false, "go back, from wherever --apply has come to")
 	flags.StringVar(&f.chart, "chart", "", "`chart` that helm installs with --apply; empty: Landfall is installed already")
+	flags.StringArrayVar(&f.values, "values", nil,
+		"`file` of values that helm gets after those of the plan, may be repeated")
+	flags.StringArrayVar(&f.set, "set", nil, "`value` for helm, such as image.tag=v1, may be repeated")
 	flags.StringVar(&f.helm, "helm", "helm", "`program` helm")
 	flags.StringVar(&f.name, "release", "landfall", "`name` of helm's release")
 	flags.DurationVar(&f.wait, "wait", 2*time.Minute, "how long to wait for each thing with --apply and --undo")
@@ -47,7 +51,7 @@ func (f *migrateOptions) add(cmd *cobra.Command) {
 }
 
 func migrateCommand(o *options) *cobra.Command {
-	parent := &cobra.Command{Use: "migrate", Short: "Move a cluster from another product to Landfall, or back"}
+	parent := group(&cobra.Command{Use: "migrate", DisableFlagsInUseLine: true, Short: "Move a cluster from another product to Landfall, or back"})
 	parent.AddCommand(metallbCommand(o), kubeProxyCommand(o))
 	return parent
 }
@@ -69,6 +73,8 @@ func metallbCommand(o *options) *cobra.Command {
 	o.addFiles(cmd, "with MetalLB's objects, may be repeated (default: the cluster)")
 	o.addOutput(cmd, "objects", "values")
 	f.add(cmd)
+	cmd.MarkFlagsMutuallyExclusive("filename", "apply")
+	cmd.MarkFlagsMutuallyExclusive("filename", "undo")
 	flags := cmd.Flags()
 	flags.BoolVar(&f.choices.CopySecrets, "copy-secrets", false,
 		"copy the Secrets with passwords of BGP sessions to Landfall's namespace")
@@ -84,6 +90,9 @@ func metallbCommand(o *options) *cobra.Command {
 // runMetalLB plans the move from MetalLB, and carries it out if asked to.
 func runMetalLB(ctx context.Context, o options, f migrateOptions, stdin io.Reader, stdout io.Writer) error {
 	if len(o.files) > 0 {
+		if o.output == "values" {
+			return errors.New("-o values needs the cluster, and not -f")
+		}
 		objects, err := fromFiles(o.files, stdin)
 		if err != nil {
 			return err

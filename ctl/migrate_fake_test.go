@@ -26,8 +26,9 @@ type fakeWorld struct {
 	objects map[string]map[string]any // by path
 	// failAt is the number of the write that fails, from 1; 0: none. A write that fails is not done.
 	failAt, writes int
-	// stubborn pods do not end.
+	// stubborn pods do not end, and those of slow, a DaemonSet, do not become ready.
 	stubborn bool
+	slow     string
 	// cleaned counts the pods that cleaned a node up; the first cleanupFailures of each node fail.
 	cleaned         map[string]int
 	cleanupFailures int
@@ -184,9 +185,12 @@ func (w *fakeWorld) act() {
 					"labels": spec["selector"].(map[string]any)["matchLabels"]}, "spec": map[string]any{"nodeName": node}, "status": yamlMap(w.t, `{conditions: [{type: Ready, status: "True"}]}`)})
 			}
 		}
-		ready := spec["replicas"]
-		o["status"] = map[string]any{"readyReplicas": ready, "desiredNumberScheduled": float64(pods),
-			"numberReady": float64(pods)}
+		ready := pods
+		if path.Base(p) == w.slow {
+			ready = 0
+		}
+		o["status"] = map[string]any{"readyReplicas": spec["replicas"], "desiredNumberScheduled": float64(pods),
+			"numberReady": float64(ready)}
 	}
 	for p, o := range w.objects {
 		if strings.Contains(p, "kube-proxy-cleanup-") && o["status"] == nil {
@@ -248,8 +252,11 @@ func (w *fakeWorld) check(after string) {
 			speakers[text(w.objects[p], "spec", "nodeName")] = true
 		}
 	}
-	if len(speakers) > 0 && len(w.under(landfallPath("L2Advertisement"))) > 0 {
-		w.t.Errorf("after %s: MetalLB's speakers run, and Landfall has an L2Advertisement", after)
+	for _, p := range w.under(l2Path + "namespaces/metallb-system/l2advertisements") {
+		muted := migrate.Within(migrate.Mute()["spec"].(map[string]any), w.objects[p]["spec"])
+		if len(speakers) > 0 && !muted && len(w.under(landfallPath("L2Advertisement"))) > 0 {
+			w.t.Errorf("after %s: MetalLB's speakers announce, and Landfall has an L2Advertisement", after)
+		}
 	}
 	for _, p := range w.under(landfallPath("BGPPeer")) {
 		nodes, _ := w.objects[p]["status"].(map[string]any)["nodes"].([]any)

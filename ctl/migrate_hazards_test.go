@@ -253,3 +253,32 @@ func TestAddressesStayOnTheirNodeFromTheFirstMoment(t *testing.T) {
 		}
 	}
 }
+
+// Speakers of MetalLB that have just started do not know each other, and each answers for all addresses.
+// So Landfall announces until they are ready, and only then do they announce.
+func TestGoingBackWaitsForSpeakersThatHaveMet(t *testing.T) {
+	w := newWorld(t, false)
+	before := w.state(t)
+	if err := w.apply(t); err != nil {
+		t.Fatal(err)
+	}
+	const ad = l2Path + "namespaces/metallb-system/l2advertisements/lan"
+	w.objects[ad]["spec"] = before[ad].(map[string]any)["spec"] // kubectl apply, since the move
+	w.slow = "speaker"
+	m := w.move(t)
+	m.wait = 20 * time.Millisecond
+	if err := m.run(t.Context(), m.undoSteps()); err == nil || !strings.Contains(err.Error(), "0 of 3 pods are ready") {
+		t.Errorf("error %v", err)
+	}
+	if len(w.under(landfallPath("L2Advertisement"))) != 1 {
+		t.Error("Landfall has withdrawn before MetalLB can announce")
+	}
+	w.slow = ""
+	w.act()
+	if err := w.undo(t); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, w.state(t)); diff != "" {
+		t.Errorf("back at MetalLB (-want +got):\n%s", diff)
+	}
+}

@@ -23,6 +23,8 @@ type installer struct {
 	values map[string]any
 	// chart is what helm installs; "" if somebody else installs Landfall.
 	chart, helm, release string
+	// files and set are values that the user adds to those of the plan.
+	files, set []string
 	// user is who helm is, in which cluster: the same as landfallctl.
 	user kube.UserConfig
 	// ready says which of Landfall's programs are not ready; "" if all are.
@@ -35,6 +37,7 @@ func newInstaller(client *kube.Client, user kube.UserConfig, f migrateOptions, o
 		user:     user,
 		migrator: migrator{server: client, out: out, wait: f.wait, pause: f.pause, poll: 200 * time.Millisecond},
 		choice:   f.choices, values: values, chart: f.chart, helm: f.helm, release: f.name,
+		files: f.values, set: f.set,
 		ready: func(ctx context.Context) (string, error) { return landfallReady(ctx, client, f.choices.Namespace) },
 	}
 }
@@ -76,6 +79,12 @@ func workloadPath(w migrate.Workload) string {
 func (m *installer) helmCommand(values string) []string {
 	argv := []string{m.helm, "upgrade", "--install", m.release, m.chart, "--namespace", m.choice.Namespace,
 		"--create-namespace", "--values", values}
+	for _, file := range m.files {
+		argv = append(argv, "--values", file)
+	}
+	for _, value := range m.set {
+		argv = append(argv, "--set", value)
+	}
 	for _, flag := range []struct{ name, value string }{
 		{"--kubeconfig", m.user.Kubeconfig}, {"--kube-context", m.user.Context}, {"--kube-as-user", m.user.As},
 	} {

@@ -425,11 +425,18 @@ func (m *metallbMove) undoSteps() []move {
 	return []move{
 		check,
 		{"stop Landfall's controller", m.stopOurController},
+		{"start MetalLB's controller", m.startControllers},
+		{"have Landfall end its BGP sessions", m.endSessions},
+		{"start MetalLB's speakers, which announce nothing on Layer 2 yet", m.startSpeakers},
 		{"have Landfall withdraw its addresses", m.withdraw},
-		{"start MetalLB's controller", m.restoreControllers},
-		{"start MetalLB's speakers", m.restoreSpeakers},
+		{"have MetalLB announce on Layer 2", m.unmuteSpeakers},
 		{"remove the objects, and start Landfall's controller, which has no pools", m.clean},
 	}
+}
+
+// endSessions leaves the sessions with routers to MetalLB's speakers, which start after it.
+func (m *metallbMove) endSessions(ctx context.Context) error {
+	return m.remove(ctx, "BGPAdvertisement", "BGPPeer")
 }
 
 func (m *metallbMove) withdraw(ctx context.Context) error {
@@ -453,13 +460,6 @@ func (m *metallbMove) withdraw(ctx context.Context) error {
 	})
 }
 
-func (m *metallbMove) restoreControllers(ctx context.Context) error {
-	if err := m.remove(ctx, "IPAddressPool"); err != nil {
-		return err
-	}
-	return m.startControllers(ctx)
-}
-
 func (m *metallbMove) startControllers(ctx context.Context) error {
 	for _, w := range m.plan.Controllers {
 		if err := m.revert(ctx, workloadPath(w)); err != nil {
@@ -469,8 +469,50 @@ func (m *metallbMove) startControllers(ctx context.Context) error {
 	return m.workloadsReady(ctx, m.plan.Controllers)
 }
 
-// restoreSpeakers ends with what announces. MetalLB's webhooks have to answer for that, which its
+// startSpeakers starts MetalLB's speakers while Landfall announces, and waits until they are ready: by
+// then, 10 s after their start with MetalLB's manifests, they have met. One that has not met the others
+// yet takes all addresses for its own, so that two or three nodes would answer for each, one after the
+// other, and connections would break.
+func (m *metallbMove) startSpeakers(ctx context.Context) error {
+	stopped, err := m.speakersStopped(ctx)
+	if err != nil {
+		return err
+	}
+	if stopped { // and muted by the same run, unless somebody has written the advertisements anew
+		if err := m.eachL2(ctx, func(uri string) error { return m.change(ctx, uri, migrate.Mute()) }); err != nil {
+			return err
+		}
+	}
+	for _, w := range m.plan.Speakers {
+		if err := m.revert(ctx, workloadPath(w)); err != nil {
+			return err
+		}
+	}
+	return m.workloadsReady(ctx, m.plan.Speakers)
+}
+
+// unmuteSpeakers has MetalLB's speakers announce on Layer 2.
+func (m *metallbMove) unmuteSpeakers(ctx context.Context) error {
+	if err := m.unlabel(ctx); err != nil {
+		return err
+	}
+	return m.eachL2(ctx, func(uri string) error { return m.revert(ctx, uri) })
+}
+
+// eachL2 does something to each of MetalLB's L2Advertisements, once MetalLB's webhooks answer, which its
 // controller serves.
+func (m *metallbMove) eachL2(ctx context.Context, do func(uri string) error) error {
+	for _, ad := range m.plan.L2 {
+		uri := l2Path + "namespaces/" + ad.Metadata.Namespace + "/l2advertisements/" + ad.Metadata.Name
+		err := m.until(ctx, "L2Advertisement "+ad.Metadata.Name, func() (string, error) { return "", do(uri) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restoreSpeakers ends the labels of a move node by node, and what kept speakers off nodes.
 func (m *metallbMove) restoreSpeakers(ctx context.Context) error {
 	if err := m.unlabel(ctx); err != nil {
 		return err
@@ -488,15 +530,7 @@ func (m *metallbMove) speakersBack(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, ad := range m.plan.L2 {
-		uri := l2Path + "namespaces/" + ad.Metadata.Namespace + "/l2advertisements/" + ad.Metadata.Name
-		if err := m.until(ctx, "L2Advertisement "+ad.Metadata.Name, func() (string, error) {
-			return "", m.revert(ctx, uri)
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return m.eachL2(ctx, func(uri string) error { return m.revert(ctx, uri) })
 }
 
 func (m *metallbMove) clean(ctx context.Context) error {

@@ -100,9 +100,9 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 		return err
 	})
 	var pods []kube.PodState
+	var unknown error
 	group.Go(func() error {
-		pods, _ = landfallPods(ctx, client) // who may not read them names the class
-		if !o.classSet {
+		if pods, unknown = landfallPods(ctx, client); !o.classSet {
 			w.class = flagOf(pods, "landfall-controller", "load-balancer-class")
 		}
 		return nil
@@ -112,6 +112,10 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	}
 	if unseen != "" {
 		w.refused = append(w.refused, unseen)
+	}
+	if unknown != nil && !o.classSet {
+		w.refused = append(w.refused, fmt.Sprintf("Services with a class are not shown, as that of Landfall is in its "+
+			"controller's pod: %v; --load-balancer-class names it", unknown))
 	}
 	for _, found := range stillFound(warnings, pods, server.Now) {
 		w.warnings = append(w.warnings, lb.Refusal{Reason: found.Reason,

@@ -287,10 +287,13 @@ func (r report) text(wide bool) string {
 	for _, what := range r.refused {
 		fmt.Fprintf(&out, "%s\n\n", what)
 	}
-	if len(r.problems) == 0 {
-		fmt.Fprintln(&out, "Nothing is wrong.")
-	} else {
+	switch {
+	case len(r.problems) > 0:
 		fmt.Fprintln(&out, "PROBLEMS")
+	case len(r.refused) > 0:
+		fmt.Fprintln(&out, "Nothing is wrong in what could be read.")
+	default:
+		fmt.Fprintln(&out, "Nothing is wrong.")
 	}
 	for _, p := range r.problems {
 		fmt.Fprintf(&out, "- %s\n", p)

@@ -37,7 +37,7 @@ func traceCommand(o *options) *cobra.Command {
 		Example: "  landfallctl trace 203.0.113.7 svc/shop/web\n" +
 			"  landfallctl trace 203.0.113.7 192.0.2.10:443/tcp -o wide\n" +
 			"  landfallctl trace 10.0.0.5 10.96.0.10:53/udp --node n1",
-		Args: cobra.ExactArgs(2),
+		Args: arguments(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runTrace(cmd.Context(), *o, f, args[0], args[1], cmd.OutOrStdout())
 		},
@@ -318,7 +318,7 @@ func (r traced) outcome() error {
 	for _, node := range r.Nodes {
 		for _, way := range node.Ways {
 			switch way.Verdict {
-			case lb.TraceDelivered, lb.TraceAnswered:
+			case lb.TraceDelivered, lb.TraceRelayed, lb.TraceAnswered:
 			case lb.TraceUnknown:
 				unknown = fmt.Errorf("%s: a rule cannot be evaluated: %s", node.Node, way.Why)
 			default:

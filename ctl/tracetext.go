@@ -83,7 +83,7 @@ func some(nodes []string) string {
 // verdictOf says what one node does with the packet. The worst comes first.
 func verdictOf(t lb.Trace) string {
 	order := []lb.TraceVerdict{lb.TraceUnknown, lb.TraceUnroutable, lb.TraceDropped, lb.TraceRefused, lb.TraceUntouched,
-		lb.TraceDelivered, lb.TraceAnswered}
+		lb.TraceDelivered, lb.TraceRelayed, lb.TraceAnswered}
 	ways := slices.Clone(t.Ways)
 	slices.SortStableFunc(ways, func(a, b lb.TraceWay) int {
 		return cmp.Compare(slices.Index(order, a.Verdict), slices.Index(order, b.Verdict))
@@ -111,6 +111,8 @@ func wayText(w lb.TraceWay) string {
 		if w.Masqueraded {
 			text += ", masqueraded"
 		}
+	case lb.TraceRelayed:
+		text = "ended by the node's relay, which connects to a backend"
 	case lb.TraceAnswered:
 		text = "answered by the node"
 	case lb.TraceUntouched:

@@ -44,12 +44,19 @@ func verifyCommand(o *options) *cobra.Command {
 		"`labels` of the pod that runs verify, as name=value separated by commas: the new Service leads to the pod")
 	f.Uint16Var(&v.port, "port", 8080, "with --pod-labels, TCP `port` that verify serves")
 	f.DurationVar(&v.wait, "wait", time.Minute, "how long to wait for each check")
+	o.addOutput(cmd, "json", "yaml")
 	return cmd
 }
 
 // runVerify checks an installation, and prints what is wrong.
 func runVerify(ctx context.Context, o *options, flags verifyOptions, stdout io.Writer) error {
-	v := verify.Options{Out: stdout, Namespace: flags.namespace, Selector: flags.selector, Class: o.class,
+	done := verified{Checks: []string{}}
+	say := func(text string) {
+		if done.Checks = append(done.Checks, text); o.output == "" {
+			fmt.Fprintf(stdout, "ok: %s\n", text)
+		}
+	}
+	v := verify.Options{Say: say, Namespace: flags.namespace, Selector: flags.selector, Class: o.class,
 		Port: flags.port, Timeout: flags.wait, Dial: new(net.Dialer).DialContext, Listen: net.Listen}
 	if flags.service != "" {
 		namespace, name, ok := strings.Cut(flags.service, "/")
@@ -69,11 +76,25 @@ func runVerify(ctx context.Context, o *options, flags verifyOptions, stdout io.W
 		return o.late(answer, client, err)
 	}
 	v.API = client
+	text := ""
 	if err := verify.Run(ctx, v); err != nil {
-		fmt.Fprintf(stdout, "wrong: %v\n", err)
+		done.Wrong = err.Error()
+		text = "wrong: " + done.Wrong + "\n"
+	}
+	if err := write(stdout, o.output, done, text); err != nil {
+		return err
+	}
+	if done.Wrong != "" {
 		return errWrong
 	}
 	return nil
+}
+
+// verified is what verify found.
+type verified struct {
+	// Checks are those that ended well; Wrong says which one did not, and is "" if all did.
+	Checks []string `json:"checks"`
+	Wrong  string   `json:"wrong,omitempty"`
 }
 
 // parseLabels reads name=value separated by commas.

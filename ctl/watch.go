@@ -36,7 +36,7 @@ func watchCommand(o *options) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "show Services of all namespaces, which is the default")
-	o.addOutput(cmd, "json")
+	o.addOutput(cmd, "json", "yaml")
 	return cmd
 }
 
@@ -79,12 +79,18 @@ func runWatch(ctx context.Context, o options, namespace string, stdout, stderr i
 
 func writeChange(to io.Writer, format string, c change) error {
 	line := c.Time.Format(time.TimeOnly) + "  " + c.String()
-	if format == "json" {
+	switch format {
+	case "json":
 		out, err := json.Marshal(c)
 		if err != nil {
 			return err
 		}
 		line = string(out)
+	case "yaml": // a document for each
+		if _, err := io.WriteString(to, "---\n"); err != nil {
+			return err
+		}
+		return write(to, format, c, "")
 	}
 	_, err := fmt.Fprintln(to, line)
 	return err

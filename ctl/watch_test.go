@@ -156,6 +156,7 @@ func TestWriteChange(t *testing.T) {
 	for format, want := range map[string]string{
 		"":     "12:00:03  Node n1: drain: none → NodeDrained\n",
 		"json": `{"time":"2026-05-01T12:00:03Z","kind":"Node","name":"n1","what":"drain","to":"NodeDrained"}` + "\n",
+		"yaml": "---\nkind: Node\nname: n1\ntime: \"2026-05-01T12:00:03Z\"\nto: NodeDrained\nwhat: drain\n",
 	} {
 		var out strings.Builder
 		if err := writeChange(&out, format, c); err != nil || out.String() != want {

@@ -146,7 +146,7 @@ spec: {addresses: [172.26.236.180-172.26.236.189]}
 apiVersion: landfall.dev/v1beta1
 kind: L2Advertisement
 metadata: {name: lan}
-spec: {ipAddressPools: [lan, far, small, quota, kept]}
+spec: {ipAddressPools: [lan, far, small, quota, kept, cable]}
 ---
 apiVersion: landfall.dev/v1beta1
 kind: IPAddressPool
@@ -172,6 +172,11 @@ apiVersion: landfall.dev/v1beta1
 kind: IPAddressPool
 metadata: {name: kept}
 spec: {addresses: [172.26.236.194/32], autoAssign: false, quarantine: 1h}
+---
+apiVersion: landfall.dev/v1beta1
+kind: IPAddressPool
+metadata: {name: cable}
+spec: {addresses: [10.79.0.10/32], autoAssign: false}
 `
 
 // TestExplain makes one fault after the other in a cluster, and wants landfallctl to name its cause
@@ -329,6 +334,28 @@ func TestExplain(t *testing.T) {
 			mend: onOne(one, "ip", "route", "add", "192.168.189.0/24", "via", "172.26.236.178"),
 			ask:  []string{"explain", "node", one},
 			want: "Node " + one + ": " + one + " has no route to the pods on ", has: "(PodRouteMissing)"},
+		{name: "no network plugin", make: func(t *testing.T, l *lab.Lab) { withoutNetwork(t, l, true) }, ask: svc("my-nginx"),
+			want: "Service default/my-nginx: ", has: "the Node has the condition NetworkUnavailable: its network plugin (CNI) " +
+				"has not set up the network (NetworkUnavailable)"},
+		{name: "no network plugin on a node", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
+			mend: func(t *testing.T, l *lab.Lab) {
+				withoutNetwork(t, l, false)
+				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+			}, want: "Node " + one + ": it does not announce 172.26.236.180 and ", has: "(NetworkUnavailable)"},
+		// The other end of the cable is switched off.
+		{name: "no carrier", make: func(t *testing.T, l *lab.Lab) {
+			on("sh", "-ec", "ip link add up0 type veth peer name up1; ip link set up0 up; "+
+				"ip addr add 10.79.0.2/24 dev up0")(t, l)
+			backed("unplugged", fromPool("cable"))(t, l)
+		}, ask: svc("unplugged"), want: "Service default/unplugged: ", has: "interface up0 of k8s-"},
+		{name: "no carrier on a node", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
+			mend: on("ip", "link", "del", "up0"), want: "Node " + one + ": it does not announce 10.79.0.10: interface up0 of " +
+				one + " is down or has no carrier (NoCarrier)"},
+		{name: "no carrier on the way to pods", make: onOne(one, "sh", "-ec", "ip link add up0 type veth peer name up1; "+
+			"ip link set up0 up; ip route replace 192.168.189.0/24 dev up0; ip route replace 192.168.100.0/24 dev up0"),
+			mend: onOne(one, "sh", "-ec", "ip route replace 192.168.189.0/24 via 172.26.236.178; "+
+				"ip route replace 192.168.100.0/24 via 172.26.236.179; ip link del up0"), ask: []string{"explain", "node", one},
+			want: "Node " + one + ": it does not announce 172.26.236.180 and ", has: "(NoCarrier)"},
 		{name: "MTU", make: onOne(one, "ip", "link", "set", "eth0", "mtu", "1400"),
 			mend: onOne(one, "ip", "link", "set", "eth0", "mtu", "1500"), ask: append(svc("my-nginx"), "-o", "wide"),
 			want: "Service default/my-nginx: interface eth0 of " + one + " has MTU 1400", has: "(MTUMismatch)"},
@@ -525,6 +552,24 @@ func copySlice(t *testing.T, l *lab.Lab, from, to string) {
 			s.Ports[i].Name = new("")
 		}
 		if _, err := l.Kube().DiscoveryV1().EndpointSlices("default").Create(t.Context(), &s, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// withoutNetwork sets the condition NetworkUnavailable of each Node.
+func withoutNetwork(t *testing.T, l *lab.Lab, without bool) {
+	t.Helper()
+	status := corev1.ConditionFalse
+	if without {
+		status = corev1.ConditionTrue
+	}
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`,
+		corev1.NodeNetworkUnavailable, status)
+	for _, n := range l.Cluster().Nodes {
+		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), n.Name, types.StrategicMergePatchType, []byte(patch),
+			metav1.PatchOptions{}, "status")
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
@@ -197,14 +198,14 @@ func (c *metallbCluster) announces(ctx context.Context) bool {
 
 // watchBoth looks until the test calls what it returns, and fails it if a program of both products
 // answers at the same time. Of the one that is to start it asks first: if that answers, and the
-// other runs afterwards, both were there.
+// other does afterwards, both were there. On the way to Landfall MetalLB's speakers may not even run.
 func (c *metallbCluster) watchBoth(t *testing.T, ours func(context.Context) bool, first bool) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	theirs := func() bool { return c.kubes.metallbRuns("speaker-") }
 	group.Go(func() {
 		for ctx.Err() == nil {
-			if first && ours(ctx) && theirs() || !first && theirs() && ours(ctx) {
+			if first && ours(ctx) && theirs() || !first && theirs() && c.metallbAnnounces(ctx) && ours(ctx) {
 				t.Error("MetalLB's speakers run while Landfall's answer")
 				return
 			}
@@ -212,6 +213,17 @@ func (c *metallbCluster) watchBoth(t *testing.T, ours func(context.Context) bool
 		}
 	})
 	return func() { cancel(); group.Wait() }
+}
+
+// metallbAnnounces reports whether MetalLB's L2Advertisement selects nodes.
+func (c *metallbCluster) metallbAnnounces(ctx context.Context) bool {
+	ad, err := c.l.Dynamic().Resource(schema.GroupVersionResource{Group: "metallb.io", Version: "v1beta1",
+		Resource: "l2advertisements"}).Namespace(metallbNamespace).Get(ctx, "lan", metav1.GetOptions{})
+	if err != nil {
+		return false
+	}
+	selectors, _, err := unstructured.NestedSlice(ad.Object, "spec", "nodeSelectors")
+	return err == nil && len(selectors) == 0
 }
 
 // moveTraffic is new connections and established ones to some Services.

@@ -120,8 +120,8 @@ func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out, "# BGPPeer tor: spec.disableMP (true) has no equivalent") {
-		t.Errorf("the output does not name what has no equivalent:\n%s", out)
+	if !strings.Contains(out, "# BGPPeer tor: spec.disableMP is left out: a session of Landfall's carries") {
+		t.Errorf("the output does not name what is left out:\n%s", out)
 	}
 	// 2. Install. The chart is there already, and nothing of it runs.
 	if err := l.ApplyYAML(ctx, out); err != nil {

@@ -39,8 +39,10 @@ type boots struct {
 	served, unserved func(*testing.T)
 }
 
-func bootsOverL2(t *testing.T) boots {
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{})
+func bootsOverL2(t *testing.T) boots { return bootsOverL2With(t, lab.Options{}) }
+
+func bootsOverL2With(t *testing.T, options lab.Options) boots {
+	l := labtest.Start(t, lab.SeedCluster(), options)
 	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
 		t.Fatal(err)
 	}

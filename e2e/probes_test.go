@@ -88,7 +88,15 @@ func wantServiceEvent(t *testing.T, l *lab.Lab, reason lb.Reason, parts ...strin
 // node goes on with the other pod, without a loss.
 func TestProbeLeavesOutAPodThatANodeDoesNotReach(t *testing.T) {
 	t.Parallel()
-	b := bootsOverL2(t)
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			leavesOutAPod(t, bootsOverL2With(t, lab.Options{Values: map[string]any{"proxy": map[string]any{"mode": mode}}}))
+		})
+	}
+}
+
+func leavesOutAPod(t *testing.T, b boots) {
 	if err := b.ServeExec(t.Context()); err != nil {
 		t.Fatal(err)
 	}

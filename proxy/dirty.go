@@ -8,7 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// dirt is what has changed of a Service: since when, and whether it is its endpoints alone.
+// dirt is what has changed of a Service: since when, and whether it is its endpoints alone, or which of them
+// this node uses.
 type dirt struct {
 	since     time.Time
 	endpoints bool
@@ -47,11 +48,17 @@ func (p *proxy) add(key lb.Key, d dirt) {
 func (p *proxy) markAll(at time.Time) { p.markThose(p.from.services.Keys(), at) }
 
 // markThose notes that the named Services have to be planned again.
-func (p *proxy) markThose(keys []lb.Key, at time.Time) {
+func (p *proxy) markThose(keys []lb.Key, at time.Time) { p.addAll(keys, dirt{at, false}) }
+
+// markEndpointsOf notes that this node is to use other endpoints of the named Services. No frontend changes
+// hands by that.
+func (p *proxy) markEndpointsOf(keys []lb.Key, at time.Time) { p.addAll(keys, dirt{at, true}) }
+
+func (p *proxy) addAll(keys []lb.Key, d dirt) {
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
 	for _, key := range keys {
-		p.add(key, dirt{since: at})
+		p.add(key, d)
 	}
 }
 

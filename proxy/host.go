@@ -33,6 +33,8 @@ type host struct {
 	acceptForwarded bool
 	log             *slog.Logger
 	chains          func(context.Context) ([]plan.ForwardChain, error)
+	// inputs lists those that see what is for the node itself.
+	inputs func() ([]plan.ForwardChain, error)
 	// routes returns which routes the kernel takes to some addresses.
 	routes func([]netip.Addr) (map[netip.Addr]lb.RouteKind, error)
 	// strict says by which rp_filter the kernel drops packets that other nodes move here; "" if it does
@@ -44,7 +46,9 @@ type host struct {
 	accept   func(context.Context, plan.ForwardChain, plan.Acceptance) (changed bool, err error)
 	failures loop.Failures
 	routing  loop.Failures
-	last     plan.Host // what was known at the last look; belongs to the actor that looks
+	// relayAway is set if no relay was connected at the last look: one that restarts is away for a moment.
+	relayAway bool
+	last      plan.Host // what was known at the last look; belongs to the actor that looks
 }
 
 // look returns what keeps this node from delivering; it knows nothing before the proxy has all that
@@ -73,6 +77,7 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 	facts.Strict, facts.NoTunnel = h.strict(), h.noTunnel()
 	facts.Connections, facts.Most = h.parameters.number(parameterCount), h.parameters.number(parameterMax)
 	h.forwarding(ctx, &facts)
+	h.relaying(&facts)
 	h.last = facts
 	return plan.Findings(facts), true
 }
@@ -183,6 +188,43 @@ func (h *host) forwarding(ctx context.Context, facts *plan.Host) {
 	if written {
 		list()
 	}
+}
+
+// relaying looks at the relay, and has the rules not lead there where another program drops that.
+func (h *host) relaying(facts *plan.Host) {
+	if h.proxy.to.relay == nil {
+		return
+	}
+	st := h.proxy.to.relay.State()
+	facts.Relay = &plan.HostRelay{Services: st.Services, Connections: st.Connections,
+		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: st.Ports}
+	h.relayAway = !st.Connected
+	var err error
+	if facts.Inputs, err = h.inputs(); err != nil {
+		h.log.Warn("cannot list the chains that see what is for the node; trying again", "error", err)
+		facts.Inputs = h.last.Inputs // unknown is not absent
+	}
+	dropped := map[lb.Family]bool{}
+	for _, family := range allFamilies {
+		if _, drops := facts.RelayDropped(family); drops {
+			dropped[family] = true
+		}
+	}
+	h.proxy.to.relay.SetBlocked(dropped)
+}
+
+// inputChains lists the chains of all programs but iptables-legacy that see what is for the node itself.
+func inputChains() (chains []plan.ForwardChain, err error) {
+	conn, err := nfnetlink.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	err = nfnetlink.Complete(func() (err error) {
+		chains, err = nft.InputChains(conn)
+		return err
+	})
+	return chains, err
 }
 
 // addressesOf returns the addresses of all Nodes but one, sorted.

@@ -48,7 +48,7 @@ func (p *proxy) heed(now time.Time) {
 			delete(p.leftOut, key)
 		}
 	}
-	p.markThose(slices.Collect(maps.Keys(news)), now)
+	p.markEndpointsOf(slices.Collect(maps.Keys(news)), now)
 }
 
 // rescope takes in which addresses may be asked and relayed to, and marks the Services that ask for a probe
@@ -66,7 +66,7 @@ func (p *proxy) rescope(now time.Time) {
 		return
 	}
 	p.scope, p.askers = scope, nodes
-	p.markThose(slices.Collect(maps.Keys(p.probed)), now)
+	p.markEndpointsOf(slices.Collect(maps.Keys(p.probed)), now)
 	for key, r := range p.records {
 		if r.live.Relay || r.relayRefused != "" {
 			p.markThose([]lb.Key{key}, now)
@@ -75,12 +75,11 @@ func (p *proxy) rescope(now time.Time) {
 }
 
 // answering plans the probes of a Service, and returns its plan without the endpoints that do not answer.
-func (p *proxy) answering(r *record, svc lb.Service, live plan.Service) plan.Service {
+func (p *proxy) answering(r *record, svc lb.Service, endpoints []lb.Slice, live plan.Service) plan.Service {
 	key, before := live.Key, r.probes
 	r.probes = probes{wanted: svc.Probe != lb.Probe{} || svc.InvalidProbe != "", sent: before.sent, told: before.told,
 		at: before.at, since: before.since}
 	if r.probes.wanted {
-		endpoints, _ := p.from.slices.Get(key)
 		r.probes.probing, r.probes.refused = plan.NewProbing(svc, endpoints, p.scope, p.askers)
 	}
 	n := len(r.probes.probing.Targets)
@@ -113,8 +112,8 @@ func (p *proxy) answering(r *record, svc lb.Service, live plan.Service) plan.Ser
 
 // probe tells the prober what to ask of the named Services.
 func (p *proxy) probe(keys map[lb.Key]time.Time, now time.Time) {
-	if freed := p.budget.Freed(); len(freed) > 0 {
-		p.markThose(freed, now)
+	if again := p.budget.Changed(); len(again) > 0 {
+		p.markEndpointsOf(again, now)
 		p.runner.Poke()
 	}
 	if p.to.probes == nil {

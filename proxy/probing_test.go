@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -328,5 +329,93 @@ func TestProbesHaveABudget(t *testing.T) {
 	}
 	if advice := b.records[key("i")].advice; len(advice) > 0 {
 		t.Errorf("it is still said %v", advice)
+	}
+}
+
+// Another namespace's Service takes the place of one of those that have all.
+func TestContract11ProbesAreSharedAmongNamespaces(t *testing.T) {
+	b := newProbeBench(t)
+	var addrs []string
+	for i := range plan.MaxProbed {
+		addrs = append(addrs, netip.AddrFrom4([4]byte{10, 200, 1, byte(i + 2)}).String())
+	}
+	for i := range 8 {
+		b.ask(string(rune('a'+i)), netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}).String(), "tcp", lb.Cluster, addrs...)
+	}
+	b.synced()
+	b.run()
+	b.settle()
+	other := lb.Key{Namespace: "other", Name: "web"}
+	svc, _ := b.services.Get(key("a"))
+	all, _ := b.slices.Get(key("a"))
+	one := all[0]
+	one.Service, one.Endpoints = other, one.Endpoints[:3]
+	svc.Key, svc.UID, svc.Ingress = other, "other", []lb.Ingress{{Addr: netip.MustParseAddr("192.0.2.100")}}
+	svc.ClusterIPs = []netip.Addr{netip.MustParseAddr("10.96.255.1")}
+	b.services.Set(other, svc)
+	b.slices.Set(other, []lb.Slice{one})
+	b.mark(other)
+	b.settle()
+	b.settle()
+	asked := 0
+	for _, p := range b.asks {
+		asked += len(p.Targets)
+	}
+	if n := len(b.asks[other].Targets); n != 3 || asked != 7*plan.MaxProbed+3 || len(b.warnings) != 1 ||
+		!strings.Contains(b.warnings[0], "a ProbeRefused here: ") {
+		t.Errorf("it is asked %d, all are asked %d, warnings %q", n, asked, b.warnings)
+	}
+}
+
+// A Service that became too large keeps what it had: endpoints that are probed, and are left out or come
+// back.
+func TestTooLargeAndProbed(t *testing.T) {
+	b := newProbeBench(t)
+	b.ask("web", "192.0.2.1", "tcp", lb.Cluster, "10.200.1.2", "10.200.1.3", "10.200.1.4", "10.200.1.5")
+	b.synced()
+	b.run()
+	b.settle()
+	b.fails("web", "10.200.1.3")
+	b.settle()
+	svc, _ := b.services.Get(key("web"))
+	for i := range 9000 {
+		svc.Ports = append(svc.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.TCP, Port: uint16(1000 + i)})
+	}
+	b.services.Set(key("web"), svc)
+	all, _ := b.slices.Get(key("web"))
+	for i := range plan.MaxProbed {
+		all[0].Endpoints = append(slices.Clone(all[0].Endpoints), lb.Endpoint{Node: "here", Ready: true, Serving: true,
+			Addr: netip.AddrFrom4([4]byte{10, 200, 2, byte(i)})})
+	}
+	b.slices.Set(key("web"), all)
+	b.mark(key("web"))
+	b.settle()
+	if b.rules.wanted[key("web")].Excess == nil {
+		t.Fatal("it is not too large")
+	}
+	b.expectBackends("too large", "web", "10.200.1.2 10.200.1.4 10.200.1.5")
+	if n := len(b.asks[key("web")].Targets); n != 4 {
+		t.Errorf("asks %d endpoints", n)
+	}
+	b.fails("web", "10.200.1.4")
+	b.settle()
+	b.expectBackends("another one fails", "web", "10.200.1.2 10.200.1.3 10.200.1.5")
+	b.path.Lost = map[netip.Addr]*lb.Refusal{netip.MustParseAddr("10.200.1.5"): noRoute}
+	b.mark(key("web"))
+	b.settle()
+	b.expectBackends("a route is gone", "web", "10.200.1.2 10.200.1.3")
+}
+
+// Contract clause 11: what probes find has large Services come one at a time.
+func TestContract11ProbesOfLargeServicesWait(t *testing.T) {
+	b := newProbeBench(t)
+	b.ask("web", "192.0.2.1", "tcp", lb.Cluster, "10.200.1.2", "10.200.1.3")
+	b.synced()
+	b.run()
+	b.settle()
+	b.fails("web", "10.200.1.2")
+	b.heed(b.clock)
+	if d, dirty := b.dirty[key("web")]; !dirty || !d.endpoints {
+		t.Errorf("marked %v, as if frontends might change hands: %+v", dirty, d)
 	}
 }

@@ -86,7 +86,8 @@ type sinks struct {
 	// relay tells the relay what is relayed; nil without one.
 	relay interface {
 		updates[*plan.Relayed]
-		SetAddresses(map[lb.Family]netip.Addr)
+		SetAddresses(relay map[lb.Family]netip.Addr, nodePorts []netip.Addr)
+		SetBlocked(families map[lb.Family]bool)
 		State() relayfeed.State
 	}
 	// warn reports something wrong with a Service.
@@ -344,7 +345,7 @@ func (p *proxy) learn(f facts, now time.Time) {
 		p.to.health.SetAddresses(f.healthAddresses)
 	}
 	if p.to.relay != nil {
-		p.to.relay.SetAddresses(f.relayAddresses(p.families))
+		p.to.relay.SetAddresses(f.relayAddresses(p.families), f.nodePorts())
 	}
 	if first || !f.samePlans(before) {
 		p.markAll(now)
@@ -391,29 +392,32 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 		p.records[key] = r
 		p.counts.add(r, 1)
 	}
-	live := plan.Service{Key: key}
+	whole := plan.Service{Key: key}
 	svc, ok := p.from.services.Get(key)
+	endpoints, _ := p.from.slices.Get(key)
 	if ok {
-		endpoints, _ := p.from.slices.Get(key)
-		live = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
-		if len(live.VIPs) > 0 {
-			live = live.Reaching(p.path.Lost)
-		}
+		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.facts.node)
 		r.trigger(endpoints, p.began)
 	}
-	live = p.answering(r, svc, live)
+	whole, endpoints = p.freeze(r, whole, svc, endpoints)
+	live := whole
+	if len(live.VIPs) > 0 {
+		live = live.Reaching(p.path.Lost)
+	}
+	live = p.answering(r, svc, endpoints, live)
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
 		p.lingers.add(key, gone, now.Add(p.settings.drain))
 	}
 	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
 		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
-	live = p.freeze(r, live, svc)
 	if r.relayRefused = ""; live.Relay {
-		endpoints, _ := p.from.slices.Get(key)
 		if r.relayRefused = plan.RefuseRelay(endpoints, p.scope); r.relayRefused != "" {
 			live.Relay, live.ProxyProtocol = false, 0
 		}
+	}
+	if r.whole = nil; !live.Equal(whole) {
+		r.whole = &whole
 	}
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
@@ -421,22 +425,24 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	return p.claims.Set(r.live)
 }
 
-// freeze returns the plan of a Service cut down to what it had, if it is too large, and else as it is.
-func (p *proxy) freeze(r *record, live plan.Service, svc lb.Service) plan.Service {
-	tooLarge := r.tooLarge
-	r.tooLarge = nil
-	if tooLarge != nil && live.Excess == nil && live.Equal(r.live) {
-		live.Excess = tooLarge
+// freeze returns the plan of a Service and its endpoints cut down to what it had, if it is too large, and else
+// as they are. What routes and probes leave out of a plan it still has.
+func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []lb.Slice) (plan.Service, []lb.Slice) {
+	tooLarge, before := r.tooLarge, r.live
+	if r.whole != nil {
+		before = *r.whole
 	}
-	if live.Excess == nil {
-		return live // fit stays, as the kernel's writer may refuse it
+	r.tooLarge = nil
+	if tooLarge != nil && now.Excess == nil && now.Equal(before) {
+		now.Excess = tooLarge
+	}
+	if now.Excess == nil {
+		return now, endpoints // fit stays, as the kernel's writer may refuse it
 	}
 	if r.fit == nil {
-		before := r.live
 		r.fit = &before
 	}
-	endpoints, _ := p.from.slices.Get(r.live.Key)
-	return r.fit.Frozen(live, svc, plan.Without(endpoints, p.dead), p.facts.node)
+	return r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.facts.node), r.fit.Listed(endpoints)
 }
 
 // sized takes in whether the kernel's writer finds a Service too large, which then gets what it had. If

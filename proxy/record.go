@@ -16,6 +16,9 @@ type record struct {
 	live    plan.Service // what the API server asks for
 	planned plan.Service // with what lingers
 	applied plan.Service
+	// whole is live with what routes and probes leave out, and with a relay that is refused; nil if that
+	// is nothing.
+	whole *plan.Service
 	// fit is the plan of when the Service was not too large; nil unless it is. tooLarge is set while the
 	// kernel's writer has refused live for its size, and nothing else was planned yet.
 	fit      *plan.Service

@@ -21,7 +21,7 @@ The relay ends TCP connections to Services that ask for it, and tries another ba
 ([the relay](../guide/relay.md)). It is a process of its own, in a container beside the proxy. With the argument
 `+"`status`"+` it prints the state of the relay that runs in the pod.
 
-`+reference.Program(t, "relay", program.FlagSet(), newRelayCollector(nil, nil, nil)))
+`+reference.Program(t, "relay", program.FlagSet(), newRelayCollector(nil)))
 }
 
 // TestReference compares docs/reference/proxy.md with what the sources make of it.

@@ -54,9 +54,12 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 	set.DurationVar(&o.Drain, "drain-time", 20*time.Second,
 		"how long open connections may go on when the relay ends; then they are reset")
 	set.IntVar(&o.Limit, "connections", 10_000,
-		"how many connections the node relays at once, as far as the file descriptors suffice, six for each; it resets more")
+		"how many connections the node relays at once, as far as the file descriptors suffice, one for each and one for "+
+			"each try; the rules send more straight to endpoints")
 	set.IntVar(&o.ServiceLimit, "service-connections", 5000,
-		"how many of them one Service may have, at most half of them all")
+		"how many of them one Service may have, at most half of them all; the relay resets more")
+	set.IntVar(&o.ClientLimit, "client-connections", 1000,
+		"how many of those one client may have, an IPv4 address or an IPv6 network of 64 bits; the relay resets more")
 	set.BoolVar(&o.AccessLog, "access-log", false,
 		"log each connection at its end: client, Service, backends that were tried, bytes, and why it was reset")
 }
@@ -73,8 +76,9 @@ func (f *relayFlags) check() error {
 		return ops.Usagef("--try-after: %s is not between 0 and --connect-timeout, %s", o.TryAfter, o.ConnectTimeout)
 	case o.Idle < time.Second:
 		return ops.Usagef("--idle-timeout: %s is less than 1s", o.Idle)
-	case o.Limit < 1 || o.ServiceLimit < 1:
-		return ops.Usagef("--connections and --service-connections: %d and %d are not both above 0", o.Limit, o.ServiceLimit)
+	case o.Limit < 1 || o.ServiceLimit < 1 || o.ClientLimit < 1:
+		return ops.Usagef("--connections, --service-connections and --client-connections: %d, %d and %d are not all above 0",
+			o.Limit, o.ServiceLimit, o.ClientLimit)
 	}
 	o.Port = uint16(f.port)
 	return ops.NotNegative("drain-time", o.Drain)
@@ -94,7 +98,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 		return err
 	}
 	rt.Ready("relay", func() error { return nil }) // the rules do without it, so no pod waits for it
-	f.options.Limit = fitting(f.options.Limit, rt.Log)
+	f.options.Limit = fitting(f.options.Limit, f.options.Tries, rt.Log)
 	f.options.ServiceLimit = min(f.options.ServiceLimit, max(f.options.Limit/2, 1))
 	// Only who reads metrics with --metrics-secure has the relay ask the API server.
 	if client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers,
@@ -105,9 +109,9 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	if r == nil {
 		return nil
 	}
-	rt.Metrics.MustRegister(newRelayCollector(r.Counts, r.Refused, func() bool { return r.Ready() == nil }))
+	rt.Metrics.MustRegister(newRelayCollector(r))
 	rt.Status(func(w io.Writer, _ string) error {
-		head := relayHead{Node: rt.NodeName, Ready: r.Ready() == nil, Refused: r.Refused()}
+		head := relayHead{Node: rt.NodeName, Ready: r.Ready() == nil, Full: r.Full(), Refused: r.Refused()}
 		return ops.WriteStatus(w, head, "services", slices.Values(r.Counts()))
 	})
 	return r.Run(ctx)
@@ -121,7 +125,7 @@ func (f *relayFlags) open(ctx context.Context, log *slog.Logger) (r *relay.Relay
 	ctx, opened := context.WithCancel(ctx)
 	defer opened()
 	_ = loop.Retry(ctx, backoff, func(ctx context.Context) bool {
-		now, err := relay.New(ctx, f.options, relay.NewDeps(log))
+		now, err := relay.New(f.options, relay.NewDeps(log))
 		if failures.Log(log, "cannot open the relay's port; trying again", "opened the relay's port", err); err == nil {
 			r = now
 			opened()
@@ -132,12 +136,12 @@ func (f *relayFlags) open(ctx context.Context, log *slog.Logger) (r *relay.Relay
 }
 
 // fitting returns how many connections the process can have with its file descriptors.
-func fitting(asked int, log *slog.Logger) int {
+func fitting(asked, tries int, log *slog.Logger) int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return asked
 	}
-	fit := relay.Limit(asked, limit.Cur)
+	fit := relay.Limit(asked, tries, limit.Cur)
 	if fit < asked {
 		log.Warn("the limit of file descriptors allows fewer connections than --connections", "connections", fit,
 			"asked", asked, "descriptors", limit.Cur)
@@ -150,6 +154,8 @@ type relayHead struct {
 	Node string `json:"node"`
 	// Ready is set while the proxy is connected and has said what to relay.
 	Ready bool `json:"ready"`
+	// Full is set while new connections go straight to endpoints, as the relay has as many as it may.
+	Full bool `json:"full"`
 	// Refused counts the connections that were reset at once.
 	Refused uint64 `json:"refused"`
 }
@@ -160,16 +166,19 @@ type relayCollector struct {
 	refused func() uint64
 	ready   func() bool
 
-	open, connections, tries, retried, failed, limited, bytes, reset, connected *prometheus.Desc
+	full func() bool
+
+	open, connections, tries, retried, failed, failedHere, limited, clientLimited, bytes, reset, connected,
+	isFull *prometheus.Desc
 }
 
-func newRelayCollector(counts func() []relay.Counted, refused func() uint64, ready func() bool) *relayCollector {
+func newRelayCollector(r *relay.Relay) *relayCollector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("landfall_relay_"+name, help, labels, nil)
 	}
 	const of = " The labels are empty for the sum of the Services beyond the first 500."
 	return &relayCollector{
-		counts: counts, refused: refused, ready: ready,
+		counts: r.Counts, refused: r.Refused, ready: func() bool { return r.Ready() == nil }, full: r.Full,
 		open: desc("connections_open", "Open connections of a Service."+of, "namespace", "service"),
 		connections: desc("connections_total", "Connections that were accepted for a Service."+of, "namespace",
 			"service"),
@@ -177,6 +186,12 @@ func newRelayCollector(counts func() []relay.Counted, refused func() uint64, rea
 		retried: desc("retried_total",
 			"Connections that got a backend after another had failed or was late."+of, "namespace", "service"),
 		failed: desc("failed_total", "Connections that got no backend and were reset."+of, "namespace", "service"),
+		failedHere: desc("node_failures_total", "Connections to backends of a Service that failed on the node itself, as "+
+			"for want of file descriptors or source ports; they do not count against the backend."+of, "namespace", "service"),
+		clientLimited: desc("client_limited_total", "Connections beyond the limit of one client of a Service, which were "+
+			"reset."+of, "namespace", "service"),
+		isFull: desc("full",
+			"1 while the relay has about as many connections as it may, and new ones go straight to endpoints, else 0."),
 		limited: desc("limited_total", "Connections beyond the limit of their Service, which were reset."+of, "namespace",
 			"service"),
 		bytes: desc("bytes_total", "Bytes of connections that have ended, by direction: sent or received by the client."+of,
@@ -190,7 +205,7 @@ func newRelayCollector(counts func() []relay.Counted, refused func() uint64, rea
 // Describe implements prometheus.Collector.
 func (c *relayCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.open, c.connections, c.tries, c.retried, c.failed, c.limited, c.bytes, c.reset,
-		c.connected} {
+		c.connected, c.failedHere, c.clientLimited, c.isFull} {
 		ch <- d
 	}
 }
@@ -207,16 +222,22 @@ func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 		counter(c.tries, s.Tries, namespace, name)
 		counter(c.retried, s.Retried, namespace, name)
 		counter(c.failed, s.Failures, namespace, name)
+		counter(c.failedHere, s.NodeFailures, namespace, name)
 		counter(c.limited, s.Refused, namespace, name)
+		counter(c.clientLimited, s.ClientRefused, namespace, name)
 		counter(c.bytes, s.Sent, namespace, name, "sent")
 		counter(c.bytes, s.Received, namespace, name, "received")
 	}
 	counter(c.reset, c.refused())
-	connected := 0.0
-	if c.ready() {
-		connected = 1
+	flag := func(d *prometheus.Desc, is bool) {
+		v := 0.0
+		if is {
+			v = 1
+		}
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v)
 	}
-	ch <- prometheus.MustNewConstMetric(c.connected, prometheus.GaugeValue, connected)
+	flag(c.connected, c.ready())
+	flag(c.isFull, c.full())
 }
 
 // isRelay reports whether the arguments of the process are those of the relay, and returns them without
@@ -252,6 +273,14 @@ func (f facts) relayAddresses(families []lb.Family) map[lb.Family]netip.Addr {
 	return addresses
 }
 
+// nodePorts returns the addresses at which the rules serve node ports.
+func (f facts) nodePorts() (all []netip.Addr) {
+	for _, family := range allFamilies {
+		all = append(all, f.config.NodePortAddresses[family]...)
+	}
+	return all
+}
+
 // relayState describes the relay for the status of the proxy.
 type relayState struct {
 	relayfeed.State
@@ -260,7 +289,14 @@ type relayState struct {
 
 func describeRelay(st relayfeed.State) *relayState {
 	s := &relayState{State: st}
-	if len(st.Leads) == 0 {
+	switch {
+	case st.Full:
+		s.Message = fmt.Sprintf("the relay has as many connections as it may (%d): new ones go straight to endpoints, "+
+			"until it has room again", st.Connections)
+	case st.Connected && len(st.Leads) == 0:
+		s.Message = fmt.Sprintf("the rules do not lead to the relay, as the node's findings say, or as it has no address "+
+			"for that: connections to %d Services go straight to endpoints", st.Services)
+	case len(st.Leads) == 0:
 		s.Message = fmt.Sprintf("no relay is connected, or it is not ready: connections to %d Services go straight to "+
 			"endpoints", st.Services)
 	}

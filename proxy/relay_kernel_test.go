@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,7 +31,7 @@ type relaySite struct {
 	vips         map[lb.Family]netip.Addr
 }
 
-func newRelaySite(t *testing.T) relaySite {
+func newRelaySite(t testing.TB) relaySite {
 	s := relaySite{node: nstest.New(t), client: nstest.New(t), vips: map[lb.Family]netip.Addr{
 		lb.IPv4: netip.MustParseAddr("198.51.100.1"), lb.IPv6: netip.MustParseAddr("2001:db8::1")}}
 	s.node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
@@ -93,7 +95,7 @@ func (s relaySite) objects() (lb.Service, []lb.Slice) {
 }
 
 // write puts the Service into the node's kernel.
-func (s relaySite) write(t *testing.T, planned plan.Service) {
+func (s relaySite) write(t testing.TB, planned plan.Service) {
 	t.Helper()
 	var way *nftables.Netlink
 	s.node.Do(t, func() (err error) {
@@ -128,11 +130,11 @@ func (s relaySite) write(t *testing.T, planned plan.Service) {
 
 // relay runs a relay on the node, and the proxy's side of it, and returns the relay once the rules lead
 // there, and what stops it.
-func (s relaySite) relay(t *testing.T, table *plan.Relayed, feed *relayfeed.Actor, socket string) (*relay.Relay, func()) {
+func (s relaySite) relay(t *testing.T, feed *relayfeed.Actor, socket string, limit int) (*relay.Relay, func()) {
 	t.Helper()
 	deps := relay.NewDeps(slog.New(slog.DiscardHandler))
 	dial := deps.Dial
-	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (conn *net.TCPConn, err error) {
+	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (conn *relay.Conn, err error) {
 		s.node.Do(t, func() error {
 			conn, err = dial(ctx, backend)
 			return nil
@@ -141,8 +143,9 @@ func (s relaySite) relay(t *testing.T, table *plan.Relayed, feed *relayfeed.Acto
 	}
 	var r *relay.Relay
 	s.node.Do(t, func() (err error) {
-		r, err = relay.New(t.Context(), relay.Options{Socket: socket, Tries: 3, TryAfter: 250 * time.Millisecond,
-			ConnectTimeout: time.Minute, Idle: time.Hour, Drain: time.Minute, Limit: 1000, ServiceLimit: 1000}, deps)
+		r, err = relay.New(relay.Options{Socket: socket, Tries: 3, TryAfter: 250 * time.Millisecond,
+			ConnectTimeout: time.Minute, Idle: time.Hour, Drain: time.Minute, Limit: limit, ServiceLimit: limit,
+			ClientLimit: limit}, deps)
 		return err
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -206,29 +209,8 @@ func TestContract9OneOfThreeBackendsIsSilent(t *testing.T) {
 	svc, endpoints := s.objects()
 	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
 	s.write(t, planned)
-	table := plan.RelayTable(planned, plan.Service{})
-	var lease *nftables.Lease
-	s.node.Do(t, func() (err error) {
-		lease, err = nftables.OpenLease()
-		return err
-	})
-	socket := filepath.Join(t.TempDir(), "relay.sock")
-	feed := relayfeed.New(relayfeed.Deps{Log: slog.New(slog.DiscardHandler), Path: socket,
-		Busy: func() time.Duration { return 0 }, Renew: lease.Renew, End: lease.End})
-	feed.SetAddresses(map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1"),
-		lb.IPv6: netip.MustParseAddr("fd00::1")})
-	feed.Begin(map[lb.Key]*plan.Relayed{planned.Key: table})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- feed.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-		lease.Close()
-	})
-	r, stop := s.relay(t, table, feed, socket)
+	feed, socket := s.feed(t, planned)
+	r, stop := s.relay(t, feed, socket, 1000)
 	s.backends[2].Run(t, "nft", "add table inet silent; add chain inet silent input "+
 		"{ type filter hook input priority 0; }; add rule inet silent input meta l4proto tcp drop")
 	const each, patient = 30, time.Minute
@@ -245,6 +227,14 @@ func TestContract9OneOfThreeBackendsIsSilent(t *testing.T) {
 			}
 		}
 	}
+	s.node.Do(t, func() error {
+		traced, err := traceKernel(t.Context(), "node", lb.TracePacket{Protocol: lb.TCP,
+			Source: netip.MustParseAddrPort("10.0.0.2:5000"), Destination: netip.AddrPortFrom(s.vips[lb.IPv4], 80)}, false)
+		if err == nil && (len(traced.Ways) != 1 || traced.Ways[0].Verdict != lb.TraceRelayed) {
+			err = fmt.Errorf("the trace does not end at the relay: %+v", traced)
+		}
+		return err
+	})
 	counted := r.Counts()[0]
 	if counted.Connections != uint64(total) || counted.Retried == 0 || counted.Failures != 0 {
 		t.Errorf("%d connections, and the relay counts %+v", total, counted)
@@ -260,4 +250,86 @@ func TestContract9OneOfThreeBackendsIsSilent(t *testing.T) {
 		}
 		t.Logf("%s: %d of %d failed with rules alone, none of %d with the relay", family, failed, each, total)
 	}
+}
+
+// A relay that is full resets nobody: the rules send new connections straight to endpoints until it has
+// room again.
+func TestContract9AFullRelayLeavesItToTheRules(t *testing.T) {
+	t.Parallel()
+	s := newRelaySite(t)
+	svc, endpoints := s.objects()
+	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
+	s.write(t, planned)
+	feed, socket := s.feed(t, planned)
+	r, stop := s.relay(t, feed, socket, 20)
+	defer stop()
+	until := func(what string, is func(relayfeed.State) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); !is(feed.State()); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("it never came that %s: %+v", what, feed.State())
+			}
+		}
+	}
+	to := netip.AddrPortFrom(s.vips[lb.IPv4], 80)
+	var held []net.Conn
+	s.client.Do(t, func() error { // the greeting is read, so each has a backend, and this end stays open
+		for !r.Full() {
+			conn, err := net.Dial("tcp", to.String())
+			if err != nil {
+				return err
+			}
+			held = append(held, conn)
+			if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	until("the rules do not lead to it", func(st relayfeed.State) bool { return st.Full && len(st.Leads) == 0 })
+	if len(held) < 18 || len(held) > 20 {
+		t.Errorf("it is full with %d connections of 20", len(held))
+	}
+	before := r.Counts()[0].Connections
+	answers, failed := s.connect(t, to, 60, time.Minute)
+	if failed > 0 || len(answers) != 3 {
+		t.Errorf("while it is full: %d failed, answers %v", failed, answers)
+	}
+	if now := r.Counts()[0].Connections; now != before || r.Refused() > 0 {
+		t.Errorf("while it is full it relays %d more, and resets %d", now-before, r.Refused())
+	}
+	for _, conn := range held {
+		conn.Close()
+	}
+	until("the rules lead to it again", func(st relayfeed.State) bool { return !st.Full && len(st.Leads) == 2 })
+	if _, failed := s.connect(t, to, 10, time.Minute); failed > 0 || r.Counts()[0].Connections != before+10 {
+		t.Errorf("with room again: %d failed, and it relays %d more", failed, r.Counts()[0].Connections-before)
+	}
+}
+
+// feed runs the proxy's side of the relay, with one Service.
+func (s relaySite) feed(t testing.TB, planned plan.Service) (feed *relayfeed.Actor, socket string) {
+	t.Helper()
+	var lease *nftables.Lease
+	s.node.Do(t, func() (err error) {
+		lease, err = nftables.OpenLease()
+		return err
+	})
+	socket = filepath.Join(t.TempDir(), "relay.sock")
+	feed = relayfeed.New(relayfeed.Deps{Log: slog.New(slog.DiscardHandler), Path: socket,
+		Busy: func() time.Duration { return 0 }, Renew: lease.Renew, End: lease.End})
+	own := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1"), lb.IPv6: netip.MustParseAddr("fd00::1")}
+	feed.SetAddresses(own, slices.Collect(maps.Values(own)))
+	feed.Begin(map[lb.Key]*plan.Relayed{planned.Key: plan.RelayTable(planned, plan.Service{})})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- feed.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		lease.Close()
+	})
+	return feed, socket
 }

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +21,9 @@ type fakeRelay struct {
 	all       map[lb.Key]*plan.Relayed
 	begun     bool
 	addresses map[lb.Family]netip.Addr
+	nodePorts []netip.Addr
+	blocked   map[lb.Family]bool
+	state     relayfeed.State
 }
 
 func (f *fakeRelay) Begin(all map[lb.Key]*plan.Relayed) {
@@ -32,8 +39,16 @@ func (f *fakeRelay) Update(changes map[lb.Key]*plan.Relayed) {
 	}
 }
 
-func (f *fakeRelay) SetAddresses(addresses map[lb.Family]netip.Addr) { f.addresses = addresses }
-func (f *fakeRelay) State() relayfeed.State                          { return relayfeed.State{Services: len(f.all)} }
+func (f *fakeRelay) SetAddresses(addresses map[lb.Family]netip.Addr, nodePorts []netip.Addr) {
+	f.addresses, f.nodePorts = addresses, nodePorts
+}
+func (f *fakeRelay) SetBlocked(families map[lb.Family]bool) { f.blocked = families }
+
+func (f *fakeRelay) State() relayfeed.State {
+	st := f.state
+	st.Services = len(f.all)
+	return st
+}
 
 // newRelayBench returns a proxy with a relay, and a Service that asks for it.
 func newRelayBench(t *testing.T) (*bench, *fakeRelay) {
@@ -154,6 +169,43 @@ func TestRelayStatus(t *testing.T) {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the status lacks %s:\n%s", want, &text)
 		}
+	}
+}
+
+// Where a chain of another program drops what the rules would lead to the relay, they do not lead there, and
+// the node says so. What is unknown stays as it was.
+func TestContract9RelayBehindAFirewall(t *testing.T) {
+	b, f := newRelayBench(t)
+	b.run()
+	f.state = relayfeed.State{Connected: true, Ports: map[lb.Family]uint16{lb.IPv4: 7484}}
+	log := slog.New(slog.DiscardHandler)
+	chains := []plan.ForwardChain{{Family: "ip", Table: "filter", Name: "INPUT", Drops: true}}
+	var failed error
+	h := host{proxy: b.proxy, parameters: kernelParameters{t.TempDir(), log}, log: log,
+		chains: func(context.Context) ([]plan.ForwardChain, error) { return nil, nil },
+		inputs: func() ([]plan.ForwardChain, error) { return chains, failed },
+		routes: func([]netip.Addr) (map[netip.Addr]lb.RouteKind, error) { return nil, nil },
+		strict: func() string { return "" }, noTunnel: func() string { return "" }}
+	look := func(want ...lb.Reason) {
+		t.Helper()
+		found, _ := h.look(t.Context())
+		var reasons []lb.Reason
+		for _, one := range found {
+			reasons = append(reasons, one.Reason)
+		}
+		if !slices.Equal(reasons, want) || f.blocked[lb.IPv4] != (len(want) > 0) || f.blocked[lb.IPv6] {
+			t.Errorf("found %v, not %v, and the rules are kept from %v", reasons, want, f.blocked)
+		}
+	}
+	look(lb.ReasonRelayDropped)
+	chains, failed = nil, errors.New("interrupted")
+	look(lb.ReasonRelayDropped)
+	failed = nil
+	look()
+	f.state = relayfeed.State{}
+	look() // it may restart
+	if found, _ := h.look(t.Context()); len(found) != 1 || found[0].Reason != lb.ReasonRelayAway {
+		t.Errorf("without a relay: %v", found)
 	}
 }
 

@@ -71,6 +71,7 @@ func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterf
 	}
 	t.result.Ways = trace.Report(t.host.Walk(trace.Packet{Source: p.Source, Destination: p.Destination,
 		Interface: p.Interface, Protocol: protocolNumber(p.Protocol, t.family)}))
+	relayedWays(t.result.Ways)
 	for _, w := range t.walkers {
 		if assumed && w.SourcePort {
 			t.note("a rule draws by the source port, for which the walk took %d", p.Source.Port())
@@ -82,6 +83,18 @@ func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterf
 		t.foreign(t.walker.Foreign)
 	}
 	return t.result, nil
+}
+
+// relayedWays tells the ways that end at the node's relay from those to backends: by the comment of the rule
+// that leads there.
+func relayedWays(ways []lb.TraceWay) {
+	for i, way := range ways {
+		if way.Verdict == lb.TraceDelivered && slices.ContainsFunc(way.Steps, func(s lb.TraceStep) bool {
+			return s.Comment == nftables.CommentRelay && strings.HasSuffix(s.Table, " "+nftables.TableName)
+		}) {
+			ways[i].Verdict = lb.TraceRelayed
+		}
+	}
 }
 
 func (t *tracer) note(format string, args ...any) {

@@ -323,6 +323,30 @@ func TestGateNoneGoesByEndpoints(t *testing.T) {
 	})
 }
 
+// The status counts the VIPs that the node does not announce for a cause of its own.
+func TestContract10TheStatusSaysWhatIsWithheld(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178)
+		r.service(nginx, vip1)
+		r.service(other, vip2)
+		r.wantAnswers("well", vip1, plan.Winner(vip1, []string{w177, w178}))
+		if got := r.nodes[w177].status().Withheld; len(got) > 0 {
+			t.Errorf("withholds %+v", got)
+		}
+		node, _ := r.api.nodes.Get(w177)
+		node.NetworkUnavailable = true
+		r.api.nodes.Set(w177, node)
+		synctest.Wait()
+		got := r.nodes[w177].status().Withheld
+		if len(got) != 1 || got[0].VIP != vip1 || got[0].Count != 2 || got[0].Reason != lb.ReasonNetworkUnavailable {
+			t.Errorf("withholds %+v", got)
+		}
+		if got := r.nodes[w178].status().Withheld; len(got) > 0 {
+			t.Errorf("another node withholds %+v", got)
+		}
+	})
+}
+
 func TestContract10StatusAndMetrics(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)

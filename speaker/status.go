@@ -27,6 +27,15 @@ type status struct {
 	BGP       bgpStatus   `json:"bgp"`
 	// Findings are what keeps announcements of this node from clients, beside the speaker.
 	Findings []lb.Finding `json:"findings,omitempty"`
+	// Withheld are VIPs that this node does not announce for a cause in the node itself, the first one for
+	// each reason.
+	Withheld []withheldStatus `json:"withheld,omitempty"`
+}
+
+type withheldStatus struct {
+	VIP   netip.Addr `json:"vip"`
+	Count int        `json:"count"` // of VIPs with this reason
+	lb.Refusal
 }
 
 // aheadStatus counts the addresses that Services get next and that this node may announce.
@@ -99,7 +108,7 @@ func (s *speaker) status() status {
 	outcome := s.to.l2.Outcome()
 	st := status{
 		Node: s.self, Gate: s.gateStatus(), Members: s.membersStatus(), Interfaces: []interfaceStatus{}, BGP: s.bgpStatus(),
-		Answering: len(outcome.Answering),
+		Answering: len(outcome.Answering), Withheld: s.withheld(),
 	}
 	for _, i := range interfaces {
 		st.Interfaces = append(st.Interfaces, interfaceStatus{
@@ -139,6 +148,35 @@ func (s *speaker) vips() iter.Seq[vipStatus] {
 			}
 		}
 	}
+}
+
+// withheld counts the VIPs that this node does not announce for a cause in the node itself. It too looks at
+// a few at a time.
+func (s *speaker) withheld() (all []withheldStatus) {
+	s.mu.Lock()
+	vips := s.rooms.ownership.VIPs()
+	s.mu.Unlock()
+	slices.SortFunc(vips, netip.Addr.Compare)
+	look := func(vip netip.Addr) {
+		d, _ := s.rooms.ownership.Decision(vip)
+		n, ok := d.Node(s.self)
+		if !ok || !lb.OfNode(n.Reason) {
+			return
+		}
+		if i := slices.IndexFunc(all, func(w withheldStatus) bool { return w.Reason == n.Reason }); i >= 0 {
+			all[i].Count++
+			return
+		}
+		all = append(all, withheldStatus{vip, 1, lb.Refusal{Reason: n.Reason, Message: n.Message}})
+	}
+	for piece := range slices.Chunk(vips, statusPiece) {
+		s.mu.Lock()
+		for _, vip := range piece {
+			look(vip)
+		}
+		s.mu.Unlock()
+	}
+	return all
 }
 
 // describe returns the status of those VIPs that are still there.

@@ -113,8 +113,8 @@ type BGPPeerSpec struct {
 	RouterID string `json:"routerID,omitempty"`
 
 	// holdTime is how long a session survives without a message from the peer, in whole seconds: 3s to
-	// 65535s, or 0s for ever. The session uses the lower value of both sides. Default 90s. To detect
-	// failures faster, use bfdProfile.
+	// 65535s, or 0s for ever. The session uses the lower value of both sides. Default: three times
+	// keepaliveTime if that is set, else 90s. To detect failures faster, use bfdProfile.
 	//
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self).getMilliseconds() % 1000 == 0 && (duration(self).getSeconds() == 0 || (duration(self).getSeconds() >= 3 && duration(self).getSeconds() <= 65535))",message="must be 0s, or whole seconds from 3s to 65535s (RFC 4271 4.2)"
@@ -151,7 +151,8 @@ type BGPPeerSpec struct {
 	Password string `json:"password,omitempty"`
 
 	// passwordSecret names a Secret of type kubernetes.io/basic-auth. Its key password
-	// authenticates the session with TCP MD5 signatures (RFC 2385).
+	// authenticates the session with TCP MD5 signatures (RFC 2385). The chart's value
+	// speaker.bgpSecrets must name it too: speakers may read no other Secret.
 	//
 	// +optional
 	PasswordSecret *PasswordSecret `json:"passwordSecret,omitempty"`
@@ -180,7 +181,7 @@ type BGPPeerSpec struct {
 	// +optional
 	DualStackAddressFamily bool `json:"dualStackAddressFamily,omitempty"`
 
-	// acceptRoutes shows the routes that the peer sends in the status page of the speaker. The
+	// acceptRoutes shows the routes that the peer sends in what landfall-speaker status prints. The
 	// speaker never installs them or passes them on.
 	//
 	// +optional

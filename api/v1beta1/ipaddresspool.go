@@ -29,11 +29,11 @@ type IPAddressPool struct {
 	Status IPAddressPoolStatus `json:"status,omitzero"`
 }
 
+// The rule compares only CIDRs, as ordering the addresses of ranges would cost too much here: two CIDRs are disjoint
+// unless one contains the other. The rule passes where the comparison would cost more than the API server allows for
+// one call.
+
 // IPAddressPoolSpec lists the addresses of the pool and the Services that may have them.
-//
-// The rule compares only CIDRs, because CEL cannot order the addresses of ranges: two CIDRs are
-// disjoint unless one contains the other. The rule passes where the comparison would cost more than
-// the API server allows for one call.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.reservations) || self.addresses.size() * self.reservations.size() > 8192 || self.addresses.exists(a, !isCIDR(a.trim())) || [self.addresses.map(a, cidr(a.trim()))].all(pool, self.reservations.filter(r, isCIDR(r.addresses.trim())).map(r, cidr(r.addresses.trim())).all(c, pool.exists(a, a.containsCIDR(c) || c.containsCIDR(a))))",message="each reservation must have addresses of spec.addresses: one lies wholly outside; change it, or add its addresses to the pool",fieldPath=".reservations"
 type IPAddressPoolSpec struct {
@@ -175,14 +175,14 @@ type Reservation struct {
 	Name string `json:"name,omitempty"`
 }
 
-// AddressRange is a CIDR, or a range from-to, of one address family.
-//
 // The last rule compares two addresses with what CEL has, within the API server's cost limits: h is
 // the last of every 16 bits up to which the two share a network, and of the 16 bits from there one,
 // n = h+i, is the first in which they differ: the network of n bits (x) contains both and that of
 // n+1 bits (y) only the start. The start is the lower one if it has a 0 there, that is, if x and y
 // begin at the same address. Prefix lengths are put together from two tables of digits, as the
 // limits count string(n) as unbounded.
+
+// AddressRange is a CIDR, or a range FROM-TO, of one address family. A single address is a CIDR such as 192.0.2.1/32.
 //
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=95

@@ -9,8 +9,8 @@ import (
 
 // Agent is what is known of Landfall's programs on one node.
 type Agent struct {
-	Node           string
-	Speaker, Proxy Program
+	Node                  string
+	Speaker, Proxy, Relay Program
 	// Said and Delivers are the answers of the two; nil if they were not asked, or did not answer.
 	Said     *SpeakerStatus
 	Delivers *ProxyStatus
@@ -47,7 +47,17 @@ type SpeakerStatus struct {
 	Interfaces []Interface  `json:"interfaces"`
 	BGP        BGPStatus    `json:"bgp"`
 	Findings   []lb.Finding `json:"findings"`
-	VIPs       []SpeakerVIP `json:"vips"`
+	// Withheld are VIPs that the node does not announce for a cause in the node itself, one for each
+	// reason.
+	Withheld []Withheld   `json:"withheld"`
+	VIPs     []SpeakerVIP `json:"vips"`
+}
+
+// Withheld says why a node does not announce a VIP, and for how many that holds.
+type Withheld struct {
+	VIP   netip.Addr `json:"vip"`
+	Count int        `json:"count"`
+	lb.Refusal
 }
 
 // Interface is an interface of a node.
@@ -116,7 +126,17 @@ type ProxyStatus struct {
 	Waiting  string         `json:"waiting"`
 	Ready    bool           `json:"ready"`
 	Findings []lb.Finding   `json:"findings"`
+	Relay    *ProxyRelay    `json:"relay"` // nil on a node without one
 	Services []ProxyService `json:"services"`
+}
+
+// ProxyRelay is what a proxy says of its node's relay.
+type ProxyRelay struct {
+	Connected   bool                         `json:"connected"`
+	Full        bool                         `json:"full"`
+	Leads       map[lb.Family]netip.AddrPort `json:"leads"`
+	Connections int                          `json:"connections"`
+	Message     string                       `json:"message"`
 }
 
 // ProxyService is what a proxy says of one Service.
@@ -128,6 +148,7 @@ type ProxyService struct {
 	VIPs       []ProxyVIP        `json:"vips"`
 	HealthPort uint16            `json:"healthPort"`
 	LocalReady map[lb.Family]int `json:"localReady"`
+	Relayed    bool              `json:"relayed"`
 	Probe      *ProxyProbe       `json:"probe"` // nil if the node probes no endpoints of the Service
 	// Counters are what the node's kernel counted; nil without --service-counters.
 	Counters *Counters `json:"counters"`

@@ -168,6 +168,8 @@ func (c Cluster) findings() []Check {
 			level = Note
 		case reason == lb.ReasonPodNetworkUnmatched:
 			level = Warning // pods see another source address, and that is all
+		case ofRelay(reason):
+			level = Warning // the rules serve
 		case reason == lb.ReasonAddressConflict:
 			level = Warning // the node works, for all but some addresses
 		}
@@ -245,7 +247,8 @@ func waitingCure(waiting, program string) string {
 	if strings.Contains(waiting, "is forbidden") {
 		return "helm upgrade landfall …   # the chart's ClusterRole …-" + program + " and its binding are not as they were"
 	}
-	return "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c " + program
+	return "kubectl -n landfall-system logs -l 'app.kubernetes.io/component in (node," + program + ")' -c " + program +
+		" --prefix --tail=100"
 }
 
 // poolsWith returns the pools that contain an address.

@@ -94,8 +94,23 @@ func (w *world) unassigned(reason lb.Reason, message string) {
 	w.Service.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Reason: reason, Message: message}}
 }
 
+// relay has the Service ask for the relay, which serves it on both nodes, but for what a test changes.
+func (w *world) relay(tune func(n1 *ProxyStatus)) {
+	w.Service.Relay = "true"
+	for _, node := range []string{"n1", "n2"} {
+		w.Agents[node].Delivers.Services[0].Relayed = true
+		w.Agents[node].Delivers.Relay = &ProxyRelay{Connected: true, Connections: 3,
+			Leads: map[lb.Family]netip.AddrPort{lb.IPv4: netip.MustParseAddrPort("192.0.2.1:7484")}}
+	}
+	tune(w.Agents["n1"].Delivers)
+}
+
 func (w *world) find(node string, reason lb.Reason, message string) {
 	w.Agents[node].Delivers.Findings = append(w.Agents[node].Delivers.Findings, lb.Find(reason, "%s", message))
+}
+
+func (w *world) withhold(reason lb.Reason, message string, vips int) {
+	w.Agents["n1"].Said.Withheld = []Withheld{{VIP: vip, Count: vips, Refusal: *lb.Refuse(reason, "%s", message)}}
 }
 
 // probe has a node say what its probes have found.
@@ -145,6 +160,31 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 		"nothing": {func(*world) {}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"another's conflict": {func(w *world) { w.find("n1", lb.ReasonAddressConflict, "192.0.2.99 is in use") }, OK,
 			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"relayed": {func(w *world) { w.relay(func(*ProxyStatus) {}) }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"not relayed": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) {
+				n1.Relay, n1.Services[0].Relayed, n1.Services[0].Advice = nil, false, "this node has no relay"
+			})
+		}, Warning, "connections go straight to endpoints on n1: this node has no relay (RelayRefused)", "docs/guide/relay.md"},
+		"relay away": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay = &ProxyRelay{Message: "no relay is connected"} })
+		}, Warning, "connections go straight to endpoints on n1: no relay is connected (RelayAway)", "-c relay"},
+		"relay crashed": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay = &ProxyRelay{Message: "no relay is connected"} })
+			n1 := w.Agents["n1"]
+			n1.Relay = Program{There: true, Why: "CrashLoopBackOff"}
+			w.Agents["n1"] = n1
+		}, Warning, "connections go straight to endpoints on n1: the container relay does not run: CrashLoopBackOff", "-c relay"},
+		"relay full": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads, n1.Relay.Full, n1.Relay.Message = nil, true, "it is full" })
+		}, Warning, "connections go straight to endpoints on n1: it is full (RelayFull)", "relay.connections"},
+		"relay behind a firewall": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads = nil })
+			w.find("n1", lb.ReasonRelayDropped, "on n1 the chain ip filter INPUT drops new connections to TCP port 7484")
+		}, Warning, "on n1 the chain ip filter INPUT drops", "7484"},
+		"another's relay": {func(w *world) { w.find("n1", lb.ReasonRelayAway, "the relay of n1 is not there") }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"absent":        {func(w *world) { w.Found = false }, Wrong, "there is no such Service", "kubectl get services"},
 		"not installed": {func(w *world) { w.Installed = false }, Wrong, "Landfall is not installed", "install"},
 		"type": {func(w *world) { w.Service.Type = lb.ClusterIP }, Wrong, "it is of type ClusterIP",
@@ -173,7 +213,7 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			"192.0.2.9 is kept for shop/old (AddressKept)", "quarantine"},
 		"no advertisement": {func(w *world) { w.L2 = nil; w.announced(false, lb.ReasonNoAdvertisement, "no one") }, Wrong,
 			"no L2Advertisement or BGPAdvertisement selects pool lan and this Service, so no node announces 192.0.2.10 " +
-				"(NoAdvertisement)", "kubectl apply"},
+				"(NoAdvertisement)", "BGPAdvertisement"},
 		"wrong subnet": {func(w *world) { w.announced(false, lb.ReasonNoInterface, "no node announces 192.0.2.10: no interface") },
 			Wrong, "no node announces 192.0.2.10: no interface (NoInterface)", "subnet"},
 		"no endpoints": {func(w *world) { w.Slices = nil; w.announced(false, lb.ReasonNoBackends, "no") }, Wrong,
@@ -212,11 +252,18 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 					{Node: "n2", Reason: lb.ReasonNotProgrammed, Message: "not programmed"}}
 			}
 		}, Wrong, "n2 does not announce 192.0.2.10: not programmed (NotProgrammed)", "logs"},
+		"one node is out on purpose, and the other has no network": {func(w *world) {
+			w.announced(false, lb.ReasonNoOwner, "NodeExcluded on n1, NetworkUnavailable on n2")
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonNodeExcluded, Message: "label"},
+					{Node: "n2", Reason: lb.ReasonNetworkUnavailable, Message: "no CNI"}}
+			}
+		}, Wrong, "n2 does not announce 192.0.2.10: no CNI (NetworkUnavailable)", "describe node n2"},
 		"forwarding": {func(w *world) { w.find("n1", lb.ReasonForwardingOff, "n1 has ip_forward=0") }, Wrong,
 			"n1 has ip_forward=0 (ForwardingOff)", "sysctl"},
 		"only an Event says so": {func(w *world) {
 			w.Warnings = []NodeWarning{{"n3", *lb.Refuse(lb.ReasonForwardDropped, "n3 drops")}}
-		}, Wrong, "n3 drops (ForwardDropped)", "FORWARD"},
+		}, Wrong, "n3 drops (ForwardDropped)", "proxy.acceptForwarded"},
 		"an Event of a node that says otherwise now": {func(w *world) {
 			w.Warnings = []NodeWarning{{"n1", *lb.Refuse(lb.ReasonForwardDropped, "n1 drops")}}
 		}, OK, "192.0.2.10 is announced from n1", ""},
@@ -382,6 +429,15 @@ func TestNode(t *testing.T) {
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
 		}, Warning, "it announces no address, as it is drained (NodeDrained)"},
 		"another's": {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
+		"no carrier": {func(w *world) {
+			w.withhold(lb.ReasonNoCarrier, "interface eth1 of n1 is down or has no carrier", 1)
+		}, Wrong, "it does not announce 192.0.2.10: interface eth1 of n1 is down or has no carrier (NoCarrier)"},
+		"no network": {func(w *world) {
+			w.withhold(lb.ReasonNetworkUnavailable, "n1: the Node has the condition", 3)
+		}, Wrong, "it does not announce 192.0.2.10 and 2 more: n1: the Node has the condition (NetworkUnavailable)"},
+		"a reason of the Service": {func(w *world) {
+			w.announced(false, lb.ReasonNoLocalBackends, "no endpoint on this node")
+		}, OK, "announces and"},
 		"interface": {func(w *world) { w.Agents["n1"].Said.Interfaces[0].Problem = "no MAC" }, Warning, "interface eth0: no MAC"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,15 +37,17 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 				seen[node] = NodeVIP{Node: node}
 			}
 		}
-		candidates := false
+		telling := outOnPurpose
 		for _, n := range seen {
-			candidates = candidates || n.Reason != "" && !outByItself(n.Reason)
+			if n.Reason != "" {
+				telling = min(telling, outByItself(n.Reason))
+			}
 		}
 		for _, node := range slices.Sorted(maps.Keys(seen)) {
 			n := seen[node]
 			check := e.node(vip, n, len(vips) > 1)
-			if announced && !n.Answering || candidates && outByItself(n.Reason) {
-				soften(&check) // another node can announce
+			if announced && !n.Answering || outByItself(n.Reason) > telling {
+				soften(&check) // another node can announce, or could but for what is wrong there
 			}
 			checks = append(checks, check)
 		}
@@ -53,14 +55,23 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 	return checks
 }
 
-// outByItself reports whether a reason keeps a node from announcing anything, whatever the VIP.
-func outByItself(r lb.Reason) bool {
+// A node is out when it announces nothing, whatever the VIP: by a fault, or because it is meant to be.
+// The less on purpose, the more it tells.
+const (
+	notOut = iota
+	outByFault
+	outOnPurpose
+)
+
+// outByItself returns whether a reason keeps a node out.
+func outByItself(r lb.Reason) int {
 	switch r {
-	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing,
-		lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
-		return true
+	case lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
+		return outByFault
+	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing:
+		return outOnPurpose
 	}
-	return false
+	return notOut
 }
 
 // node checks what one node does for a VIP.
@@ -212,6 +223,7 @@ func NodeName(c Cluster, name string) Verdict {
 		}
 	}
 	checks = append(checks, alone.findings()...)
+	checks = append(checks, withheld(a)...)
 	switch {
 	case n.Leaving == lb.ReasonNodeDrained:
 		checks = append(checks, Check{Level: Warning, What: "announcements", Reason: n.Leaving,
@@ -231,6 +243,23 @@ func NodeName(c Cluster, name string) Verdict {
 	checks = append(checks, c.unread()...)
 	return examined(judge(subject, "announces and delivers",
 		slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })))
+}
+
+// withheld names the addresses that a node does not announce for a cause in the node itself: the Node's
+// conditions, an interface without carrier, or the way to endpoints.
+func withheld(a Agent) (checks []Check) {
+	if a.Said == nil {
+		return nil
+	}
+	for _, w := range a.Said.Withheld {
+		what := w.VIP.String()
+		if w.Count > 1 {
+			what += fmt.Sprintf(" and %d more", w.Count-1)
+		}
+		checks = append(checks, Check{Level: Wrong, What: "announcements", Reason: w.Reason,
+			Text: fmt.Sprintf("it does not announce %s: %s", what, w.Message), Cure: cureOf(w.Reason, "NODE", a.Node)})
+	}
+	return checks
 }
 
 // mtus finds interfaces in one subnet of Nodes that send packets of different sizes, of the nodes that

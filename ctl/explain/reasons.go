@@ -70,7 +70,7 @@ var Reasons = map[lb.Reason]Entry{
 
 	// Announcements.
 	lb.ReasonNoAdvertisement: {"No L2Advertisement or BGPAdvertisement selects the address's pool on the node.",
-		"kubectl apply -f - <<< '{apiVersion: landfall.dev/v1beta1, kind: L2Advertisement, metadata: {name: all}}'"},
+		"create an L2Advertisement or a BGPAdvertisement that selects the pool; README.md has both"},
 	lb.ReasonNoInterface: {"No interface that the L2Advertisement selects has a subnet that contains the address, so " +
 		"nobody " +
 		"on those links would ask for it.", "take a pool from the subnet of the nodes, name the interfaces in " +
@@ -78,15 +78,15 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonFeedUnknown: {"The node's proxy has not reported yet which rules its kernel holds.",
 		"landfallctl explain node NODE   # does its proxy run?"},
 	lb.ReasonFeedLost: {"The node's proxy has been silent for longer than speaker.hold.",
-		"kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c proxy"},
+		"kubectl -n landfall-system logs -l 'app.kubernetes.io/component in (node,proxy)' -c proxy --prefix --tail=100"},
 	lb.ReasonNotProgrammed: {"The node's kernel does not hold every rule of the address.",
-		"kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c proxy"},
+		"kubectl -n landfall-system logs -l 'app.kubernetes.io/component in (node,proxy)' -c proxy --prefix --tail=100"},
 	lb.ReasonNoBackends: {"No endpoint of the Service is usable anywhere: no pods, or none is ready.",
 		"kubectl get endpointslices -l kubernetes.io/service-name=NAME"},
 	lb.ReasonNoLocalBackends: {"externalTrafficPolicy is Local, and no endpoint on the node is usable.",
 		"run a ready pod on a node that may announce, or set externalTrafficPolicy: Cluster"},
 	lb.ReasonNodeLeaving: {"The node is about to leave the cluster, or drains.",
-		"kubectl uncordon NODE   # if it is to stay"},
+		"kubectl describe node NODE   # a cordon, or a taint: ToBeDeletedByClusterAutoscaler, out-of-service"},
 	lb.ReasonNodeDrained: {"The node has the label landfall.dev/drain: it is drained for maintenance.",
 		"landfallctl undrain NODE   # when it is back"},
 	lb.ReasonNodeExcluded: {"The node has the label node.kubernetes.io/exclude-from-external-load-balancers, as " +
@@ -116,6 +116,13 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonRelayRefused: {"A proxy does not relay connections to a Service with landfall.dev/relay: its rules serve " +
 		"them.",
 		"docs/guide/relay.md says what the relay needs; the Event says what is missing"},
+	lb.ReasonRelayAway: {"A node's relay is not there, or not ready: connections to Services with landfall.dev/relay go " +
+		"straight to endpoints.", "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c relay"},
+	lb.ReasonRelayFull: {"A node's relay has as many connections as it may: new ones go straight to endpoints until it " +
+		"has room again.", "raise relay.connections, or spread the clients over more nodes"},
+	lb.ReasonRelayDropped: {"A chain of another program drops what the rules lead to a node's relay, so connections to " +
+		"Services with landfall.dev/relay go straight to endpoints there.",
+		"have the firewall of the node accept TCP port 7484 (relay.port)"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends in the way that landfall.dev/scheduler requests.",
 		"docs/guide/proxy.md lists the schedulers of each mode"},
 	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",
@@ -213,7 +220,7 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonForwardingOff: {"The node's kernel forwards no packets.",
 		"sysctl -w net.ipv4.ip_forward=1   # on the node, and in /etc/sysctl.d; or proxy.setIPForward=true"},
 	lb.ReasonForwardDropped: {"A chain of another program drops packets that the node forwards, as Docker and ufw do.",
-		"iptables -P FORWARD ACCEPT   # on the node, or accept the pod network there"},
+		"helm upgrade landfall … --set proxy.acceptForwarded=true   # or accept the pod network in that chain"},
 	lb.ReasonPodNetworkUnmatched: {"No pod of the node is in proxy.clusterCIDR.",
 		"set proxy.clusterCIDR to the network of the pods"},
 	lb.ReasonARPNotStrict: {"kube-proxy has put Services' addresses on kube-ipvs0, and the kernel answers ARP for them " +
@@ -240,7 +247,7 @@ var Reasons = map[lb.Reason]Entry{
 		"address of its own, or probes are switched off. The Service is served without probes.",
 		"landfallctl explain svc NAME -o wide   # names which; docs/guide/proxy.md has the bounds"},
 	lb.ReasonConntrackFull: {"The node's table of connections is full, so its kernel drops new ones.",
-		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, or proxy.conntrack of the chart"},
+		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, and in /etc/sysctl.d"},
 	lb.ReasonMTUMismatch: {"Nodes in one subnet send packets of different sizes: the larger ones are lost.",
 		"ip link set dev eth0 mtu 1500   # on each node of the subnet, what the switch has"},
 	lb.ReasonGossipBlocked: {"The speaker has met no other, although speakers on other nodes are ready: a firewall, or " +

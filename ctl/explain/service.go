@@ -81,10 +81,13 @@ func (e explanation) checks() []Check {
 		checks = append(append(append(checks, announced), sessions...), nodes...)
 	}
 	checks = append(checks, slices.DeleteFunc(e.findings(), func(c Check) bool {
+		if e.Service.Relay == "" && ofRelay(c.Reason) {
+			return true
+		}
 		return c.Reason == lb.ReasonAddressConflict // what concerns the Service's own addresses, its nodes have said
 	})...)
 	checks = append(checks, e.mtus()...)
-	checks = append(checks, e.sources(), e.healthPort(), e.traffic())
+	checks = append(checks, e.relay(), e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })
 }
@@ -371,6 +374,72 @@ func (e explanation) view(vip netip.Addr) (SpeakerVIP, bool) {
 		}
 	}
 	return best, found
+}
+
+// ofRelay reports whether a finding concerns only Services that ask for the relay.
+func ofRelay(reason lb.Reason) bool {
+	return slices.Contains([]lb.Reason{lb.ReasonRelayAway, lb.ReasonRelayFull, lb.ReasonRelayDropped}, reason)
+}
+
+// relay says where connections end at the relay, if the Service asks for that, and why they do not
+// elsewhere.
+func (e explanation) relay() Check {
+	if e.Service.Relay == "" || e.Service.Relay == "false" {
+		return Check{}
+	}
+	var relayed, straight []string
+	connections := 0
+	check := Check{Level: OK, What: "relay"}
+	because := func(reason lb.Reason, why string) {
+		if check.Level == OK {
+			check.Level, check.Reason, check.Text, check.Cure = Warning, reason, why, e.cure(reason, e.names("")...)
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(e.Agents)) {
+		agent := e.Agents[node]
+		s, ok := agent.service(e.Key)
+		if !ok {
+			continue
+		}
+		r := agent.Delivers.Relay
+		if s.Relayed && r != nil && len(r.Leads) > 0 {
+			relayed, connections = append(relayed, node), connections+r.Connections
+			continue
+		}
+		straight = append(straight, node)
+		switch {
+		case !s.Relayed && s.Advice != "":
+			because(lb.ReasonRelayRefused, s.Advice)
+		case !s.Relayed || r == nil: // no TCP port has an endpoint, or the proxy is about to write it
+		case r.Full:
+			because(lb.ReasonRelayFull, r.Message)
+		case agent.Relay.There && !agent.Relay.Running:
+			because(lb.ReasonRelayAway, "the container relay does not run: "+agent.Relay.Why)
+		default:
+			reason, why := lb.ReasonRelayAway, r.Message
+			for _, f := range agent.findings() {
+				if f.Reason == lb.ReasonRelayDropped {
+					reason, why = f.Reason, f.Message
+				}
+			}
+			because(reason, why)
+		}
+	}
+	switch {
+	case len(relayed)+len(straight) == 0:
+		return Check{}
+	case check.Level == Warning:
+		check.Text = "connections go straight to endpoints on " + list(straight, 4) + ": " + check.Text
+		return check
+	case len(straight) > 0:
+		check.Level, check.Text = Note, "nothing is relayed on "+list(straight, 4)
+	}
+	if len(relayed) > 0 {
+		check.Text = strings.TrimPrefix(check.Text+"; ", "; ") + fmt.Sprintf(
+			"TCP connections end at the relays of %s, which have %s of all Services", list(relayed, 4),
+			plural(connections, "connection"))
+	}
+	return check
 }
 
 // sources notes who may connect.

@@ -218,6 +218,12 @@ func (m *Conversion) adapt(o Object) (spec map[string]any, ok bool) {
 			return nil, false
 		}
 		delete(spec, "vrf")
+		if single, _ := spec["disableMP"].(bool); single {
+			m.note("BGPPeer %s: spec.disableMP is left out: a session of Landfall's carries routes of the family of its "+
+				"addresses only, unless dualStackAddressFamily is true", name)
+			delete(spec, "dualStackAddressFamily")
+		}
+		delete(spec, "disableMP")
 		if secret, named := spec["passwordSecret"].(map[string]any); named {
 			spec["passwordSecret"] = map[string]any{"name": secret["name"]} // in Landfall's own namespace
 			if secret["name"] == nil || secret["name"] == "" {

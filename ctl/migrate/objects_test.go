@@ -148,3 +148,30 @@ items:
 		t.Errorf("notes (-want +got):\n%s", diff)
 	}
 }
+
+// A session with disableMP carries what one without dualStackAddressFamily does.
+func TestMigrateDisableMP(t *testing.T) {
+	objects, err := Decode(strings.NewReader(`
+apiVersion: metallb.io/v1beta2
+kind: BGPPeer
+metadata: {name: tor}
+spec: {myASN: 1, peerASN: 2, peerAddress: 192.0.2.1, disableMP: true, dualStackAddressFamily: true}
+---
+apiVersion: metallb.io/v1beta2
+kind: BGPPeer
+metadata: {name: plain}
+spec: {myASN: 1, peerASN: 2, peerAddress: 192.0.2.2, disableMP: false, dualStackAddressFamily: true}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Convert(objects)
+	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "BGPPeer tor: spec.disableMP is left out: ") {
+		t.Errorf("notes %q", c.Notes)
+	}
+	for _, o := range c.Objects {
+		if _, has := o.Spec["disableMP"]; has || (o.Spec["dualStackAddressFamily"] == true) != (o.Metadata.Name == "plain") {
+			t.Errorf("%s: %v", o.Metadata.Name, o.Spec)
+		}
+	}
+}

@@ -29,7 +29,7 @@ type API interface {
 // Options say what to check.
 type Options struct {
 	API API
-	Out io.Writer // a line for each check
+	Say func(text string) // is called after each check that ended well
 	// Namespace is Landfall's, Selector the labels of its Deployments and DaemonSets.
 	Namespace, Selector string
 	// Class is the loadBalancerClass of the Service that is created; may be empty.
@@ -75,7 +75,7 @@ func Run(ctx context.Context, o Options) error {
 
 type verifier struct{ Options }
 
-func (v verifier) say(format string, args ...any) { fmt.Fprintf(v.Out, "ok: "+format+"\n", args...) }
+func (v verifier) say(format string, args ...any) { v.Say(fmt.Sprintf(format, args...)) }
 
 // wait polls until check returns nil, and returns its last error when the time is over. Errors of
 // the API server end it only then: the server may be busy.

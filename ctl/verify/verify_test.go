@@ -163,7 +163,8 @@ func TestRun(t *testing.T) {
 				api := &cluster{ready: func() int { return 3 }, programs: []string{"node"}, pools: 1, l2: 1, assigns: true,
 					announces: true, services: map[lb.Key]lb.Service{}}
 				var out strings.Builder
-				o := Options{API: api, Out: &out, Namespace: own.Namespace, Selector: "x=y", Class: "lb", Pods: pods, Port: 8080,
+				o := Options{API: api, Say: func(text string) { fmt.Fprintln(&out, "ok: "+text) },
+					Namespace: own.Namespace, Selector: "x=y", Class: "lb", Pods: pods, Port: 8080,
 					Timeout: time.Minute, Listen: func(string, string) (net.Listener, error) { return closed{}, nil },
 					Dial: func(context.Context, string, string) (net.Conn, error) { return answer(greeting), nil }}
 				if c.change != nil {
@@ -197,7 +198,7 @@ func TestRunCleansUpAfterAnEnd(t *testing.T) {
 			services: map[lb.Key]lb.Service{}}
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		err := Run(ctx, Options{API: api, Out: io.Discard, Namespace: own.Namespace, Timeout: time.Minute})
+		err := Run(ctx, Options{API: api, Say: func(string) {}, Namespace: own.Namespace, Timeout: time.Minute})
 		if !errors.Is(err, context.DeadlineExceeded) || len(api.services) > 0 {
 			t.Errorf("error %v, left %v", err, api.services)
 		}
@@ -211,7 +212,8 @@ func TestServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	v := verifier{Options{Out: &out, Timeout: time.Minute, Pods: map[string]string{"a": "b"},
+	v := verifier{Options{Say: func(text string) { fmt.Fprintln(&out, "ok: "+text) },
+		Timeout: time.Minute, Pods: map[string]string{"a": "b"},
 		Dial:   new(net.Dialer).DialContext,
 		Listen: func(string, string) (net.Listener, error) { return listener, nil }}}
 	stop, err := v.serve()

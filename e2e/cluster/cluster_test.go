@@ -78,7 +78,8 @@ func TestFilesOfANode(t *testing.T) {
 }
 
 func TestManifests(t *testing.T) {
-	for name, text := range map[string]string{"coreDNS": coreDNS, "Pool": Pool, "web": web, "service": service} {
+	for name, text := range map[string]string{"coreDNS": coreDNS, "Pool": Pool, "web": web, "service": service,
+		"serviceLB": serviceLB, "otherPool": otherPool} {
 		reader := yamlutil.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
 		for {
 			var object unstructured.Unstructured

@@ -36,8 +36,8 @@ func (c *Cluster) startControlServer() error {
 }
 
 // control are clients that connect, from the hosts of a story and as often as its own clients, to a
-// server without a Service in front. While these connections time out too, the machine is too busy to
-// tell a connection that Landfall lost from one that was served too late.
+// server without a Service in front. While these connections time out too, or are served late, the machine
+// is too busy to tell a connection that Landfall lost from one that was served too late.
 type control struct {
 	began  time.Time
 	probes map[string]*lab.Probe // by host
@@ -59,7 +59,7 @@ func (k control) judge(o Outcome) Outcome {
 	length := time.Since(k.began)
 	for _, host := range slices.Sorted(maps.Keys(k.probes)) {
 		report := k.probes[host].Stop()
-		if o.judge(host, length, outages(report.Lost)); o.Broken+o.Failed > 0 {
+		if o.judge(host, length, outages(report.Lost, report.Late)); o.Broken+o.Failed > 0 {
 			o.Why = append(o.Why, fmt.Sprintf("for comparison, %s to a server without a Service: %s", host, report))
 		}
 	}
@@ -67,10 +67,27 @@ func (k control) judge(o Outcome) Outcome {
 }
 
 // span is a stretch of time.
-type span struct{ from, to time.Time }
+type span struct {
+	from, to time.Time
+	late     bool // requests were late in it, and none timed out
+}
 
-// outages returns when requests timed out. Those that overlap are one.
-func outages(lost []lab.Loss) (all []span) {
+// overlap is for how long a connection waited within a span.
+func (s span) overlap(l lab.Loss) time.Duration {
+	from, to := s.from, s.to
+	if l.Began.After(from) {
+		from = l.Began
+	}
+	if l.Ended.Before(to) {
+		to = l.Ended
+	}
+	return max(0, to.Sub(from))
+}
+
+// outages returns when requests timed out, and when they were late. Of each, those that overlap are one.
+func outages(lost, late []lab.Loss) []span { return append(merge(lost, false), merge(late, true)...) }
+
+func merge(lost []lab.Loss, late bool) (all []span) {
 	lost = slices.DeleteFunc(slices.Clone(lost), func(l lab.Loss) bool { return !l.TimedOut })
 	slices.SortFunc(lost, func(a, b lab.Loss) int { return a.Began.Compare(b.Began) })
 	for _, l := range lost {
@@ -80,41 +97,38 @@ func outages(lost []lab.Loss) (all []span) {
 			}
 			continue
 		}
-		all = append(all, span{l.Began, l.Ended})
+		all = append(all, span{l.Began, l.Ended, late})
 	}
 	return all
 }
 
-// excused reports whether at least half of the time that a lost connection waited lies in outages of
-// the control client. A connection that was refused or reset has not waited.
+// excused reports whether at least half of the time that a lost connection waited lies in outages of the
+// control client, of one kind. A connection that was refused or reset has not waited.
 func excused(l lab.Loss, outages []span) bool {
-	var waited time.Duration
-	for _, o := range outages {
-		from, to := o.from, o.to
-		if l.Began.After(from) {
-			from = l.Began
+	for _, late := range []bool{false, true} {
+		var waited time.Duration
+		for _, o := range outages {
+			if o.late == late {
+				waited += o.overlap(l)
+			}
 		}
-		if l.Ended.Before(to) {
-			to = l.Ended
+		if l.TimedOut && waited > 0 && 2*waited >= l.Ended.Sub(l.Began) {
+			return true
 		}
-		waited += max(0, to.Sub(from))
 	}
-	return l.TimedOut && waited > 0 && 2*waited >= l.Ended.Sub(l.Began)
+	return false
 }
 
 // judge takes the connections of a host that are excused by the outages of its control client, which
-// watched for that long, out of the lost ones.
+// watched for that long, out of the lost ones. While answers were late only, what was not lost is judged.
 func (o *Outcome) judge(host string, watched time.Duration, outages []span) {
 	o.Watched += watched
-	for _, s := range outages {
-		o.Unjudged += s.to.Sub(s.from)
-		o.Why = append(o.Why, fmt.Sprintf("not judged: %s from %s to %s", host, s.from.Format("15:04:05.000"),
-			s.to.Format("15:04:05.000")))
-	}
+	var out []loss
 	o.lost = slices.DeleteFunc(o.lost, func(l loss) bool {
 		if l.host != host || !excused(l.Loss, outages) {
 			return false
 		}
+		out = append(out, l)
 		o.NotJudged++
 		if l.long {
 			o.Broken--
@@ -123,4 +137,12 @@ func (o *Outcome) judge(host string, watched time.Duration, outages []span) {
 		}
 		return true
 	})
+	for _, s := range outages {
+		if s.late && !slices.ContainsFunc(out, func(l loss) bool { return s.overlap(l.Loss) > 0 }) {
+			continue
+		}
+		o.Unjudged += s.to.Sub(s.from)
+		o.Why = append(o.Why, fmt.Sprintf("not judged: %s from %s to %s", host, s.from.Format("15:04:05.000"),
+			s.to.Format("15:04:05.000")))
+	}
 }

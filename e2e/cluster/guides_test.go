@@ -18,7 +18,7 @@ func TestGuide(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := documentedRole(repository); err != nil {
+	if _, err := documentedRoles(repository); err != nil {
 		t.Error(err)
 	}
 	pages, known := map[string]string{}, map[string][]string{}

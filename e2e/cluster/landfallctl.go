@@ -51,8 +51,8 @@ metadata: {name: empty, namespace: web, annotations: {landfall.dev/loadBalancerI
 spec: {type: LoadBalancer, selector: {app: none}, ports: [{port: 80}]}
 `
 
-// documentedRole returns the manifest of the ClusterRole that landfallctl's page has.
-func documentedRole(repository string) (string, error) {
+// documentedRoles returns the manifest of the ClusterRole and the Role that landfallctl's page has.
+func documentedRoles(repository string) (string, error) {
 	role := step{"docs/guide/landfallctl.md", "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole"}
 	markdown, err := os.ReadFile(filepath.Join(repository, role.file))
 	if err != nil {
@@ -65,14 +65,16 @@ func documentedRole(repository string) (string, error) {
 // administrator, and as a user with the documented ClusterRole. Both get right answers, from all
 // that they ask about. A user without a role is told which rule is missing.
 func (c *Cluster) Explains(ctx context.Context, say func(format string, args ...any)) error {
-	role, err := documentedRole(c.Repository())
+	role, err := documentedRoles(c.Repository())
 	if err != nil {
 		return err
 	}
-	binding := "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: " + reader +
-		"}\nroleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: landfall-explain}\n" +
-		"subjects: [{kind: User, apiGroup: rbac.authorization.k8s.io, name: " + reader + "}]\n"
-	if err := c.ApplyYAML(ctx, role+binding); err != nil {
+	for kind, metadata := range map[string]string{"ClusterRole": "", "Role": ", namespace: landfall-system"} {
+		role += fmt.Sprintf("---\napiVersion: rbac.authorization.k8s.io/v1\nkind: %[1]sBinding\nmetadata: {name: %[2]s%[3]s}\n"+
+			"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: %[1]s, name: landfall-explain}\n"+
+			"subjects: [{kind: User, apiGroup: rbac.authorization.k8s.io, name: %[2]s}]\n", kind, reader, metadata)
+	}
+	if err := c.ApplyYAML(ctx, role); err != nil {
 		return err
 	}
 	users := map[string]string{"an administrator": c.Kubeconfig()}

@@ -60,7 +60,7 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 			return fmt.Errorf("helm %s: %w", step.name, err)
 		}
 	}
-	for _, why := range all.Why {
+	for _, why := range all.Details() {
 		say("  %s", why)
 	}
 	err = c.uninstalls(ctx, before, hosts, say)

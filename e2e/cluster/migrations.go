@@ -107,7 +107,7 @@ func (c *Cluster) Migrations(ctx context.Context, say func(format string, args .
 
 // announceByMetalLB installs MetalLB, and waits until it announces the addresses of [Webs].
 func (c *Cluster) announceByMetalLB(ctx context.Context, hosts []string) error {
-	if err := c.installMetalLB(ctx); err != nil {
+	if err := c.installMetalLB(ctx, metallbObjects); err != nil {
 		return err
 	}
 	for _, w := range Webs {

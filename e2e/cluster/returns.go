@@ -76,7 +76,7 @@ func (c *Cluster) Returns(ctx context.Context, away Absences, say func(format st
 		} {
 			of, times, err := repeat(away.Count, kind.once)
 			say("%s, %d times, %s: %s", a.name, times, kind.where, of)
-			for _, why := range of.Why {
+			for _, why := range of.Details() {
 				say("  %s", why)
 			}
 			if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -27,9 +28,8 @@ type load struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
-	mu     sync.Mutex
-	broken []string
-	lost   []loss
+	mu   sync.Mutex
+	lost []loss
 }
 
 // Outcome is what became of connections.
@@ -48,8 +48,14 @@ type Outcome struct {
 // loss is a connection from a host that was lost.
 type loss struct {
 	lab.Loss
-	host string
-	long bool // a long-lived one
+	host, to string
+	long     bool // a long-lived one
+}
+
+// String says which it was, to be looked for in captures and logs.
+func (l loss) String() string {
+	const clock = "15:04:05.000"
+	return fmt.Sprintf("%s to %s, %s to %s: %s", l.Began.Format(clock), l.Ended.Format(clock), l.host, l.to, l.Why)
 }
 
 // Add adds another outcome.
@@ -76,11 +82,20 @@ func (o Outcome) String() string {
 	return text
 }
 
+// Details returns what is known of the lost connections, and one by one the first of those that are judged.
+func (o Outcome) Details() []string {
+	all := slices.Clone(o.Why)
+	for _, l := range o.lost[:min(len(o.lost), 20)] {
+		all = append(all, l.String())
+	}
+	return all
+}
+
 // Err returns an error if connections were lost, or if too much could not be judged.
 func (o Outcome) Err() error {
 	switch {
 	case o.Broken+o.Failed > 0:
-		return errors.New(strings.Join(append([]string{o.String()}, o.Why...), "\n"))
+		return errors.New(strings.Join(append([]string{o.String()}, o.Details()...), "\n"))
 	case o.Unjudged.Seconds() > maxUnjudged*o.Watched.Seconds():
 		return fmt.Errorf("this machine was too busy to tell (at most %.0f %% of the time may be without a judgement): %s",
 			100*maxUnjudged, o)
@@ -105,9 +120,8 @@ func (c *Cluster) startLoad(ctx context.Context, host string, to Web) (*load, er
 				now := time.Now()
 				l.mu.Lock()
 				defer l.mu.Unlock()
-				l.broken = append(l.broken, fmt.Sprintf("%s %s to %s: %v", now.Format("15:04:05.000"), host, to.Name, err))
-				l.lost = append(l.lost, loss{host: host, long: true, Loss: lab.Loss{
-					Began: now.Add(-lab.LineTimeout), Ended: now, TimedOut: lab.TimedOut(err)}})
+				l.lost = append(l.lost, loss{host: host, to: to.Name, long: true, Loss: lab.Loss{
+					Began: now.Add(-lab.LineTimeout), Ended: now, TimedOut: lab.TimedOut(err), Why: "long-lived: " + err.Error()}})
 			}
 		})
 	}
@@ -120,10 +134,9 @@ func (l *load) stop() Outcome {
 	report := l.probe.Stop()
 	l.cancel()
 	l.group.Wait()
-	o := Outcome{Long: longLived, Broken: len(l.broken), New: report.Sent, Failed: report.Failed(), Why: l.broken,
-		lost: l.lost}
+	o := Outcome{Long: longLived, Broken: len(l.lost), New: report.Sent, Failed: report.Failed(), lost: l.lost}
 	for _, one := range report.Lost {
-		o.lost = append(o.lost, loss{host: l.host, Loss: one})
+		o.lost = append(o.lost, loss{host: l.host, to: l.to.Name, Loss: one})
 	}
 	if o.Failed > 0 {
 		o.Why = append(o.Why, fmt.Sprintf("%s to %s: %s", l.host, l.to.Name, report))

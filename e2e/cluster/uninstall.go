@@ -206,9 +206,18 @@ func (c *Cluster) uninstallWithout(ctx context.Context, n *Node, before, hosts [
 }
 
 // waitSilent waits until no Service answers any more: routers keep the routes of a speaker that has
-// ended with graceful restart for the restart time, 120 s.
+// ended with graceful restart for the restart time, 120 s. What nodes know of the addresses' neighbors is
+// forgotten first: all hosts here share a kernel, in which a packet that a client's TCP has sent confirms the
+// neighbors of each node that forwards it, so that the questions would keep their way open.
 func (c *Cluster) waitSilent(ctx context.Context, hosts []string) error {
 	return lab.WaitFor(ctx, c.options.Progress, "the end of all answers", 3*time.Minute, func(ctx context.Context) error {
+		for _, n := range c.nodes {
+			for _, w := range Webs {
+				if _, err := c.Exec(ctx, n.Name, "ip", "neigh", "flush", "to", w.Addr.String()); err != nil {
+					return err
+				}
+			}
+		}
 		var g lab.Group
 		for _, w := range Webs {
 			for _, host := range hosts {

@@ -191,8 +191,8 @@ func (c *Cluster) installKubeProxy(ctx context.Context, mode string) error {
 	return c.WaitPods(ctx, "kube-system", "k8s-app=kube-proxy", len(c.nodes))
 }
 
-// installMetalLB installs MetalLB as its own manifests say.
-func (c *Cluster) installMetalLB(ctx context.Context) error {
+// installMetalLB installs MetalLB as its own manifests say, and objects that configure it.
+func (c *Cluster) installMetalLB(ctx context.Context, objects string) error {
 	programs, _, err := lab.MetalLB(ctx, c.options.Progress)
 	if err != nil {
 		return err
@@ -211,6 +211,6 @@ func (c *Cluster) installMetalLB(ctx context.Context) error {
 		return err
 	}
 	return lab.WaitFor(ctx, c.options.Progress, "MetalLB's webhooks", 2*time.Minute, func(ctx context.Context) error {
-		return c.ApplyYAML(ctx, metallbObjects)
+		return c.ApplyYAML(ctx, objects)
 	})
 }

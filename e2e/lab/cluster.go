@@ -81,6 +81,9 @@ type Service struct {
 	// IPv4 alone.
 	IPFamilies []corev1.IPFamily
 	Ports      []Port
+	// Annotations are the object's. Affinity keeps each client with one pod.
+	Annotations map[string]string
+	Affinity    bool
 }
 
 // Port is one port of a Service.

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -175,6 +176,12 @@ func (l *Lab) StopAPI() error {
 func (l *Lab) StartAPI(ctx context.Context) error {
 	return l.control.start(ctx, l.progress)
 }
+
+// SignalAPI sends the API server a signal: SIGSTOP has its clients wait, SIGCONT lets it go on.
+func (l *Lab) SignalAPI(sig syscall.Signal) error { return l.control.server.signal(sig) }
+
+// SignalEtcd does so with etcd.
+func (l *Lab) SignalEtcd(sig syscall.Signal) error { return l.control.etcd.signal(sig) }
 
 func httpOK(ctx context.Context, client *http.Client, url string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -253,7 +254,7 @@ func TestSummarise(t *testing.T) {
 	answer := podserver.Answer{Pod: "a", Client: netip.MustParseAddrPort("10.0.0.1:1234")}
 	ok := func(began, ended int) outcome { return outcome{began: at(began), ended: at(ended), answer: answer} }
 	failed := func(began, ended int) outcome {
-		return outcome{began: at(began), ended: at(ended), err: timeout{errors.New("late")}}
+		return outcome{began: at(began), ended: at(ended), err: &net.OpError{Op: "read", Err: timeout{errors.New("slow")}}}
 	}
 	resent := func(began, ended int) outcome {
 		return outcome{began: at(began), ended: at(ended), answer: answer, resent: 1}
@@ -278,7 +279,10 @@ func TestSummarise(t *testing.T) {
 		if r.Answered != tc.answered || r.Slow != tc.slow || r.Failed() != tc.failed || r.Gap != tc.gap {
 			t.Errorf("%s: %s; want %d answered, %d slow, %d failed, gap %v", tc.name, r, tc.answered, tc.slow, tc.failed, tc.gap)
 		}
-		if r.Failed() > 0 && r.Failures["timeout"] != r.Failed() {
+		if late := tc.name == "a busy machine"; late != (len(r.Late) == 1) {
+			t.Errorf("%s: late %v", tc.name, r.Late)
+		}
+		if r.Failed() > 0 && r.Failures["timeout of read"]+r.Failures["late, packets were sent again"] != r.Failed() {
 			t.Errorf("%s: failures %v", tc.name, r.Failures)
 		}
 	}

@@ -87,7 +87,7 @@ func (l *Lab) createNode(ctx context.Context, n Node) error {
 // AddService creates a Service, and its EndpointSlice from the pods of its app.
 func (l *Lab) AddService(ctx context.Context, s Service) error {
 	object := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name},
+		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, Annotations: s.Annotations},
 		Spec: corev1.ServiceSpec{
 			Type:                  corev1.ServiceType(s.Type),
 			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(s.ExternalTrafficPolicy),
@@ -99,6 +99,9 @@ func (l *Lab) AddService(ctx context.Context, s Service) error {
 	}
 	if len(s.IPFamilies) == 2 {
 		object.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
+	}
+	if s.Affinity {
+		object.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}
 	if s.ClusterIP.IsValid() {
 		object.Spec.ClusterIP = s.ClusterIP.String()

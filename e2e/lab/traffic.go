@@ -82,6 +82,15 @@ func (l *Lab) Ask(ctx context.Context, host, network string, target netip.AddrPo
 	return answer, err
 }
 
+// Attempt sends one request as a probe does. It fails if there is no answer, or a very late one because packets were
+// lost; an answer that is late alone shows a busy machine.
+func (l *Lab) Attempt(ctx context.Context, host, network string, target netip.AddrPort) (podserver.Answer, error) {
+	o := outcome{began: time.Now()}
+	o.answer, o.resent, o.err = l.ask(ctx, host, network, target, patience)
+	o.ended = time.Now()
+	return o.answer, o.failure()
+}
+
 // ask also says how many packets of a TCP connection were sent again.
 func (l *Lab) ask(ctx context.Context, host, network string, target netip.AddrPort, timeout time.Duration) (
 	answer podserver.Answer, resent int, err error) {
@@ -200,8 +209,9 @@ type Report struct {
 	// them began.
 	Failures    map[string]int
 	FirstFailed time.Time
-	// Lost are the requests without an answer, in the order in which they ended.
-	Lost []Loss
+	// Lost are the requests without an answer, Late those whose answer took longer than requestTimeout on a
+	// busy machine, in the order in which they ended.
+	Lost, Late []Loss
 	// Pods counts answers by pod, Sources by the client's address as the pod saw it.
 	Pods    map[string]int
 	Sources map[netip.Addr]int
@@ -211,6 +221,7 @@ type Report struct {
 type Loss struct {
 	Began, Ended time.Time
 	TimedOut     bool // as against refused or reset
+	Why          string
 }
 
 // TimedOut reports whether an error says that something took too long.
@@ -245,11 +256,14 @@ type outcome struct {
 	err          error
 }
 
+// errLate is the failure of a request whose answer was very late because packets were lost.
+var errLate = fmt.Errorf("late, packets were sent again: %w", os.ErrDeadlineExceeded)
+
 // failure is why a request failed, or nil. An answer that is very late because packets were lost is a failure; one that
 // is late alone shows a busy machine.
 func (o outcome) failure() error {
 	if o.err == nil && o.resent > 0 && o.ended.Sub(o.began) > requestTimeout {
-		return os.ErrDeadlineExceeded
+		return errLate
 	}
 	return o.err
 }
@@ -332,11 +346,14 @@ func summarise(all []outcome) Report {
 	for _, o := range all {
 		if err := o.failure(); err != nil {
 			r.Failures[reasonOf(err)]++
-			r.Lost = append(r.Lost, Loss{Began: o.began, Ended: o.ended, TimedOut: TimedOut(err)})
+			r.Lost = append(r.Lost, Loss{Began: o.began, Ended: o.ended, TimedOut: TimedOut(err), Why: reasonOf(err)})
 			if r.FirstFailed.IsZero() || o.began.Before(r.FirstFailed) {
 				r.FirstFailed = o.began
 			}
 			continue
+		}
+		if o.ended.Sub(o.began) > requestTimeout {
+			r.Late = append(r.Late, Loss{Began: o.began, Ended: o.ended, TimedOut: true, Why: "late"})
 		}
 		r.Answered++
 		r.Pods[o.answer.Pod]++
@@ -354,7 +371,13 @@ func summarise(all []outcome) Report {
 
 // reasonOf returns the innermost error, without the ports that differ from one request to the next.
 func reasonOf(err error) string {
-	if TimedOut(err) {
+	at, inNetwork := errors.AsType[*net.OpError](err)
+	switch {
+	case errors.Is(err, errLate):
+		return "late, packets were sent again"
+	case TimedOut(err) && inNetwork: // of "dial", or of "read" once there was a connection
+		return "timeout of " + at.Op
+	case TimedOut(err):
 		return "timeout"
 	}
 	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {

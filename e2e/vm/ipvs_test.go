@@ -103,26 +103,8 @@ func newNode(t *testing.T) *node {
 
 // echo answers on connections that stay open.
 func (n *node) echo(t *testing.T, at string) {
-	n.At[at].Do(t, func() error {
-		listener, err := net.Listen("tcp", netip.AddrPortFrom(n.World.Endpoint(at), echoPort).String())
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { listener.Close() })
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer conn.Close()
-					_, _ = io.Copy(conn, conn)
-				}()
-			}
-		}()
-		return nil
-	})
+	n.At[at].Serve(t, netip.AddrPortFrom(n.World.Endpoint(at), echoPort).String(),
+		func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 }
 
 // start starts a program on the node. The function that it returns ends it and waits.

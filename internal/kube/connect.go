@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -55,6 +56,8 @@ type Options struct {
 // service account of the pod.
 type UserConfig struct {
 	Kubeconfig, Context string
+	// Cluster and User are names of entries of the kubeconfig; empty: those of the context.
+	Cluster, User string
 	// Namespace is that of names without one; empty: the context's, else "default".
 	Namespace string
 	// As and AsGroups are a user and groups to impersonate; empty: nobody.
@@ -68,6 +71,7 @@ func (u UserConfig) loader() clientcmd.ClientConfig {
 	rules.ExplicitPath = u.Kubeconfig
 	overrides := &clientcmd.ConfigOverrides{CurrentContext: u.Context}
 	overrides.Context.Namespace = u.Namespace
+	overrides.Context.Cluster, overrides.Context.AuthInfo = u.Cluster, u.User
 	overrides.AuthInfo.Impersonate, overrides.AuthInfo.ImpersonateGroups = u.As, u.AsGroups
 	return clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 }
@@ -141,7 +145,10 @@ func restConfig(o Options) (*rest.Config, *dialer, error) {
 	var config *rest.Config
 	var err error
 	if o.User != nil {
-		if config, err = o.User.loader().ClientConfig(); err != nil {
+		if config, err = o.User.loader().ClientConfig(); clientcmd.IsEmptyConfig(err) {
+			return nil, nil, errors.New("no kubeconfig: give --kubeconfig or set KUBECONFIG; ~/.kube/config has none, " +
+				"and this is no pod")
+		} else if err != nil {
 			return nil, nil, fmt.Errorf("kubeconfig: %w", err)
 		}
 	} else if o.Kubeconfig == "" {

@@ -40,7 +40,7 @@ func NodeFindings(c *Client, changed func(event string)) *Table[string, NodeFind
 }
 
 func convertFinding(o *corev1.Event) (string, NodeFinding) {
-	if !strings.HasPrefix(o.Source.Component, "landfall-") {
+	if !ownReport(*o) {
 		return o.Name, NodeFinding{}
 	}
 	f := NodeFinding{Node: o.InvolvedObject.Name, First: o.FirstTimestamp.Time, Last: o.LastTimestamp.Time}

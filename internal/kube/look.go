@@ -73,13 +73,12 @@ func (u *Unreachable) Unwrap() error { return u.Err }
 
 // looked turns an error of a request into one of those above.
 func (c *Client) looked(err error, verb, group, resource, namespace string) error {
-	var status apierrors.APIStatus
 	switch {
 	case err == nil:
 		return nil
 	case apierrors.IsForbidden(err):
 		return &Denied{Verb: verb, Group: group, Resource: resource, Namespace: namespace, Err: err}
-	case !errors.As(err, &status):
+	case errors.As(err, new(net.Error)), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return &Unreachable{Host: c.host, Err: cause(err)}
 	}
 	return fmt.Errorf("%s %s: %w", verb, resource, err)

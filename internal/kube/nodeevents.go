@@ -30,6 +30,15 @@ func (e *Events) Finding(node string, f lb.Finding, gone bool) {
 	}
 }
 
+// ownReport reports whether an Event says of itself that a speaker or proxy sent it about its own Node.
+// Only these report of Nodes. Whoever may create Events can claim that, too: a diagnosis asks the programs
+// themselves where they answer.
+func ownReport(e corev1.Event) bool {
+	by := e.Source.Component
+	return (by == "landfall-speaker" || by == "landfall-proxy") && e.ReportingController == by &&
+		e.Source.Host == e.InvolvedObject.Name
+}
+
 // NodeWarning is what a program has found on a Node.
 type NodeWarning struct {
 	Node string
@@ -53,7 +62,7 @@ func (c *Client) NodeWarnings(ctx context.Context, since time.Time) ([]NodeWarni
 func nodeWarnings(events []corev1.Event, since time.Time) []NodeWarning {
 	latest := map[string]corev1.Event{}
 	for _, e := range events {
-		if !strings.HasPrefix(e.Source.Component, "landfall-") || e.LastTimestamp.Time.Before(since) {
+		if !ownReport(e) || e.LastTimestamp.Time.Before(since) {
 			continue
 		}
 		about := e.InvolvedObject.Name + " " + e.Reason + " " + strings.TrimPrefix(e.Message, cured)

@@ -18,7 +18,8 @@ func TestNodeWarnings(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	event := func(node, component, kind, message string, ago time.Duration) corev1.Event {
 		return corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node},
-			Source: corev1.EventSource{Component: component}, Type: kind, Reason: "ForwardingOff", Message: message,
+			Source: corev1.EventSource{Component: component, Host: node}, ReportingController: component,
+			Type: kind, Reason: "ForwardingOff", Message: message,
 			LastTimestamp: metav1.NewTime(now.Add(-ago))}
 	}
 	events := []corev1.Event{
@@ -31,7 +32,12 @@ func TestNodeWarnings(t *testing.T) {
 		event("e", "landfall-speaker", "Normal", "a note", 0),
 		event("f", "landfall-proxy", "Warning", "long ago", time.Hour),
 		event("g", "kubelet", "Warning", "another's", 0),
+		event("h", "landfall-controller", "Warning", "which reports of no Node", 0),
+		event("i", "landfall-proxy", "Warning", "of another node", 0),
+		event("j", "landfall-proxy", "Warning", "through another reporter", 0),
 	}
+	events[len(events)-2].Source.Host = "b"
+	events[len(events)-1].ReportingController = "kubelet"
 	off := lb.Refusal{Reason: "ForwardingOff", Message: "off"}
 	ago := now.Add(-time.Minute)
 	want := []NodeWarning{{"a", "landfall-proxy", ago, off}, {"b", "landfall-proxy", ago, off},
@@ -50,7 +56,8 @@ func TestNodeWarningsHaveABound(t *testing.T) {
 	var events []corev1.Event
 	for i := range maxWarnings + 7 {
 		events = append(events, corev1.Event{InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n"}, Reason: "R",
-			Source: corev1.EventSource{Component: "landfall-x"}, Type: "Warning", Message: strconv.Itoa(i),
+			Source: corev1.EventSource{Component: "landfall-proxy", Host: "n"}, ReportingController: "landfall-proxy",
+			Type: "Warning", Message: strconv.Itoa(i),
 			LastTimestamp: metav1.NewTime(now)})
 	}
 	got := nodeWarnings(events, now.Add(-time.Minute))

@@ -92,6 +92,13 @@ const (
 	ReasonProbePassed Reason = "ProbePassed"
 	// a proxy does not relay connections to a Service that asks for it; its rules serve them
 	ReasonRelayRefused Reason = "RelayRefused"
+	// a node's relay is not there, so connections to Services that ask for it go straight to endpoints
+	ReasonRelayAway Reason = "RelayAway"
+	// a node's relay has as many connections as it may, so new ones go straight to endpoints
+	ReasonRelayFull Reason = "RelayFull"
+	// a chain of another program drops what the rules lead to a node's relay, so they lead straight to
+	// endpoints
+	ReasonRelayDropped Reason = "RelayDropped"
 	// a Service with an older or stronger right to it uses a frontend of the Service
 	ReasonFrontendInUse Reason = "FrontendInUse"
 	// the nodes do not serve an address in spec.externalIPs

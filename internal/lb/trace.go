@@ -34,6 +34,7 @@ type TraceVerdict string
 // The verdicts.
 const (
 	TraceDelivered  TraceVerdict = "delivered"  // translated to a backend
+	TraceRelayed    TraceVerdict = "relayed"    // ended by the node's relay, which connects to a backend
 	TraceAnswered   TraceVerdict = "answered"   // by the node itself, which pings are
 	TraceDropped    TraceVerdict = "dropped"    // in silence
 	TraceRefused    TraceVerdict = "refused"    // by a TCP reset or by ICMP
@@ -47,7 +48,7 @@ type TraceWay struct {
 	Verdict TraceVerdict `json:"verdict"`
 	// Share is the probability of the way, up to 1.
 	Share float64 `json:"share"`
-	// Ends are where the packet goes, if it is delivered or unroutable; MoreEnds counts those that are left out.
+	// Ends are where the packet goes, if it is delivered, relayed or unroutable; MoreEnds counts those that are left out.
 	Ends     []TraceEnd `json:"ends,omitempty"`
 	MoreEnds int        `json:"moreEnds,omitempty"`
 	// Masqueraded is set if a backend sees the node's address instead of the client's.

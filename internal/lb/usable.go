@@ -179,6 +179,11 @@ func OfPath(reason Reason) bool {
 	return false
 }
 
+// OfNode reports whether a reason is a fault of the node itself, which keeps it from announcing.
+func OfNode(reason Reason) bool {
+	return reason == ReasonNetworkUnavailable || reason == ReasonNodeNotReady || OfPath(reason)
+}
+
 // Compare orders deliveries by VIP, then by Service.
 func (d Delivery) Compare(other Delivery) int {
 	return cmp.Or(d.VIP.Compare(other.VIP), d.Service.Compare(other.Service))

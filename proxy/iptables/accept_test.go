@@ -53,23 +53,7 @@ func newForwarder(t *testing.T, family lb.Family, kind string) *forwarder {
 	}
 	f.node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 	f.node.Run(t, "nft", nat)
-	f.pod.Do(t, func() error {
-		listener, err := net.Listen("tcp", netip.MustParseAddrPort(f.direct).String())
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { listener.Close() })
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				conn.Close()
-			}
-		}()
-		return nil
-	})
+	f.pod.Serve(t, f.direct, func(net.Conn) {})
 	return f
 }
 

@@ -14,6 +14,8 @@ import (
 type rule struct {
 	plan.ForwardRule
 	loaded loaded // what the register has that the next expression compares
+	// portSet is the set that must have the destination port; "" if there is none.
+	portSet string
 }
 
 // loaded is what an expression has loaded to be compared.
@@ -28,6 +30,7 @@ const (
 	loadedInterface
 	loadedProtocol
 	loadedState
+	loadedPort
 )
 
 // The bits of states of known connections, in ct state and in iptables' match conntrack alike.
@@ -50,6 +53,9 @@ func readRule(expressions []byte) (r rule) {
 			if base == unix.NFT_PAYLOAD_NETWORK_HEADER && offset == protocolOffset && size == 1 {
 				r.loaded.what = loadedProtocol // of IPv4
 			}
+			if base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && offset == portOffset && size == 2 {
+				r.loaded.what = loadedPort
+			}
 		case "ct":
 			if key, ok := nfnetlink.GetNumber(data, unix.NFTA_CT_KEY); ok && key == unix.NFT_CT_STATE {
 				r.loaded = loaded{loadedState, ^uint32(0)}
@@ -68,6 +74,9 @@ func readRule(expressions []byte) (r rule) {
 			case "conntrack":
 				r.Established = r.Established || onlyKnown(data)
 				r.Conditional = true
+			case "tcp", "udp", "multiport":
+				r.ports(nfnetlink.GetText(data, unix.NFTA_MATCH_NAME), nfnetlink.Get(data, unix.NFTA_MATCH_INFO))
+				r.Conditional = true
 			default:
 				r.Conditional = true
 			}
@@ -77,6 +86,8 @@ func readRule(expressions []byte) (r rule) {
 			register, ok := nfnetlink.GetNumber(data, unix.NFTA_LOOKUP_DREG)
 			if ok && register == unix.NFT_REG_VERDICT {
 				r.Verdict = plan.VerdictAccept
+			} else if flags, _ := nfnetlink.GetNumber(data, unix.NFTA_LOOKUP_FLAGS); before.what == loadedPort && flags == 0 {
+				r.portSet = nfnetlink.GetText(data, unix.NFTA_LOOKUP_SET)
 			}
 			r.Conditional = true
 		case "queue": // another program decides
@@ -115,6 +126,7 @@ const (
 	dropVerdict    = 0 // NF_DROP
 	acceptVerdict  = 1 // NF_ACCEPT
 	protocolOffset = 9 // of the protocol in the header of IPv4
+	portOffset     = 2 // of the destination port in the headers of TCP, UDP and SCTP
 )
 
 func loadedMeta(data []byte) int {
@@ -145,6 +157,13 @@ func (r *rule) compare(with loaded, data []byte) {
 		if equal && len(value) == 1 && (value[0] == unix.IPPROTO_ICMP || value[0] == unix.IPPROTO_ICMPV6) {
 			r.ICMP = true
 		}
+		if equal && len(value) == 1 && !r.ICMP && value[0] != unix.IPPROTO_TCP {
+			r.NotTCP = true
+		}
+	case loadedPort:
+		if equal && len(value) == 2 {
+			r.Ports = []uint16{binary.BigEndian.Uint16(value)}
+		}
 	case loadedState:
 		if len(value) != 4 {
 			return
@@ -153,6 +172,35 @@ func (r *rule) compare(with loaded, data []byte) {
 		some := op == unix.NFT_CMP_NEQ && state == 0 && with.mask&^knownStates == 0
 		one := equal && state != 0 && state&^knownStates == 0
 		r.Established = r.Established || some || one
+	}
+}
+
+// ports notes what iptables' matches for ports demand: xt_tcp, xt_udp and xt_multiport_v1, which have
+// ports in the order of the host.
+func (r *rule) ports(match string, info []byte) {
+	at := func(place int) uint16 { return binary.NativeEndian.Uint16(info[place:]) }
+	switch {
+	case match == "udp":
+		r.NotTCP = true
+	case match == "tcp" && len(info) >= 12:
+		const inverted = 11
+		if from, to := at(4), at(6); info[inverted] == 0 && from == to {
+			r.Ports = []uint16{from}
+		}
+	case match == "multiport" && len(info) >= 48:
+		const destination, first, flags, inverted = 1, 2, 32, 47
+		count := int(info[1])
+		if info[0] != destination || count > 15 || info[inverted] != 0 {
+			return
+		}
+		var ports []uint16
+		for i := range count {
+			if info[flags+i] != 0 { // the beginning of a range
+				return
+			}
+			ports = append(ports, at(first+2*i))
+		}
+		r.Ports = ports
 	}
 }
 

@@ -1,6 +1,8 @@
 package nft
 
 import (
+	"encoding/binary"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
@@ -13,6 +15,15 @@ var forwardFamilies = map[byte]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6
 // ForwardChains returns the chains of all tables that hook into forward, those of iptables-nft
 // among them. It may return nfnetlink.ErrInterrupted.
 func ForwardChains(c *nfnetlink.Conn) ([]plan.ForwardChain, error) {
+	return hookChains(c, unix.NF_INET_FORWARD)
+}
+
+// InputChains returns those that hook into input, as ForwardChains does.
+func InputChains(c *nfnetlink.Conn) ([]plan.ForwardChain, error) {
+	return hookChains(c, unix.NF_INET_LOCAL_IN)
+}
+
+func hookChains(c *nfnetlink.Conn, at uint32) ([]plan.ForwardChain, error) {
 	var m nfnetlink.Messages
 	m.Add(subsystem<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, unix.NFPROTO_UNSPEC, "list chains", func() {})
 	var chains []plan.ForwardChain
@@ -21,7 +32,7 @@ func ForwardChains(c *nfnetlink.Conn) ([]plan.ForwardChain, error) {
 		b := msg.Attributes()
 		name, known := forwardFamilies[msg.Family()]
 		hook, ok := nfnetlink.GetNumber(b, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM)
-		if !ok || hook != unix.NF_INET_FORWARD || !known {
+		if !ok || hook != at || !known {
 			return nil
 		}
 		policy, set := nfnetlink.GetNumber(b, unix.NFTA_CHAIN_POLICY)
@@ -57,9 +68,13 @@ func listForward(c *nfnetlink.Conn, family byte, chain *plan.ForwardChain) error
 				continue
 			}
 			chain.Rules[name] = nil
+			sets := map[int]string{}
 			err := listRules(c, family, chain.Table, name, func(expressions []byte) {
-				r := readRule(expressions).ForwardRule
-				chain.Rules[name] = append(chain.Rules[name], r)
+				r := readRule(expressions)
+				if r.portSet != "" {
+					sets[len(chain.Rules[name])] = r.portSet
+				}
+				chain.Rules[name] = append(chain.Rules[name], r.ForwardRule)
 				switch {
 				case r.To == "":
 				case all || !r.Conditional:
@@ -68,6 +83,11 @@ func listForward(c *nfnetlink.Conn, family byte, chain *plan.ForwardChain) error
 					later = append(later, r.To)
 				}
 			})
+			for i, set := range sets {
+				if err == nil {
+					chain.Rules[name][i].Ports, err = listPorts(c, family, chain.Table, set)
+				}
+			}
 			if err != nil {
 				return err
 			}
@@ -79,6 +99,33 @@ func listForward(c *nfnetlink.Conn, family byte, chain *plan.ForwardChain) error
 		err = list(later, true)
 	}
 	return err
+}
+
+// listPorts returns the ports that are the elements of a set; none if it has others, or too many.
+func listPorts(c *nfnetlink.Conn, family byte, table, set string) (ports []uint16, err error) {
+	const most = 1000
+	known := true
+	var m nfnetlink.Messages
+	m.Add(subsystem<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, family, "list ports", func() {
+		m.Text(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+		m.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
+	})
+	err = c.Dump(&m, func(msg nfnetlink.Message) error {
+		for _, elem := range nfnetlink.All(nfnetlink.Get(msg.Attributes(), unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+			key := nfnetlink.Get(elem, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
+			// The end of an interval has a flag, and its beginning has none.
+			if len(key) != 2 || has(elem, unix.NFTA_SET_ELEM_FLAGS) || len(ports) == most {
+				known = false
+				continue
+			}
+			ports = append(ports, binary.BigEndian.Uint16(key))
+		}
+		return nil
+	})
+	if !known {
+		return nil, err
+	}
+	return ports, err
 }
 
 // listRules calls each with the expressions of each rule of a chain.

@@ -2,6 +2,7 @@ package nft
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +21,8 @@ var (
 )
 
 func on(name string) plan.Accept { return plan.Accept{Interfaces: []string{name}} }
+
+func to(ports ...uint16) plan.Accept { return plan.Accept{Ports: ports} }
 
 // accept is a rule that accepts packets of which something is known.
 func accept(what plan.Accept) plan.ForwardRule {
@@ -92,15 +95,15 @@ table arp mine {
 	want := []plan.ForwardChain{
 		{Family: "inet", Table: "firewalld", Name: "filter_FORWARD", Rules: rules{"filter_FORWARD": {reject}}},
 		{Family: "ip", Table: "filter", Name: in, Drops: true, Rules: rules{
-			in: {accept(established), accept(established), accept(unknown), accept(on("docker0")), accept(on("cali*")),
+			in: {accept(established), accept(established), accept(to(1)), accept(on("docker0")), accept(on("cali*")),
 				accept(unknown), accept(icmp), accept(icmp), {Accept: on("docker0"), Conditional: true, To: "BRIDGE"},
 				{Accept: established, Conditional: true, To: "KNOWN"}, {To: "FLANNEL-FWD"}, {}, reject,
-				{Conditional: true, To: "OTHER", Goto: true}},
+				{Accept: to(2), Conditional: true, To: "OTHER", Goto: true}},
 			"FLANNEL-FWD": {accept(unknown)}, "OTHER": {all}, "BRIDGE": {all}, "KNOWN": {all}}},
 		{Family: "ip6", Table: "mine", Name: "fw", Drops: true, Rules: rules{"fw": {accept(unknown)}}},
 		{Family: "ip6", Table: "mine", Name: "none", Drops: true, Rules: rules{"none": {{To: "mutual"}}, "mutual": {reject}}},
 		{Family: "ip6", Table: "mine", Name: "passes", Rules: rules{"passes": {
-			{Conditional: true, To: "jumped"}, {To: "few"}, {Verdict: plan.VerdictReturn}}, "few": nil}},
+			{Accept: to(1), Conditional: true, To: "jumped"}, {To: "few"}, {Verdict: plan.VerdictReturn}}, "few": nil}},
 	}
 	if diff := gocmp.Diff(want, chains); diff != "" {
 		t.Errorf("chains (-want +got):\n%s", diff)
@@ -137,5 +140,60 @@ func TestForwardChainsOfIptables(t *testing.T) {
 		"DOCKER-USER": {accept(unknown), {Verdict: plan.VerdictReturn}}}}}
 	if diff := gocmp.Diff(want, chains); diff != "" {
 		t.Errorf("chains (-want +got):\n%s", diff)
+	}
+}
+
+// Of chains that see what is for the node, it is known which ports they accept: as nft writes that, in sets
+// too, and as iptables does. What is not certain counts as accepted.
+func TestInputChains(t *testing.T) {
+	ns := nstest.New(t)
+	c := open(t, ns)
+	ns.Run(t, "nft", `
+table inet mine {
+	set named { type inet_service; elements = { 53, 443 }; }
+	chain plain {
+		type filter hook input priority 0; policy drop;
+		iifname lo accept
+		ct state established,related accept
+		meta l4proto icmp accept
+		meta l4proto udp accept
+		tcp dport 22 accept
+		tcp dport { 80, 8080 } accept
+		tcp dport @named jump more
+	}
+	chain more { }
+	chain range { type filter hook input priority 1; policy drop; tcp dport 8000-9000 accept; }
+	chain ranges { type filter hook input priority 2; policy drop; tcp dport { 22, 8000-9000 } accept; }
+	chain others { type filter hook input priority 3; policy drop; tcp dport != { 22, 23 } accept; }
+	chain except { type filter hook input priority 4; policy drop; tcp dport != 22 accept; }
+	chain source { type filter hook input priority 5; policy drop; tcp sport 22 accept; }
+	chain open { type filter hook input priority 6; tcp dport 22 drop; }
+	chain last { type filter hook input priority 7; tcp dport 22 accept; reject; }
+	chain forward { type filter hook forward priority 0; policy drop; }
+}`)
+	for _, rule := range []string{"-P INPUT DROP", "-A INPUT -i lo -j ACCEPT",
+		"-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT",
+		"-A INPUT -p tcp -m multiport --dports 80,443 -j ACCEPT", "-A INPUT -p udp -m udp --dport 7484 -j ACCEPT",
+		"-A INPUT -p icmp -j ACCEPT"} {
+		ns.Run(t, "iptables-nft", strings.Fields(rule)...)
+	}
+	ns.Run(t, "ip6tables-nft", "-P", "INPUT", "DROP")
+	ns.Run(t, "ip6tables-nft", "-A", "INPUT", "-p", "tcp", "-m", "multiport", "--dports", "22,7000:8000", "-j", "ACCEPT")
+	chains, err := InputChains(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, chain := range chains {
+		for _, port := range []uint16{22, 443, 7484, 8080} {
+			if chain.DropsTo(port) {
+				got[chain.String()] += fmt.Sprint(port, " ")
+			}
+		}
+	}
+	want := map[string]string{"inet mine plain": "443 7484 ", "inet mine last": "443 7484 8080 ",
+		"ip filter INPUT": "7484 8080 "}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("ports that are dropped (-want +got):\n%s", diff)
 	}
 }

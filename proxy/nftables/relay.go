@@ -19,13 +19,16 @@ import (
 // that the rules never lead for long to a relay that is not there: without one they go on.
 const relayMap = "relay"
 
+// CommentRelay is the comment of the rules that send connections to the relay.
+const CommentRelay = "relay"
+
 // relay renders what sends connections to relayed frontends to the relay. Those of the node itself go on:
 // the relay's own would come back to it where an endpoint is an address of a relayed Service.
 func (b builder) relay(config plan.Config) []nft.Rule {
 	if !config.Relay {
 		return nil
 	}
-	return []nft.Rule{b.rule("relay", b.isProtocol(tcp), b.in(setRelayed), b.fromNode(expr.CmpOpNeq),
+	return []nft.Rule{b.rule(CommentRelay, b.isProtocol(tcp), b.in(setRelayed), b.fromNode(expr.CmpOpNeq),
 		b.key(fieldProtocol), expr.List{b.lookup(relayMap, 0)}, b.dnatMixed())}
 }
 

@@ -106,7 +106,7 @@ func (s Service) Frozen(now Service, svc lb.Service, endpoints []lb.Slice, node 
 	svc.ClusterIPs = slices.DeleteFunc(slices.Clone(svc.ClusterIPs), func(ip netip.Addr) bool {
 		return !slices.Contains(families, lb.FamilyOf(ip))
 	})
-	frozen := New(svc, had.listed(endpoints), node)
+	frozen := New(svc, s.Listed(endpoints), node)
 	if frozen.Excess != nil {
 		frozen = New(svc, nil, node)
 	}
@@ -139,6 +139,22 @@ func (p Port) slot(f Frontend) frontendSlot {
 	return frontendSlot{f.Kind, slotOf(p.Protocol, f.Addr, f.Port)}
 }
 
+// Listed returns slices without endpoints at other addresses than those of the plan, and without those
+// that have none left.
+func (s Service) Listed(endpoints []lb.Slice) []lb.Slice {
+	had := s.had()
+	var listed []lb.Slice
+	for _, slice := range endpoints {
+		slice.Endpoints = slices.DeleteFunc(slices.Clone(slice.Endpoints), func(e lb.Endpoint) bool {
+			return !had.addresses[e.Addr]
+		})
+		if len(slice.Endpoints) > 0 {
+			listed = append(listed, slice)
+		}
+	}
+	return listed
+}
+
 func (s Service) had() holdings {
 	h := holdings{map[portID]bool{}, map[frontendSlot]bool{}, map[netip.Addr]bool{}}
 	var last [2][]lb.Backend // most ports share theirs
@@ -158,20 +174,6 @@ func (s Service) had() holdings {
 		}
 	}
 	return h
-}
-
-// listed returns the slices without other endpoints, and without those that have none.
-func (h holdings) listed(endpoints []lb.Slice) []lb.Slice {
-	var listed []lb.Slice
-	for _, slice := range endpoints {
-		slice.Endpoints = slices.DeleteFunc(slices.Clone(slice.Endpoints), func(e lb.Endpoint) bool {
-			return !h.addresses[e.Addr]
-		})
-		if len(slice.Endpoints) > 0 {
-			listed = append(listed, slice)
-		}
-	}
-	return listed
 }
 
 // Equal reports whether two plans are the same.

@@ -35,8 +35,23 @@ type Host struct {
 	// NoTunnel says why connections are not passed on to nodes behind routers; "" if they are, or need
 	// not be.
 	NoTunnel string
+	// Relay is what is so of the node's relay, nil without one; Inputs are the chains that see what is for
+	// the node itself, as connections to it are.
+	Relay  *HostRelay
+	Inputs []ForwardChain
 	// Connections are in the kernel's table of connections, which has room for Most; 0 if unknown.
 	Connections, Most int
+}
+
+// HostRelay is what is so of a node's relay.
+type HostRelay struct {
+	// Services are relayed, and Connections open.
+	Services, Connections int
+	// Connected is set while it is there and knows all Services, Full while it has as many connections as
+	// it may.
+	Connected, Full bool
+	// Ports are those where it accepts connections.
+	Ports map[lb.Family]uint16
 }
 
 // PodRoute is where the kernel sends packets to a pod on another node.
@@ -52,7 +67,43 @@ type PodRoute struct {
 // Findings says what keeps the node from delivering what its rules say.
 func Findings(h Host) []lb.Finding {
 	return slices.Concat(h.full(), h.forwarding(), h.dropped(), h.unrouted(), h.strict(), h.untunneled(),
-		h.unmatched())
+		h.unmatched(), h.unrelayed())
+}
+
+// unrelayed finds why connections to Services that ask for the relay go straight to endpoints.
+func (h Host) unrelayed() (found []lb.Finding) {
+	const instead = "connections to %d Services go straight to endpoints"
+	switch r := h.Relay; {
+	case r == nil || r.Services == 0:
+	case !r.Connected:
+		found = append(found, lb.Find(lb.ReasonRelayAway, "the relay of %s is not there, or not ready: "+instead, h.Node,
+			r.Services))
+	case r.Full:
+		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s has as many connections as it may (%d): new "+
+			instead, h.Node, r.Connections, r.Services))
+	}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if c, drops := h.RelayDropped(family); drops {
+			found = append(found, lb.Find(lb.ReasonRelayDropped, "on %s the chain %s drops new connections to TCP port %d, "+
+				"where its relay accepts them: %s connections go straight to endpoints; accept that port there", h.Node, c,
+				h.Relay.Ports[family], family).About(string(family)))
+		}
+	}
+	return found
+}
+
+// RelayDropped returns a chain that certainly drops what the rules lead to the relay in a family.
+func (h Host) RelayDropped(family lb.Family) (by ForwardChain, drops bool) {
+	if h.Relay == nil || h.Relay.Services == 0 || h.Relay.Ports[family] == 0 {
+		return by, false
+	}
+	i := slices.IndexFunc(h.Inputs, func(c ForwardChain) bool {
+		return (c.Family == "inet" || c.family() == family) && c.DropsTo(h.Relay.Ports[family])
+	})
+	if i < 0 {
+		return by, false
+	}
+	return h.Inputs[i], true
 }
 
 // full finds a table of connections that has no room, or will have none soon.

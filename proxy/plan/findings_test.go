@@ -57,6 +57,12 @@ func TestFindings(t *testing.T) {
 	mine := ForwardChain{Family: "inet", Table: "mine", Name: "fw", Drops: true, Rules: map[string][]ForwardRule{}}
 	docker6 := docker
 	docker6.Family = "ip6"
+	input := ForwardChain{Family: "ip", Table: "filter", Name: "INPUT", Drops: true, Rules: map[string][]ForwardRule{
+		"INPUT": {accept(Accept{Interfaces: []string{"lo"}}), accept(Accept{Established: true}), accept(Accept{NotTCP: true}),
+			to("ufw-user-input")}, "ufw-user-input": {accept(Accept{Ports: []uint16{22}})}}}
+	input6 := input
+	input6.Family = "ip6"
+	there := HostRelay{Services: 2, Connected: true, Ports: map[lb.Family]uint16{lb.IPv4: 7484}}
 	cidr, pod := prefixes("10.0.1.0/24"), netip.MustParseAddr("10.0.2.9")
 	const off4, off6 = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"
 	for name, c := range map[string]struct {
@@ -152,7 +158,17 @@ func TestFindings(t *testing.T) {
 			want: "PodNetworkUnmatched: in the pod network 10.244.0.0/16 (clusterCIDR), but 10.42.1.2 is one"},
 		"one pod is in it": {host: Host{Pods: addrs("10.42.1.3", "10.244.1.2"),
 			PodNetworks: prefixes("10.244.0.0/16")}},
-		"pods of another family": {host: Host{Pods: addrs("fd00::2"), PodNetworks: prefixes("10.244.0.0/16")}},
+		"pods of another family":   {host: Host{Pods: addrs("fd00::2"), PodNetworks: prefixes("10.244.0.0/16")}},
+		"a relay":                  {host: Host{Relay: &there}},
+		"a relay without Services": {host: Host{Relay: &HostRelay{}, Inputs: []ForwardChain{input}}},
+		"no relay": {host: Host{Relay: &HostRelay{Services: 2}},
+			want: "RelayAway: the relay of n is not there, or not ready: connections to 2 Services go straight to endpoints"},
+		"a full relay": {host: Host{Relay: &HostRelay{Services: 2, Connected: true, Full: true, Connections: 9000}},
+			want: "RelayFull: has as many connections as it may (9000): new connections"},
+		"ufw, and the relay": {host: Host{Relay: &there, Inputs: []ForwardChain{input, input6}},
+			want: "RelayDropped: on n the chain ip filter INPUT drops new connections to TCP port 7484"},
+		"ufw, and the relay's port is open": {host: Host{Relay: &there, Inputs: []ForwardChain{input6,
+			with(input, "INPUT", accept(Accept{Ports: []uint16{22, 7484}}))}}},
 	} {
 		c.host.Node = "n"
 		findingtest.Check(t, name, Findings(c.host), c.want)

@@ -8,7 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// ForwardChain is a base chain of any program that sees the packets that the node forwards.
+// ForwardChain is a base chain of any program that sees the packets that the node forwards, or those for
+// the node itself.
 type ForwardChain struct {
 	Family, Table, Name string // as nft writes them
 	// Legacy is set for chains of iptables-legacy, which nft does not show.
@@ -67,10 +68,29 @@ type Accept struct {
 	Established, ICMP bool
 	// Interfaces are the names that packets must come in or go out at; a * stands for what may follow.
 	Interfaces []string
+	// Ports are those of which packets must have one as destination; none if that is unknown. NotTCP is
+	// set if the rule accepts no TCP.
+	Ports  []uint16
+	NotTCP bool
 }
 
 // limits reports whether packets must fulfil what is known to leave some out.
-func (a Accept) limits() bool { return a.Established || a.ICMP || len(a.Interfaces) > 0 }
+func (a Accept) limits() bool {
+	return a.Established || a.ICMP || len(a.Interfaces) > 0
+}
+
+// newTo reports whether the rule may accept new TCP connections of others to a port of the node.
+func (a Accept) newTo(port uint16) bool {
+	return !a.Established && !a.ICMP && !a.NotTCP && !slices.Contains(a.Interfaces, "lo") &&
+		(len(a.Ports) == 0 || slices.Contains(a.Ports, port))
+}
+
+// DropsTo reports whether the chain, which sees packets for the node itself, certainly drops new TCP
+// connections to a port.
+func (c ForwardChain) DropsTo(port uint16) bool {
+	p := c.walk()
+	return (c.Drops || p.ends) && !slices.ContainsFunc(p.accepts, func(a Accept) bool { return a.newTo(port) })
+}
 
 // Of other programs: kube-proxy accepts in its chain only known connections and what it has marked
 // itself, and Landfall in iptables mode does the same. Neither accepts a new connection of policy

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -16,7 +15,7 @@ const (
 	// Each has one question under way at most.
 	MaxProbed, MaxProbedOfNode = 64, 512
 	// Endpoints of one Service are asked so far apart on average, those of all Services so far, and each
-	// endpoint by so many nodes.
+	// endpoint's address by so many nodes, whatever they ask there.
 	apartInService, apartOnNode, apartAmongNodes = 5 * time.Millisecond, time.Millisecond, 10 * time.Millisecond
 	// maxProbeInterval is the longest time between two questions to one endpoint.
 	maxProbeInterval = 10 * time.Second
@@ -43,10 +42,11 @@ func (p Probing) Equal(other Probing) bool {
 }
 
 // Interval returns the time between two questions to an endpoint: the one that is wanted, or longer if
-// the Service, the node or the cluster would ask too much. ofNode is how many endpoints the node asks.
-func (p Probing) Interval(wanted time.Duration, ofNode int) time.Duration {
+// the Service, the node or the cluster would ask too much. ofNode is how many endpoints the node asks. One
+// in share questions that the endpoint's address gets may be this one: 1 if nothing else is asked there.
+func (p Probing) Interval(wanted time.Duration, ofNode, share int) time.Duration {
 	return min(max(wanted, apartInService*time.Duration(len(p.Targets)), apartOnNode*time.Duration(ofNode),
-		apartAmongNodes*time.Duration(p.Nodes)), maxProbeInterval)
+		apartAmongNodes*time.Duration(p.Nodes)*time.Duration(share)), maxProbeInterval)
 }
 
 // ConnectTime returns how long a connection may take. Two questions in a row fail within less than
@@ -247,51 +247,4 @@ func (r Record) Wait(interval time.Duration) time.Duration {
 		return max(interval, leftOutInterval)
 	}
 	return interval
-}
-
-// ProbeBudget shares out which Services' endpoints a node asks: whoever has a share keeps it, and what is
-// left goes to those that ask for it first. Its zero value is ready for use.
-type ProbeBudget struct {
-	asked, refused map[lb.Key]int // endpoints
-	total          int
-	freed          bool
-}
-
-// Ask takes that a Service wants so many endpoints asked in place of those before, and reports whether it
-// gets that. If not it has none.
-func (b *ProbeBudget) Ask(key lb.Key, n int) bool {
-	before := b.asked[key]
-	fits := b.total-before+n <= MaxProbedOfNode
-	if b.asked == nil {
-		b.asked, b.refused = map[lb.Key]int{}, map[lb.Key]int{}
-	}
-	delete(b.asked, key)
-	delete(b.refused, key)
-	b.total -= before
-	switch {
-	case fits && n > 0:
-		b.asked[key], b.total = n, b.total+n
-	case !fits:
-		b.refused[key] = n
-	}
-	b.freed = b.freed || b.asked[key] < before
-	return fits
-}
-
-// Freed returns the Services that Ask refused and for which there is room by now, by their names. It
-// returns none unless endpoints were given up since its last call.
-func (b *ProbeBudget) Freed() []lb.Key {
-	if !b.freed {
-		return nil
-	}
-	b.freed = false
-	room := MaxProbedOfNode - b.total
-	var fitting []lb.Key
-	for _, key := range slices.SortedFunc(maps.Keys(b.refused), lb.Key.Compare) {
-		if n := b.refused[key]; n <= room {
-			room -= n
-			fitting = append(fitting, key)
-		}
-	}
-	return fitting
 }

@@ -283,52 +283,25 @@ func after(answers string) (r Record) {
 
 func TestProbeInterval(t *testing.T) {
 	for _, tt := range []struct {
-		targets, ofNode, nodes int
-		wanted, want           time.Duration
+		targets, ofNode, nodes, share int
+		wanted, want                  time.Duration
 	}{
-		{3, 3, 3, 100 * time.Millisecond, 100 * time.Millisecond},
-		{20, 100, 10, 100 * time.Millisecond, 100 * time.Millisecond},
-		{64, 64, 3, 100 * time.Millisecond, 320 * time.Millisecond},
-		{1, MaxProbedOfNode, 3, 100 * time.Millisecond, 512 * time.Millisecond},
-		{3, 3, 100, 100 * time.Millisecond, time.Second},
-		{3, 3, 5000, 100 * time.Millisecond, 10 * time.Second},
-		{3, 3, 3, time.Second, time.Second},
+		{3, 3, 3, 1, 100 * time.Millisecond, 100 * time.Millisecond},
+		{20, 100, 10, 1, 100 * time.Millisecond, 100 * time.Millisecond},
+		{64, 64, 3, 1, 100 * time.Millisecond, 320 * time.Millisecond},
+		{1, MaxProbedOfNode, 3, 1, 100 * time.Millisecond, 512 * time.Millisecond},
+		{3, 3, 100, 1, 100 * time.Millisecond, time.Second},
+		{3, 3, 5000, 1, 100 * time.Millisecond, 10 * time.Second},
+		{3, 3, 3, 1, time.Second, time.Second},
+		{3, 3, 10, 4, 100 * time.Millisecond, 400 * time.Millisecond},
 	} {
 		p := Probing{Targets: make([]netip.AddrPort, tt.targets), Nodes: tt.nodes}
-		got := p.Interval(tt.wanted, tt.ofNode)
+		got := p.Interval(tt.wanted, tt.ofNode, tt.share)
 		if got != tt.want {
 			t.Errorf("%+v: %v", tt, got)
 		}
 		if detected := 2*got + ConnectTime(got); detected >= 3*got || ConnectTime(got) > time.Second {
 			t.Errorf("%v: found after %v", got, detected)
 		}
-	}
-}
-
-func TestProbeBudget(t *testing.T) {
-	var b ProbeBudget
-	k := func(name string) lb.Key { return lb.Key{Name: name} }
-	for name, n := range map[string]int{"a": 256, "b": 256} {
-		if !b.Ask(k(name), n) {
-			t.Errorf("%s is refused", name)
-		}
-	}
-	if b.Ask(k("c"), 64) || b.Ask(k("d"), 1) || b.Freed() != nil {
-		t.Error("more than can be asked was taken")
-	}
-	if !b.Ask(k("b"), 250) || !slices.Equal(b.Freed(), []lb.Key{k("d")}) {
-		t.Error("what is given up goes to nobody")
-	}
-	if b.Freed() != nil {
-		t.Error("it is said twice")
-	}
-	if !b.Ask(k("d"), 6) || b.Ask(k("a"), 257) {
-		t.Error("the share of a has grown beyond what is free")
-	}
-	if !slices.Equal(b.Freed(), []lb.Key{k("a"), k("c")}[:1]) && !b.Ask(k("c"), 64) {
-		t.Error("the share that a lost is not free")
-	}
-	if !b.Ask(k("a"), 0) || !b.Ask(k("b"), 0) || !b.Ask(k("d"), 0) || b.total > 64 {
-		t.Errorf("%d are asked", b.total)
 	}
 }

@@ -41,6 +41,11 @@ type RelayedPort struct {
 type RelayedFrontend struct {
 	Addr  netip.AddrPort `json:"addr"`
 	Local bool           `json:"local,omitempty"`
+	// Going is set if the frontend is not wanted any more, but the kernel may still lead from it to the
+	// relay. Another Service that wants it comes first.
+	Going bool `json:"going,omitempty"`
+	// ExternalIP is set for one that yields to a node port of the same number at an address of the node.
+	ExternalIP bool `json:"externalIP,omitempty"`
 }
 
 // RelayedBackend is an endpoint. Its weight is 1 to 100; 0 counts as 1.
@@ -69,7 +74,7 @@ func AnyRelayed(desired, applied Service) bool {
 // returns nil if nothing is relayed.
 func RelayTable(desired, applied Service) *Relayed {
 	had := map[netip.AddrPort]bool{}
-	ports := append(desired.relayedPorts(had), applied.relayedPorts(had)...)
+	ports := append(desired.relayedPorts(had, false), applied.relayedPorts(had, true)...)
 	if len(ports) == 0 {
 		return nil
 	}
@@ -82,7 +87,7 @@ func RelayTable(desired, applied Service) *Relayed {
 }
 
 // relayedPorts returns the ports with relayed frontends that had does not have, and adds these to it.
-func (s Service) relayedPorts(had map[netip.AddrPort]bool) (ports []RelayedPort) {
+func (s Service) relayedPorts(had map[netip.AddrPort]bool, going bool) (ports []RelayedPort) {
 	for _, p := range s.Ports {
 		var frontends []RelayedFrontend
 		for _, f := range p.Frontends {
@@ -93,7 +98,8 @@ func (s Service) relayedPorts(had map[netip.AddrPort]bool) (ports []RelayedPort)
 			at := netip.AddrPortFrom(addr, f.Port)
 			if s.IsRelayed(p, f) && !had[at] {
 				had[at] = true
-				frontends = append(frontends, RelayedFrontend{at, f.Action == ToLocal})
+				frontends = append(frontends, RelayedFrontend{Addr: at, Local: f.Action == ToLocal,
+					Going: going || f.Lingering, ExternalIP: f.Kind == ExternalIP})
 			}
 		}
 		if len(frontends) == 0 {

@@ -80,29 +80,30 @@ func TestRelayTableOutlivesTheRules(t *testing.T) {
 	before := New(svc, endpoints, node)
 	svc.Ingress = nil
 	now := New(svc, endpoints, node)
-	has := func(r *Relayed, addr string) bool {
+	has := func(r *Relayed, addr string) string {
 		if r == nil {
-			return false
+			return ""
 		}
 		for _, p := range r.Ports {
 			for _, f := range p.Frontends {
 				if f.Addr.String() == addr && len(p.Cluster) > 0 {
-					return true
+					return map[bool]string{true: "going", false: "wanted"}[f.Going]
 				}
 			}
 		}
-		return false
+		return ""
 	}
 	for _, step := range []struct {
 		name             string
 		desired, applied Service
-		vip, clusterIP   bool
+		vip, clusterIP   string
 	}{
-		{"it comes", before, Service{}, true, true},
-		{"a VIP goes", now, before, true, true},
-		{"it has gone", now, now, false, true},
-		{"the Service goes", Service{}, now, false, true},
-		{"that has gone", Service{}, Service{}, false, false},
+		{"it comes", before, Service{}, "wanted", "wanted"},
+		{"a VIP goes", now, before, "going", "wanted"},
+		{"it lingers", now.WithLingering(Withdrawn(before, now)), before, "going", "wanted"},
+		{"it has gone", now, now, "", "wanted"},
+		{"the Service goes", Service{}, now, "", "going"},
+		{"that has gone", Service{}, Service{}, "", ""},
 	} {
 		r := RelayTable(step.desired, step.applied)
 		if has(r, "192.0.2.1:80") != step.vip || has(r, "10.96.0.1:80") != step.clusterIP {

@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -54,21 +55,7 @@ func newNetwork(t testing.TB) *network {
 		n.node.Run(t, "ip", "addr", "add", v6+"1/64", "dev", name, "nodad")
 		pod.Run(t, "ip", "addr", "add", v6+"2/64", "dev", "eth0", "nodad")
 		pod.Run(t, "nft", "add table inet test; add chain inet test in { type filter hook input priority 0 ; }")
-		var listener net.Listener
-		pod.Do(t, func() (err error) {
-			listener, err = net.Listen("tcp", fmt.Sprint("[::]:", podPort))
-			return err
-		})
-		t.Cleanup(func() { listener.Close() })
-		go func() {
-			for {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				conn.Close()
-			}
-		}()
+		pod.Serve(t, fmt.Sprint("[::]:", podPort), func(net.Conn) {})
 		n.pods = append(n.pods, pod)
 	}
 	var dialer net.Dialer
@@ -151,15 +138,20 @@ func TestFollowsTheKernel(t *testing.T) {
 			pod("flush chain inet test in"), both, "connect: connection refused"},
 	} {
 		n.until(t, "before "+fault.name, none)
-		fault.make()
-		n.until(t, fault.name, fault.lost)
-		for addr, why := range n.left {
-			if why != fault.says {
-				t.Errorf("%s: of %s it is said %q, want %q", fault.name, addr, why, fault.says)
+		for again := 20; ; again-- { // on a busy machine an answer may be late just before the fault
+			fault.make()
+			n.until(t, fault.name, fault.lost)
+			said := slices.Sorted(maps.Values(n.left))
+			fault.mend()
+			n.until(t, "after "+fault.name, none)
+			if said = slices.Compact(said); slices.Equal(said, []string{fault.says}) {
+				break
+			}
+			if again == 0 {
+				t.Errorf("%s: it is said %q, want %q", fault.name, said, fault.says)
+				break
 			}
 		}
-		fault.mend()
-		n.until(t, "after "+fault.name, none)
 	}
 }
 

@@ -39,7 +39,8 @@ type Deps struct {
 	Changed func()
 }
 
-// Actor asks. It is told the endpoints of each Service; none for one that is not to be asked.
+// Actor asks. It is told the endpoints of each Service; none for one that is not to be asked. What several
+// Services ask of one endpoint is one question.
 type Actor struct {
 	deps   Deps
 	runner *loop.Runner
@@ -52,7 +53,9 @@ type Actor struct {
 
 	// What follows belongs to the step.
 	services map[lb.Key]*service
-	total    int // entries
+	entries  map[target]*entry
+	// places has how many entries the Services of each namespace have at an address.
+	places map[netip.Addr]map[string]int
 	// underway counts the questions of each Service without an answer, with those to endpoints that are
 	// gone: a Service whose probe changes all the time has no more of them than endpoints.
 	underway map[lb.Key]int
@@ -64,15 +67,24 @@ type service struct {
 	entries map[netip.AddrPort]*entry
 }
 
-// entry is an endpoint of a Service. It is asked one question at a time.
+// target is what a question is about.
+type target struct {
+	probe lb.Probe
+	to    netip.AddrPort
+}
+
+// entry is a target of some Services. It is asked one question at a time.
 type entry struct {
-	key    lb.Key
-	to     netip.AddrPort
+	target
+	users  map[lb.Key]bool
 	record plan.Record
 	due    time.Time // the next question
 	asked  bool      // and not answered
-	gone   bool
+	by     lb.Key    // the Service that the question counts for
 }
+
+// gone reports whether no Service has the entry any more.
+func (e *entry) gone() bool { return len(e.users) == 0 }
 
 // answer is what became of a question.
 type answer struct {
@@ -84,7 +96,8 @@ var _ actor.Updater[lb.Key, plan.Probing] = (*Actor)(nil)
 
 // New returns an Actor. Run starts it.
 func New(deps Deps) *Actor {
-	a := &Actor{deps: deps, services: map[lb.Key]*service{}, underway: map[lb.Key]int{}}
+	a := &Actor{deps: deps, services: map[lb.Key]*service{}, entries: map[target]*entry{},
+		places: map[netip.Addr]map[string]int{}, underway: map[lb.Key]int{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -141,30 +154,73 @@ func (a *Actor) track(now time.Time, changed map[lb.Key]bool) {
 		}
 		after := &service{wanted, make(map[netip.AddrPort]*entry, len(wanted.Targets))}
 		for _, to := range wanted.Targets {
-			e := before.entries[to]
-			if e == nil || before.Probe != wanted.Probe {
-				e = &entry{key: key, to: to}
+			at := target{wanted.Probe, to}
+			e := a.entries[at]
+			if e == nil {
+				e = &entry{target: at, users: map[lb.Key]bool{}}
+				a.entries[at] = e
 				fresh = append(fresh, e)
+			}
+			if !e.users[key] {
+				a.place(e, key, 1)
+				e.users[key] = true
+				changed[key] = changed[key] || e.record.Out != ""
 			}
 			after.entries[to] = e
 		}
 		for to, e := range before.entries {
 			if after.entries[to] != e {
-				e.gone = true
+				delete(e.users, key)
+				a.place(e, key, -1)
 				changed[key] = changed[key] || e.record.Out != ""
 			}
+			if e.gone() {
+				delete(a.entries, e.target)
+			}
 		}
-		a.total += len(after.entries) - len(before.entries)
 		if a.services[key] = after; len(after.entries) == 0 {
 			delete(a.services, key)
 		}
 	}
 	for _, e := range fresh {
-		e.due = now.Add(a.deps.Phase(a.interval(a.services[e.key])))
+		if !e.gone() {
+			e.due = now.Add(a.deps.Phase(a.interval(e)))
+		}
 	}
 }
 
-func (a *Actor) interval(s *service) time.Duration { return s.Interval(a.deps.Interval, a.total) }
+// place counts that the first Service of a namespace comes to an entry, or that the last one has left.
+func (a *Actor) place(e *entry, key lb.Key, n int) {
+	for user := range e.users {
+		if user.Namespace == key.Namespace {
+			return
+		}
+	}
+	at := a.places[e.to.Addr()]
+	if at == nil {
+		at = map[string]int{}
+		a.places[e.to.Addr()] = at
+	}
+	if at[key.Namespace] += n; at[key.Namespace] == 0 {
+		delete(at, key.Namespace)
+	}
+	if len(at) == 0 {
+		delete(a.places, e.to.Addr())
+	}
+}
+
+// interval returns the time between two questions to an entry: the shortest of what its Services may
+// have. Namespaces share what an address is asked equally, and so do the entries of each.
+func (a *Actor) interval(e *entry) (shortest time.Duration) {
+	at := a.places[e.to.Addr()]
+	for key := range e.users {
+		d := a.services[key].Interval(a.deps.Interval, len(a.entries), len(at)*at[key.Namespace])
+		if shortest == 0 || d < shortest {
+			shortest = d
+		}
+	}
+	return shortest
+}
 
 // hear takes in what became of questions.
 func (a *Actor) hear(now time.Time, changed map[lb.Key]bool) {
@@ -174,19 +230,21 @@ func (a *Actor) hear(now time.Time, changed map[lb.Key]bool) {
 	a.mu.Unlock()
 	for _, n := range answers {
 		e := n.entry
-		if a.underway[e.key]--; a.underway[e.key] == 0 {
-			delete(a.underway, e.key)
+		if a.underway[e.by]--; a.underway[e.by] == 0 {
+			delete(a.underway, e.by)
 		}
-		if e.asked = false; e.gone {
+		if e.asked = false; e.gone() {
 			continue
 		}
 		before := e.record
 		e.record = before.After(now, n.Answer)
 		if (before.Out == "") != (e.record.Out == "") {
-			changed[e.key] = true
+			for key := range e.users {
+				changed[key] = true
+			}
 		}
 		// From when it was due, so that delays of the loop do not add up.
-		if e.due = e.due.Add(e.record.Wait(a.interval(a.services[e.key]))); e.due.Before(now) {
+		if e.due = e.due.Add(e.record.Wait(a.interval(e))); e.due.Before(now) {
 			e.due = now
 		}
 	}
@@ -218,8 +276,7 @@ func (a *Actor) tell(changed map[lb.Key]bool) {
 
 // ask asks what is due, and returns when something is due again.
 func (a *Actor) ask(ctx context.Context, now time.Time) (again time.Duration) {
-	for _, s := range a.services {
-		within := plan.ConnectTime(a.interval(s))
+	for key, s := range a.services {
 		for _, e := range s.entries {
 			if e.asked {
 				continue
@@ -230,12 +287,13 @@ func (a *Actor) ask(ctx context.Context, now time.Time) (again time.Duration) {
 				}
 				continue
 			}
-			if a.underway[e.key] >= len(s.entries) {
+			if a.underway[key] >= len(s.entries) {
 				break // the next answer makes room
 			}
-			a.underway[e.key]++
-			e.asked = true
-			q := question{to: e.to, probe: s.Probe, within: within, agent: a.deps.Agent, dial: a.deps.Dial, now: a.deps.Now}
+			a.underway[key]++
+			e.asked, e.by = true, key
+			q := question{to: e.to, probe: e.probe, within: plan.ConnectTime(a.interval(e)), agent: a.deps.Agent,
+				dial: a.deps.Dial, now: a.deps.Now}
 			a.asks.Go(func() {
 				got, result := q.ask(ctx)
 				a.answered(e, got, result)

@@ -230,8 +230,9 @@ func TestFollowsEndpoints(t *testing.T) {
 		r.Update(map[lb.Key]plan.Probing{key: {}})
 		r.after(interval)
 		r.expect("no probe")
-		if len(r.services)+r.total != 0 {
-			t.Errorf("%d Services with %d endpoints are remembered", len(r.services), r.total)
+		if len(r.services)+len(r.entries)+len(r.places) != 0 {
+			t.Errorf("%d Services with %d endpoints at %d addresses are remembered", len(r.services), len(r.entries),
+				len(r.places))
 		}
 	})
 }
@@ -266,6 +267,64 @@ func TestServicesAreApart(t *testing.T) {
 		r.Update(map[lb.Key]plan.Probing{other: {}})
 		r.after(interval)
 		r.expect("the other goes", "10.1.0.2")
+	})
+}
+
+// What several Services ask of one endpoint is asked once, and all of them hear of it.
+func TestServicesShareQuestions(t *testing.T) {
+	other := lb.Key{Namespace: "elsewhere", Name: "other"}
+	run(t, func(r *rig) {
+		r.Begin(map[lb.Key]plan.Probing{key: tcp(one, two)})
+		r.after(3 * interval)
+		r.breaks(true, two)
+		r.Update(map[lb.Key]plan.Probing{other: tcp(two)})
+		r.after(3 * interval)
+		r.expect("broken", "10.1.0.2")
+		if len(r.left[other]) != 1 {
+			t.Errorf("the other Service does not hear of it: %v", r.left)
+		}
+		third := lb.Key{Namespace: "elsewhere", Name: "third"}
+		r.Update(map[lb.Key]plan.Probing{third: tcp(two)})
+		r.after(time.Millisecond)
+		if len(r.left[third]) != 1 {
+			t.Errorf("a Service that comes later does not hear of it: %v", r.left)
+		}
+		r.Update(map[lb.Key]plan.Probing{key: {}, third: {}})
+		r.after(time.Millisecond)
+		r.breaks(false, two)
+		r.after(3 * time.Second)
+		if len(r.left[other]) != 0 {
+			t.Errorf("the one that is left does not hear that it is back: %v", r.left)
+		}
+		before := r.questions(two)
+		r.after(10 * time.Second)
+		if n := r.questions(two) - before; n < 99 || n > 101 {
+			t.Errorf("asked %d times in 10 s", n)
+		}
+	})
+}
+
+// Contract clause 11: however many Services ask something of one address, it is asked 100 times a second by
+// all nodes, and those of another namespace have half of that.
+func TestContract11BoundsOfAnAddress(t *testing.T) {
+	run(t, func(r *rig) {
+		all := map[lb.Key]plan.Probing{key: tcp("10.1.0.1:80")}
+		for i := range 100 {
+			p := tcp("10.1.0.1:81")
+			p.Probe = lb.Probe{Kind: lb.ProbeHTTP, Path: "/" + strings.Repeat("x", i)}
+			all[lb.Key{Namespace: "many", Name: p.Probe.Path}] = p
+		}
+		r.Begin(all)
+		r.after(time.Minute)
+		one, other := r.questions("10.1.0.1:80"), r.questions("10.1.0.1:81")
+		r.after(time.Minute)
+		one, other = r.questions("10.1.0.1:80")-one, r.questions("10.1.0.1:81")-other
+		if nodes := 3; (one+other)*nodes > 6000*11/10 {
+			t.Errorf("%d nodes asked the address %d times in a minute", nodes, (one+other)*nodes)
+		}
+		if one < 590 {
+			t.Errorf("the other namespace leaves %d questions in a minute", one)
+		}
 	})
 }
 

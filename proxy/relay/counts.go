@@ -10,13 +10,16 @@ import (
 type Counts struct {
 	Open int `json:"open"`
 	// Connections were accepted. Tries are the connections to backends that were begun for them;
-	// Retried got a backend after the first was late or failed, Failures got none, and Refused were
-	// beyond the limit of the Service.
-	Connections uint64 `json:"connections"`
-	Tries       uint64 `json:"tries"`
-	Retried     uint64 `json:"retried"`
-	Failures    uint64 `json:"failures"`
-	Refused     uint64 `json:"refused"`
+	// Retried got a backend after the first was late or failed, Failures got none, and Refused and
+	// ClientRefused were beyond the limits of the Service and of one client of it. NodeFailures are
+	// the tries that failed on the node itself, as for want of file descriptors or source ports.
+	Connections   uint64 `json:"connections"`
+	Tries         uint64 `json:"tries"`
+	Retried       uint64 `json:"retried"`
+	Failures      uint64 `json:"failures"`
+	Refused       uint64 `json:"refused"`
+	ClientRefused uint64 `json:"clientRefused"`
+	NodeFailures  uint64 `json:"nodeFailures"`
 	// Sent are the bytes of clients, Received those for them.
 	Sent     uint64 `json:"sent"`
 	Received uint64 `json:"received"`
@@ -29,6 +32,8 @@ func (c *Counts) add(other Counts) {
 	c.Retried += other.Retried
 	c.Failures += other.Failures
 	c.Refused += other.Refused
+	c.ClientRefused += other.ClientRefused
+	c.NodeFailures += other.NodeFailures
 	c.Sent += other.Sent
 	c.Received += other.Received
 }
@@ -62,13 +67,14 @@ func (r *Relay) Counts() []Counted {
 	return all
 }
 
-// Refused counts the connections that were reset at once: beyond the limit of the node or of their
-// Service, to the relay itself, and to what nobody relays.
+// Refused counts the connections that were reset at once: beyond the limit of the node, of their
+// Service or of their client, to the relay itself, and to what nobody relays.
 func (r *Relay) Refused() uint64 { return uint64(max(0, r.refused.Load())) }
 
 // Limit returns how many connections there may be at once, with the file descriptors that the process
-// may have: six for each connection, and some for itself.
-func Limit(asked int, descriptors uint64) int {
-	const each, own = 6, 100
-	return max(1, int(min(uint64(asked), (max(descriptors, own)-own)/each)))
+// may have: each connection needs one for the client and one for each try, beside those of pipes and some
+// for the process itself.
+func Limit(asked, tries int, descriptors uint64) int {
+	const own = 100 + 2*maxPipes
+	return max(1, int(min(uint64(asked), (max(descriptors, own)-own)/uint64(1+tries))))
 }

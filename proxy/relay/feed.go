@@ -51,7 +51,8 @@ func (r *Relay) talk(ctx context.Context) error {
 	defer beat.Stop()
 	encoder, leaving := json.NewEncoder(conn), r.leaving
 	for {
-		hello := wire.Hello{Ports: r.ports, Leaving: isClosed(r.leaving), Connections: int(r.open.Load())}
+		hello := wire.Hello{Ports: r.ports, Leaving: isClosed(r.leaving), Full: r.isFull(),
+			Connections: int(r.open.Load())}
 		if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
 			return err
 		}
@@ -62,6 +63,7 @@ func (r *Relay) talk(ctx context.Context) error {
 		case err := <-heard:
 			return err
 		case <-beat.C:
+		case <-r.crossed:
 		case <-leaving:
 			leaving = nil // said once at once, and with each beat
 		}

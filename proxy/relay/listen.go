@@ -1,11 +1,10 @@
 package relay
 
 import (
-	"context"
+	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"time"
+	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,23 +17,15 @@ import (
 const soOriginalDst = 80
 
 // originalDestination returns what a client connected to, before the rules led it here.
-func originalDestination(conn *net.TCPConn) (to netip.AddrPort, err error) {
-	local := conn.LocalAddr().(*net.TCPAddr).AddrPort()
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return to, err
-	}
-	var failed error
-	err = raw.Control(func(fd uintptr) {
-		if local.Addr().Unmap().Is4() {
-			to, failed = originalIPv4(fd)
+func originalDestination(conn *Conn, family lb.Family) (to netip.AddrPort, err error) {
+	err = conn.control(func(fd int) error {
+		if family == lb.IPv4 {
+			to, err = originalIPv4(uintptr(fd))
 		} else {
-			to, failed = originalIPv6(fd)
+			to, err = originalIPv6(uintptr(fd))
 		}
+		return err
 	})
-	if err == nil {
-		err = failed
-	}
 	if err != nil {
 		return to, fmt.Errorf("find out what the client connected to: %w", err)
 	}
@@ -73,24 +64,92 @@ func getsockopt(fd uintptr, level int, to unsafe.Pointer, length uintptr) error 
 	return nil
 }
 
-// listen opens a port at all addresses of each family that the node has; any free port for 0.
-func listen(ctx context.Context, port uint16) (map[lb.Family]*net.TCPListener, error) {
-	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	listeners := map[lb.Family]*net.TCPListener{}
-	var failed error
-	for family, network := range map[lb.Family]string{lb.IPv4: "tcp4", lb.IPv6: "tcp6"} {
-		l, err := config.Listen(ctx, network, fmt.Sprint(":", port))
-		if err != nil {
-			failed = fmt.Errorf("listen (%s): %w", family, err)
-			continue
-		}
-		listeners[family] = l.(*net.TCPListener)
-	}
-	if len(listeners) == 0 {
-		return nil, failed
-	}
-	return listeners, nil
+// listener accepts connections of one family.
+type listener struct {
+	family lb.Family
+	port   uint16
+	socket *Conn
 }
 
-// keepAlive finds ends that are gone without a word.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 5}
+// backlog is how many connections wait to be accepted, if the kernel has no lower limit (net.core.somaxconn).
+const backlog = 4096
+
+// listen opens a port at all addresses of each family that the node has; any free port for 0.
+func listen(port uint16) (all []listener, err error) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		l, failed := listenAt(family, port)
+		if failed != nil {
+			err = fmt.Errorf("listen (%s): %w", family, failed)
+			continue
+		}
+		all = append(all, l)
+	}
+	if len(all) == 0 {
+		return nil, err
+	}
+	return all, nil
+}
+
+func listenAt(family lb.Family, port uint16) (listener, error) {
+	everywhere := netip.IPv4Unspecified()
+	if family == lb.IPv6 {
+		everywhere = netip.IPv6Unspecified()
+	}
+	number, at := sockaddrOf(netip.AddrPortFrom(everywhere, port))
+	fd, err := unix.Socket(number, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return listener{}, os.NewSyscallError("socket", err)
+	}
+	err = errors.Join(os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)),
+		// The connections that it accepts inherit this.
+		os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)))
+	if family == lb.IPv6 {
+		err = errors.Join(err,
+			os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)))
+	}
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(fd, at))
+	}
+	if err == nil {
+		err = os.NewSyscallError("listen", unix.Listen(fd, backlog))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return listener{}, err
+	}
+	socket, err := newConn(fd)
+	if err != nil {
+		return listener{}, err
+	}
+	addr, err := socket.local()
+	if err != nil {
+		socket.Close()
+		return listener{}, err
+	}
+	return listener{family, addr.Port(), socket}, nil
+}
+
+// accept waits for the next connection. It returns os.ErrDeadlineExceeded after the deadline.
+func (l listener) accept() (conn *Conn, from netip.AddrPort, err error) {
+	var fd int
+	var failed error
+	err = l.socket.raw.Read(func(at uintptr) bool {
+		var peer unix.Sockaddr
+		for {
+			fd, peer, failed = unix.Accept4(int(at), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+			if failed != unix.EINTR && failed != unix.ECONNABORTED { // else there may be more behind it
+				break
+			}
+		}
+		from = addressOf(peer)
+		return failed != unix.EAGAIN
+	})
+	if err != nil {
+		return nil, from, err
+	}
+	if failed != nil {
+		return nil, from, os.NewSyscallError("accept4", failed)
+	}
+	conn, err = newConn(fd)
+	return conn, from, err
+}

@@ -33,8 +33,9 @@ type Options struct {
 	// Idle is how long a connection may be silent, Drain how long open connections have when the relay
 	// ends.
 	Idle, Drain time.Duration
-	// Limit is how many connections there are at once, ServiceLimit how many of one Service.
-	Limit, ServiceLimit int
+	// Limit is how many connections there are at once, ServiceLimit how many of one Service, ClientLimit
+	// how many of one client to one Service.
+	Limit, ServiceLimit, ClientLimit int
 	// AccessLog logs each connection at its end.
 	AccessLog bool
 }
@@ -44,22 +45,14 @@ type Deps struct {
 	Log *slog.Logger
 	Now func() time.Time
 	// Dial connects to a backend.
-	Dial func(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error)
+	Dial func(ctx context.Context, backend netip.AddrPort) (*Conn, error)
 	// Original returns what a client connected to.
-	Original func(*net.TCPConn) (netip.AddrPort, error)
+	Original func(*Conn, lb.Family) (netip.AddrPort, error)
 }
 
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
-	dialer := net.Dialer{KeepAliveConfig: keepAlive}
-	return Deps{Log: log, Now: time.Now, Original: originalDestination,
-		Dial: func(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error) {
-			conn, err := dialer.DialContext(ctx, "tcp", backend.String())
-			if err != nil {
-				return nil, err
-			}
-			return conn.(*net.TCPConn), nil
-		}}
+	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial}
 }
 
 const (
@@ -72,6 +65,8 @@ const (
 	// acceptAfter is how long the relay accepts connections after the rules have stopped leading to it:
 	// what they have sent here may still be under way.
 	acceptAfter = 300 * time.Millisecond
+	// strainedFor is how long the rules do not lead here after the relay could not accept a connection.
+	strainedFor = 5 * time.Second
 	// headerWithin bounds how long a backend has to take the header of the PROXY protocol.
 	headerWithin = 10 * time.Second
 )
@@ -81,10 +76,14 @@ type Relay struct {
 	options   Options
 	deps      Deps
 	table     *table
-	listeners map[lb.Family]*net.TCPListener
+	listeners []listener
 	ports     map[lb.Family]uint16
 
+	pipes         *pipes
 	open, refused atomic.Int64
+	strained      atomic.Int64  // when a connection could last not be accepted, in nanoseconds of Unix time
+	full          atomic.Bool   // as last said to the proxy
+	crossed       chan struct{} // holds a token once open has crossed high or low
 	waiting       atomic.Int64  // for the proxy's word on their frontend
 	known         atomic.Bool   // the proxy is connected and has said all
 	leaving, left chan struct{} // closed when the relay is about to end, and once the rules do not lead here
@@ -92,15 +91,16 @@ type Relay struct {
 }
 
 // New returns a relay that is listening already.
-func New(ctx context.Context, options Options, deps Deps) (*Relay, error) {
-	listeners, err := listen(ctx, options.Port)
+func New(options Options, deps Deps) (*Relay, error) {
+	listeners, err := listen(options.Port)
 	if err != nil {
 		return nil, err
 	}
 	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), listeners: listeners,
-		ports: map[lb.Family]uint16{}, leaving: make(chan struct{}), left: make(chan struct{})}
-	for family, l := range listeners {
-		r.ports[family] = l.Addr().(*net.TCPAddr).AddrPort().Port()
+		ports: map[lb.Family]uint16{}, pipes: newPipes(maxPipes), crossed: make(chan struct{}, 1),
+		leaving: make(chan struct{}), left: make(chan struct{})}
+	for _, l := range listeners {
+		r.ports[l.family] = l.port
 	}
 	return r, nil
 }
@@ -111,6 +111,53 @@ func (r *Relay) Ready() error {
 		return errors.New("the proxy has not said what to relay")
 	}
 	return nil
+}
+
+// high is how many connections the relay has when the rules are to stop leading to it. A tenth of the
+// limit is left for those that come before they have. low is how many it has when they lead here again.
+func (r *Relay) high() int64 { return int64(r.options.Limit - r.options.Limit/10) }
+func (r *Relay) low() int64  { return int64(r.options.Limit - r.options.Limit/5) }
+
+// Full reports whether the relay has asked that new connections go straight to endpoints, as it has about
+// as many as it may.
+func (r *Relay) Full() bool { return r.full.Load() }
+
+// isFull returns what Full is to be. The goroutine that tells the proxy calls it.
+func (r *Relay) isFull() bool {
+	limit := r.high()
+	if r.full.Load() {
+		limit = r.low()
+	}
+	strained := r.deps.Now().Sub(time.Unix(0, r.strained.Load())) < strainedFor
+	full := strained || r.open.Load() >= limit
+	r.full.Store(full)
+	return full
+}
+
+// admit counts a connection, and reports whether there is room for it; release takes it back.
+func (r *Relay) admit() bool {
+	n := r.open.Add(1)
+	if n == r.high() {
+		r.cross()
+	}
+	if n > int64(r.options.Limit) {
+		r.release()
+		return false
+	}
+	return true
+}
+
+func (r *Relay) release() {
+	if r.open.Add(-1) == r.low()-1 {
+		r.cross()
+	}
+}
+
+func (r *Relay) cross() {
+	select {
+	case r.crossed <- struct{}{}:
+	default:
+	}
 }
 
 // Run relays until ctx ends, and then until the connections have ended or Drain is over. Before it stops
@@ -133,11 +180,11 @@ func (r *Relay) Run(ctx context.Context) error {
 	case <-time.After(wire.Lease + time.Second): // the proxy is gone, and with it the lease by now
 	}
 	for _, l := range r.listeners {
-		_ = l.SetDeadline(time.Now().Add(acceptAfter))
+		_ = l.socket.file.SetReadDeadline(time.Now().Add(acceptAfter))
 	}
 	accepting.Wait()
 	for _, l := range r.listeners {
-		l.Close()
+		l.socket.Close()
 	}
 	drained := make(chan struct{})
 	go func() { connections.Wait(); close(drained) }()
@@ -150,48 +197,55 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	stop()
 	feed.Wait()
+	r.pipes.close()
 	return nil
 }
 
 // accept accepts connections until the listener's deadline, which it has once the relay ends.
-func (r *Relay) accept(ctx context.Context, l *net.TCPListener, connections *sync.WaitGroup) {
+func (r *Relay) accept(ctx context.Context, l listener, connections *sync.WaitGroup) {
 	failures := loop.Failures{Repeat: time.Minute}
 	for {
-		conn, err := l.AcceptTCP()
-		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
+		conn, from, err := l.accept()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
 		failures.Log(r.deps.Log, "cannot accept a connection", "accepting connections again", err)
 		if err != nil { // as without free file descriptors
+			r.strained.Store(r.deps.Now().UnixNano())
+			r.cross()
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		if r.open.Add(1) > int64(r.options.Limit) {
-			r.open.Add(-1)
+		if !r.admit() {
 			r.refused.Add(1)
 			abort(conn)
 			continue
 		}
 		connections.Go(func() {
-			defer r.open.Add(-1)
-			r.serve(ctx, conn)
+			defer r.release()
+			r.serve(ctx, conn, from, l)
 		})
 	}
 }
 
 // serve serves one client.
-func (r *Relay) serve(ctx context.Context, client *net.TCPConn) {
+func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l listener) {
 	defer client.Close()
 	began := r.deps.Now()
-	from := unmap(client.RemoteAddr().(*net.TCPAddr).AddrPort())
-	to, err := r.deps.Original(client)
-	if err != nil || to == unmap(client.LocalAddr().(*net.TCPAddr).AddrPort()) {
+	to, err := r.deps.Original(client, l.family)
+	own := false
+	if err == nil && to.Port() == l.port {
+		var local netip.AddrPort
+		local, err = client.local()
+		own = to == local
+	}
+	if err != nil || own {
 		r.refused.Add(1) // who connects to the relay itself
 		abort(client)
 		return
 	}
 	w, ok := r.find(ctx, to)
-	if !ok || !r.table.open(w.service, r.options.ServiceLimit) {
+	if !ok || !r.table.open(w.service, from.Addr(), r.options.ServiceLimit, r.options.ClientLimit) {
 		r.refused.Add(1)
 		abort(client)
 		return
@@ -205,7 +259,7 @@ func (r *Relay) serve(ctx context.Context, client *net.TCPConn) {
 	default:
 		end = r.pass(ctx, w, client, backend, from, to)
 	}
-	r.table.close(w.service, end)
+	r.table.close(w.service, from.Addr(), end)
 	r.log(w, from, to, tried, end, r.deps.Now().Sub(began))
 }
 
@@ -236,35 +290,34 @@ func (r *Relay) find(ctx context.Context, frontend netip.AddrPort) (w way, ok bo
 }
 
 // connect connects to a backend.
-func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort) (*net.TCPConn, []netip.AddrPort, error) {
+func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort) (*Conn, []netip.AddrPort, error) {
 	choose := r.table.chooser(w, from.Addr(), rand.Uint64)
 	d := dialer{dial: r.deps.Dial, tries: r.options.Tries, tryAfter: r.options.TryAfter,
 		timeout: r.options.ConnectTimeout}
-	conn, tried, err := d.connect(ctx, choose.next, func(b netip.AddrPort) { r.table.suspect(w.service, b) })
-	r.table.connected(w.service, len(tried), err == nil)
+	c, err := d.connect(ctx, choose.next, func(b netip.AddrPort) { r.table.suspect(w.service, b) })
+	r.table.connected(w.service, len(c.tried), c.failedHere, err == nil)
 	if err != nil {
-		return nil, tried, fmt.Errorf("no backend answered: %w", err)
+		return nil, c.tried, fmt.Errorf("no backend answered: %w", err)
 	}
-	backend := unmap(conn.RemoteAddr().(*net.TCPAddr).AddrPort())
-	r.table.trust(w.service, backend)
-	r.table.remember(w, from.Addr(), backend)
-	return conn, tried, nil
+	r.table.trust(w.service, c.backend)
+	r.table.remember(w, from.Addr(), c.backend)
+	return c.conn, c.tried, nil
 }
 
 // pass tells the backend who the client is, if the Service asks for that, and passes on all bytes.
-func (r *Relay) pass(ctx context.Context, w way, client, backend *net.TCPConn, from, to netip.AddrPort) ended {
+func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, from, to netip.AddrPort) ended {
 	defer backend.Close()
 	if w.proxyProtocol > 0 {
 		header := proxyproto.HeaderProxyFromAddrs(byte(w.proxyProtocol), net.TCPAddrFromAddrPort(from),
 			net.TCPAddrFromAddrPort(to))
-		_ = backend.SetWriteDeadline(time.Now().Add(headerWithin))
-		if _, err := header.WriteTo(backend); err != nil {
+		_ = backend.file.SetWriteDeadline(time.Now().Add(headerWithin))
+		if _, err := header.WriteTo(backend.file); err != nil {
 			abort(client)
 			return ended{err: fmt.Errorf("write the header of the PROXY protocol: %w", err)}
 		}
-		_ = backend.SetWriteDeadline(time.Time{})
+		_ = backend.file.SetWriteDeadline(time.Time{})
 	}
-	return pipe(ctx, client, backend, r.options.Idle)
+	return pass(ctx, r.pipes, client, backend, r.options.Idle)
 }
 
 func (r *Relay) log(w way, from, to netip.AddrPort, tried []netip.AddrPort, end ended, took time.Duration) {
@@ -278,5 +331,3 @@ func (r *Relay) log(w way, from, to netip.AddrPort, tried []netip.AddrPort, end 
 	}
 	r.deps.Log.Info("connection", args...)
 }
-
-func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

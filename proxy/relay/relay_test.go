@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -47,13 +48,14 @@ func newRig(t *testing.T, tune func(*Options)) *rig {
 	g := &rig{t: t, said: make(chan wire.Hello, 1000), tell: make(chan wire.Message)}
 	g.original.Store(&frontend)
 	options := Options{Socket: filepath.Join(t.TempDir(), "relay.sock"), Tries: 3, TryAfter: 10 * time.Millisecond,
-		ConnectTimeout: 30 * time.Second, Idle: time.Hour, Drain: time.Minute, Limit: 1000, ServiceLimit: 1000}
+		ConnectTimeout: 30 * time.Second, Idle: time.Hour, Drain: time.Minute, Limit: 1000, ServiceLimit: 1000,
+		ClientLimit: 1000}
 	if tune != nil {
 		tune(&options)
 	}
 	deps := NewDeps(slog.New(slog.DiscardHandler))
 	dial := deps.Dial
-	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error) {
+	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (*Conn, error) {
 		if _, silent := g.dead.Load(backend); silent {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
@@ -63,13 +65,13 @@ func newRig(t *testing.T, tune func(*Options)) *rig {
 		}
 		return dial(ctx, backend)
 	}
-	deps.Original = func(*net.TCPConn) (netip.AddrPort, error) { return *g.original.Load(), nil }
+	deps.Original = func(*Conn, lb.Family) (netip.AddrPort, error) { return *g.original.Load(), nil }
 	listener, err := net.Listen("unix", options.Socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	go g.proxy(listener)
-	relay, err := New(t.Context(), options, deps)
+	relay, err := New(options, deps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +286,7 @@ func TestLateBackend(t *testing.T) {
 	g := newRig(t, nil)
 	slow := echo(t, "slow")
 	gate, dial := make(chan struct{}), g.deps.Dial
-	g.deps.Dial = func(ctx context.Context, b netip.AddrPort) (*net.TCPConn, error) {
+	g.deps.Dial = func(ctx context.Context, b netip.AddrPort) (*Conn, error) {
 		<-gate
 		return dial(ctx, b)
 	}
@@ -342,7 +344,8 @@ func TestResets(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.until("it is there", func() bool { return g.Counts()[0].Connections == 2 })
-	abort(conn)
+	_ = conn.SetLinger(0)
+	conn.Close()
 	if err := <-got; !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("the client reset, and the backend got %v", err)
 	}
@@ -374,8 +377,19 @@ func TestHalfClose(t *testing.T) {
 // Large amounts pass unchanged, while the reader is slower than the writer.
 func TestMuch(t *testing.T) {
 	t.Parallel()
+	for name, most := range map[string]int{"spliced": maxPipes, "copied": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			much(t, most)
+		})
+	}
+}
+
+// much passes bytes on with that many pipes.
+func much(t *testing.T, pipes int) {
 	const size = 32 << 20
 	g := newRig(t, nil)
+	g.pipes.most = pipes
 	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
 	conn := g.connect()
 	go func() {
@@ -389,6 +403,55 @@ func TestMuch(t *testing.T) {
 	g.until("it has ended", func() bool { return g.Counts()[0].Open == 0 })
 	if c := g.Counts()[0]; c.Sent != size || c.Received != size {
 		t.Errorf("%+v", c)
+	}
+	if made := g.pipes.made; made > min(2, pipes) {
+		t.Errorf("%d pipes for one connection", made)
+	}
+}
+
+// Connections on which nothing is on its way have no pipe, and those whose readers are slow take no more
+// than there are: others go on without.
+func TestPipesAreFew(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.pipes.most = 4
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+	exchange := func(conn *net.TCPConn) {
+		t.Helper()
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var idle []*net.TCPConn
+	for range 50 {
+		conn := g.connect()
+		exchange(conn)
+		idle = append(idle, conn)
+	}
+	for _, conn := range idle[:10] { // until nobody takes more, as no answer is read
+		_ = conn.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		if _, err := io.Copy(conn, pattern{}); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+	for _, conn := range idle[10:] {
+		exchange(conn)
+	}
+	for _, conn := range idle[:10] { // what was held back comes
+		_ = conn.CloseWrite()
+		if _, err := io.Copy(check{t}, conn); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, conn := range idle {
+		conn.Close()
+	}
+	g.until("all have ended", func() bool { return g.Counts()[0].Open == 0 })
+	if g.pipes.made > 4 || len(g.pipes.free) != g.pipes.made {
+		t.Errorf("%d pipes, %d of them free", g.pipes.made, len(g.pipes.free))
 	}
 }
 
@@ -447,6 +510,7 @@ func TestLimits(t *testing.T) {
 	for name, tune := range map[string]func(*Options){
 		"of a Service": func(o *Options) { o.ServiceLimit = 2 },
 		"of the node":  func(o *Options) { o.Limit = 2 },
+		"of a client":  func(o *Options) { o.ClientLimit = 2 },
 	} {
 		g := newRig(t, tune)
 		g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
@@ -455,8 +519,9 @@ func TestLimits(t *testing.T) {
 		if err := g.end(); !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("%s: the third got %v", name, err)
 		}
-		if g.Refused() != 1 {
-			t.Errorf("%s: %d are counted", name, g.Refused())
+		if c := g.Counts()[0]; g.Refused() != 1 || (c.Refused == 1) != (name == "of a Service") ||
+			(c.ClientRefused == 1) != (name == "of a client") {
+			t.Errorf("%s: %d are counted, %+v", name, g.Refused(), c)
 		}
 		for _, conn := range within {
 			if _, err := conn.Write([]byte("x")); err != nil {
@@ -470,6 +535,47 @@ func TestLimits(t *testing.T) {
 		g.until("they have ended", func() bool { return g.Counts()[0].Open == 0 })
 		if got, err := g.ask(""); err != nil || got != "" {
 			t.Errorf("%s: with room again: %q, %v", name, got, err)
+		}
+	}
+}
+
+// A relay that is about to be full says so, and says when it has room again.
+func TestFull(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(o *Options) { o.Limit = 10 })
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+	var all []*net.TCPConn
+	for i := range int64(8) {
+		all = append(all, g.connect())
+		g.until("it is there", func() bool { return g.open.Load() == i+1 })
+	}
+	g.says("with room for one", func(h wire.Hello) bool { return h.Connections == 8 && !h.Full })
+	all = append(all, g.connect())
+	g.says("without room", func(h wire.Hello) bool { return h.Full })
+	all[0].Close()
+	g.says("with little room", func(h wire.Hello) bool { return h.Connections == 8 && h.Full })
+	all[1].Close()
+	g.says("with room again", func(h wire.Hello) bool { return h.Connections == 7 && !h.Full })
+	if g.Full() || g.Refused() != 0 {
+		t.Errorf("full: %v, %d refused", g.Full(), g.Refused())
+	}
+	g.strained.Store(time.Now().UnixNano())
+	g.cross()
+	g.says("after it could not accept a connection", func(h wire.Hello) bool { return h.Full })
+}
+
+// says waits until the relay says something to the proxy.
+func (g *rig) says(what string, is func(wire.Hello) bool) {
+	g.t.Helper()
+	late := time.After(time.Minute)
+	for {
+		select {
+		case h := <-g.said:
+			if is(h) {
+				return
+			}
+		case <-late:
+			g.t.Fatalf("%s: it never says so", what)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,8 +26,12 @@ type table struct {
 
 	mu       sync.Mutex
 	services map[lb.Key]*service
-	at       map[netip.AddrPort]way
-	changed  chan struct{} // closed when the next message is taken in
+	// at are the ways of each frontend, the one that counts first: a frontend that moves is two Services'
+	// for a moment.
+	at map[netip.AddrPort][]way
+	// nodePorts are the addresses at which the node serves node ports.
+	nodePorts map[netip.Addr]bool
+	changed   chan struct{} // closed when the next message is taken in
 }
 
 // service is a relayed Service.
@@ -35,6 +40,8 @@ type service struct {
 	plan.Relayed
 	removed bool
 	counts  Counts
+	// clients counts the open connections of each client.
+	clients map[netip.Addr]int
 	// remembered are the backends of clients, by port and client, with session affinity.
 	remembered map[remembering]remembered
 	swept      time.Time
@@ -57,6 +64,8 @@ type way struct {
 	port     string
 	local    bool
 	backends []plan.RelayedBackend
+	// going and externalIP are the frontend's.
+	going, externalIP bool
 	// affinity and the next two are the Service's.
 	affinity      time.Duration
 	byClient      bool
@@ -64,16 +73,23 @@ type way struct {
 }
 
 func newTable(now func() time.Time) *table {
-	return &table{now: now, services: map[lb.Key]*service{}, at: map[netip.AddrPort]way{}, changed: make(chan struct{})}
+	return &table{now: now, services: map[lb.Key]*service{}, at: map[netip.AddrPort][]way{},
+		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{})}
 }
 
 // take takes a message of the proxy in.
 func (t *table) take(m wire.Message) {
-	if !m.Complete && len(m.Services) == 0 {
+	if !m.Complete && len(m.Services) == 0 && m.NodePorts == nil {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if m.NodePorts != nil {
+		clear(t.nodePorts)
+		for _, addr := range m.NodePorts {
+			t.nodePorts[addr] = true
+		}
+	}
 	if m.Complete {
 		named := map[lb.Key]bool{}
 		for _, s := range m.Services {
@@ -98,9 +114,7 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 	if s != nil {
 		for _, p := range s.Ports {
 			for _, f := range p.Frontends {
-				if t.at[f.Addr].service == s { // else it is another Service's by now
-					delete(t.at, f.Addr)
-				}
+				t.remove(f.Addr, s)
 			}
 		}
 	}
@@ -112,7 +126,8 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 		return
 	}
 	if s == nil {
-		s = &service{key: key, remembered: map[remembering]remembered{}, suspects: map[netip.AddrPort]time.Time{}}
+		s = &service{key: key, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
+			suspects: map[netip.AddrPort]time.Time{}}
 		t.services[key] = s
 	}
 	s.Relayed, s.removed = *relayed, false
@@ -120,11 +135,11 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
 			w := way{service: s, port: p.Name, local: f.Local, backends: p.Cluster, affinity: s.Affinity,
-				byClient: s.ByClient, proxyProtocol: s.ProxyProtocol}
+				byClient: s.ByClient, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP}
 			if f.Local {
 				w.backends = p.Local
 			}
-			t.at[f.Addr] = w
+			t.add(f.Addr, w)
 			for _, b := range w.backends {
 				backends[b.Addr] = true
 			}
@@ -134,6 +149,24 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 		if !backends[b] {
 			delete(s.suspects, b)
 		}
+	}
+}
+
+// add adds a way of a frontend. One that is wanted comes before one that goes, and else the newer one.
+func (t *table) add(frontend netip.AddrPort, w way) {
+	ways := t.at[frontend]
+	i := slices.IndexFunc(ways, func(other way) bool { return !w.going || other.going })
+	if i < 0 {
+		i = len(ways)
+	}
+	t.at[frontend] = slices.Insert(ways, i, w)
+}
+
+// remove removes the ways of a frontend to a Service, and leaves those to others.
+func (t *table) remove(frontend netip.AddrPort, s *service) {
+	ways := slices.DeleteFunc(t.at[frontend], func(w way) bool { return w.service == s })
+	if t.at[frontend] = ways; len(ways) == 0 {
+		delete(t.at, frontend)
 	}
 }
 
@@ -148,44 +181,70 @@ func (t *table) forget(s *service) {
 func (t *table) find(frontend netip.AddrPort) (w way, ok bool, changed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if w, ok = t.at[frontend]; !ok {
+	if ways := t.at[frontend]; len(ways) > 0 {
+		w, ok = ways[0], true
+	}
+	if t.nodePorts[frontend.Addr()] && (!ok || w.externalIP) {
 		everywhere := netip.IPv4Unspecified()
 		if frontend.Addr().Is6() {
 			everywhere = netip.IPv6Unspecified()
 		}
-		w, ok = t.at[netip.AddrPortFrom(everywhere, frontend.Port())] // a node port
+		if ways := t.at[netip.AddrPortFrom(everywhere, frontend.Port())]; len(ways) > 0 {
+			w, ok = ways[0], true
+		}
 	}
 	return w, ok, t.changed
 }
 
-// open counts a connection, and reports whether the Service may have it.
-func (t *table) open(s *service, limit int) bool {
+// open counts a connection, and reports whether the Service and its client may have it.
+func (t *table) open(s *service, from netip.Addr, limit, clientLimit int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.counts.Open >= limit {
+	client := clientOf(from)
+	switch {
+	case s.counts.Open >= limit:
 		s.counts.Refused++
+		return false
+	case s.clients[client] >= clientLimit:
+		s.counts.ClientRefused++
 		return false
 	}
 	s.counts.Open++
 	s.counts.Connections++
+	s.clients[client]++
 	return true
 }
 
+// clientOf returns what counts as one client: an IPv4 address, or the network of 64 bits of an IPv6
+// address, in which a host may have any number of addresses.
+func clientOf(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return addr
+	}
+	network, _ := addr.WithZone("").Prefix(64)
+	return network.Addr()
+}
+
 // close counts what became of a connection.
-func (t *table) close(s *service, end ended) {
+func (t *table) close(s *service, from netip.Addr, end ended) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	client := clientOf(from)
+	if s.clients[client]--; s.clients[client] == 0 {
+		delete(s.clients, client)
+	}
 	s.counts.Open--
 	s.counts.Sent += end.sent
 	s.counts.Received += end.received
 	t.forget(s)
 }
 
-// connected counts the tries of a connection.
-func (t *table) connected(s *service, tries int, ok bool) {
+// connected counts the tries of a connection, and those of them that failed on this node.
+func (t *table) connected(s *service, tries, failedHere int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s.counts.Tries += uint64(tries)
+	s.counts.NodeFailures += uint64(failedHere)
 	switch {
 	case !ok:
 		s.counts.Failures++

@@ -56,7 +56,10 @@ type Actor struct {
 	begun     bool
 	all       map[lb.Key]*plan.Relayed
 	addresses map[lb.Family]netip.Addr
-	relays    map[*relay]bool
+	nodePorts []netip.Addr
+	// blocked are the families in which something else drops what the rules would lead to a relay.
+	blocked map[lb.Family]bool
+	relays  map[*relay]bool
 	// current is the relay that said its ports last and knows all Services; nil while there is none.
 	current *relay
 	leased  map[lb.Family]netip.AddrPort
@@ -65,6 +68,7 @@ type Actor struct {
 // relay is one connection.
 type relay struct {
 	changed map[lb.Key]bool // nil before it has been told all
+	moved   bool            // the addresses of node ports have changed since
 	wake    chan struct{}
 	said    wire.Hello
 	told    bool // all Services
@@ -82,13 +86,32 @@ func New(deps Deps) *Actor {
 // Busy returns for how long the lease has been at one change.
 func (a *Actor) Busy() time.Duration { return a.pulse.Busy() }
 
-// SetAddresses says which address of each family the node has for the relay. The rules of a family
-// without one lead to no relay. It never blocks.
-func (a *Actor) SetAddresses(addresses map[lb.Family]netip.Addr) {
+// SetAddresses says which address of each family the node has for the relay, and at which addresses it
+// serves node ports. The rules of a family without one lead to no relay. It never blocks.
+func (a *Actor) SetAddresses(addresses map[lb.Family]netip.Addr, nodePorts []netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.addresses = addresses
 	poke(a.wake)
+	if slices.Equal(a.nodePorts, nodePorts) {
+		return
+	}
+	a.nodePorts = slices.Clone(nodePorts)
+	for r := range a.relays {
+		r.moved = true
+		poke(r.wake)
+	}
+}
+
+// SetBlocked says in which families the rules shall lead to no relay, as something else would drop what
+// they lead there. It never blocks.
+func (a *Actor) SetBlocked(families map[lb.Family]bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !maps.Equal(a.blocked, families) {
+		a.blocked = maps.Clone(families)
+		poke(a.wake)
+	}
 }
 
 // Begin says what is relayed, all of it, which relays hear from now on. It never blocks.
@@ -140,9 +163,13 @@ func poke(wake chan struct{}) {
 type State struct {
 	// Connected is set while a relay is connected and knows all Services.
 	Connected bool `json:"connected"`
+	// Full is set while it has as many connections as it may, and new ones go straight to endpoints.
+	Full bool `json:"full,omitempty"`
 	// Leads are the addresses to which the rules lead, by family; none where connections go straight to
 	// endpoints.
 	Leads map[lb.Family]netip.AddrPort `json:"leads,omitempty"`
+	// Ports are those where the relay accepts connections.
+	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
 	// Services are relayed, and Connections are open.
 	Services    int `json:"services"`
 	Connections int `json:"connections"`
@@ -154,7 +181,8 @@ func (a *Actor) State() State {
 	defer a.mu.Unlock()
 	st := State{Connected: a.current != nil, Leads: maps.Clone(a.leased), Services: len(a.all)}
 	if a.current != nil {
-		st.Connections = a.current.said.Connections
+		st.Ports = maps.Clone(a.current.said.Ports)
+		st.Full, st.Connections = a.current.said.Full, a.current.said.Connections
 	}
 	return st
 }
@@ -307,7 +335,10 @@ func (a *Actor) news(r *relay) (m wire.Message) {
 	for key := range r.changed {
 		m.Services = append(m.Services, wire.Service{Key: key, Relayed: a.all[key]})
 	}
-	r.changed = map[lb.Key]bool{}
+	if m.Complete || r.moved {
+		m.NodePorts = append([]netip.Addr{}, a.nodePorts...)
+	}
+	r.changed, r.moved = map[lb.Key]bool{}, false
 	slices.SortFunc(m.Services, func(x, y wire.Service) int { return x.Key.Compare(y.Key) })
 	return m
 }
@@ -335,6 +366,9 @@ func (a *Actor) take(r *relay, h wire.Hello) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := r.ready()
+	if h.Full != r.said.Full {
+		poke(a.wake)
+	}
 	leaving := h.Leaving || r.said.Leaving
 	r.said = h
 	r.said.Leaving = leaving
@@ -370,9 +404,9 @@ func (a *Actor) keep(ctx context.Context) {
 func (a *Actor) lease() error {
 	a.mu.Lock()
 	want := map[lb.Family]netip.AddrPort{}
-	if a.current != nil && a.deps.Busy() < stuckAfter {
+	if a.current != nil && !a.current.said.Full && a.deps.Busy() < stuckAfter {
 		for family, port := range a.current.said.Ports {
-			if addr, ok := a.addresses[family]; ok {
+			if addr, ok := a.addresses[family]; ok && !a.blocked[family] {
 				want[family] = netip.AddrPortFrom(addr, port)
 			}
 		}

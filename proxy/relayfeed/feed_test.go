@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,7 +61,7 @@ func newRig(t *testing.T) *rig {
 			}
 			return g.fail
 		}})
-	g.SetAddresses(own)
+	g.SetAddresses(own, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- g.Run(ctx) }()
@@ -247,8 +248,70 @@ func TestRenewal(t *testing.T) {
 	g.leads(0)
 	g.busy.Store(0)
 	g.leads(7)
-	g.SetAddresses(nil)
+	g.SetAddresses(nil, nil)
 	g.leads(0)
+}
+
+// The rules do not lead to a relay that is full, and do again once it has room.
+func TestFull(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	r := g.join(hello(7))
+	g.leads(7)
+	full := hello(7)
+	full.Full = true
+	r.hello.Store(&full)
+	g.leads(0)
+	if st := g.State(); !st.Full || !st.Connected {
+		t.Errorf("%+v", st)
+	}
+	room := hello(7)
+	r.hello.Store(&room)
+	g.leads(7)
+	if st := g.State(); st.Full {
+		t.Errorf("%+v", st)
+	}
+}
+
+// The rules of a family lead to no relay while something would drop that.
+func TestBlocked(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	g.join(hello(7))
+	g.leads(7)
+	g.SetBlocked(map[lb.Family]bool{lb.IPv4: true})
+	g.leads(0)
+	if st := g.State(); !st.Connected || st.Ports[lb.IPv4] != 7 {
+		t.Errorf("%+v", st)
+	}
+	g.SetBlocked(nil)
+	g.leads(7)
+}
+
+// A relay hears at which addresses node ports are served, and when that changes.
+func TestNodePorts(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+	g.SetAddresses(own, addrs)
+	g.Begin(nil)
+	r := g.join(hello(7))
+	if m := r.next(func(m wire.Message) bool { return m.Complete }); !slices.Equal(m.NodePorts, addrs) {
+		t.Errorf("at first it hears %v", m.NodePorts)
+	}
+	g.SetAddresses(own, addrs)
+	g.Update(map[lb.Key]*plan.Relayed{web: relayed("192.0.2.9:80")})
+	if m := r.next(func(m wire.Message) bool { return len(m.Services) > 0 }); m.NodePorts != nil {
+		t.Errorf("with nothing new it hears %v", m.NodePorts)
+	}
+	for _, now := range [][]netip.Addr{addrs[:1], nil} {
+		g.SetAddresses(own, now)
+		if m := r.next(func(m wire.Message) bool { return m.NodePorts != nil }); !slices.Equal(m.NodePorts, now) {
+			t.Errorf("it hears %v in place of %v", m.NodePorts, now)
+		}
+	}
 }
 
 // One that is silent, says what makes no sense, or is one too many, is cut off.

@@ -137,6 +137,39 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- end -}}
 {{- end -}}
 
+{{/* A time such as 1m30s in milliseconds. */}}
+{{- define "landfall.milliseconds" -}}
+{{- $sum := 0.0 -}}
+{{- range regexFindAll "[0-9.]+[a-z]+" . -1 -}}
+{{- $unit := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 | dig (regexFind "[a-z]+$" .) 0 -}}
+{{- $sum = addf $sum (mulf (regexFind "^[0-9.]+" . | float64) $unit) -}}
+{{- end -}}
+{{- int $sum -}}
+{{- end -}}
+
+{{/* Fails where values contradict one another. */}}
+{{- define "landfall.nodeChecks" -}}
+{{- $v := .Values -}}
+{{- if and $v.relay.enabled (or (not $v.proxy.enabled) (eq $v.proxy.mode "iptables")) -}}
+{{- fail "relay.enabled needs proxy.enabled=true and proxy.mode auto or nftables: rules of the proxy lead connections to the relay, and those of iptables mode do not" -}}
+{{- end -}}
+{{- $needs := dict -}}
+{{- if $v.speaker.enabled -}}
+{{- $_ := set $needs "speaker.bgpConvergence plus 7 s" (include "landfall.milliseconds" $v.speaker.bgpConvergence | int | add 7000) -}}
+{{- end -}}
+{{- if $v.proxy.enabled -}}
+{{- $_ := set $needs "proxy.drainTime" (include "landfall.milliseconds" $v.proxy.drainTime | int) -}}
+{{- end -}}
+{{- if $v.relay.enabled -}}
+{{- $_ := set $needs "relay.drainTime plus 5 s" (include "landfall.milliseconds" $v.relay.drainTime | int | add 5000) -}}
+{{- end -}}
+{{- range $what, $milliseconds := $needs -}}
+{{- if gt (int $milliseconds) (int (mul 1000 $v.node.terminationGracePeriodSeconds)) -}}
+{{- fail (printf "node.terminationGracePeriodSeconds is %v, shorter than %s: the kubelet would kill the program before it is done" $v.node.terminationGracePeriodSeconds $what) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "landfall.gate" -}}
 {{- $gate := .Values.speaker.gate | default (ternary "proxy" "none" .Values.proxy.enabled) -}}
 {{- if and (eq $gate "proxy") (not .Values.proxy.enabled) -}}
@@ -224,6 +257,9 @@ loops run. Readiness: the first work is done. */}}
 {{- $kind := ternary "serviceMonitor" "podMonitor" .Values.serviceMonitor.enabled -}}
 {{- if eq .Values.metrics.listen "localhost" -}}
 {{- fail (printf "%s.enabled needs metrics.listen=node or all: Prometheus cannot reach the localhost of a node" $kind) -}}
+{{- end -}}
+{{- if and .Values.metrics.secure (not .Values.rbac.create) (not (index .Values $kind).tokenSecret) -}}
+{{- fail (printf "%s.tokenSecret is empty: without rbac.create there is no token for Prometheus; name a Secret with one, of a user who may get /metrics" $kind) -}}
 {{- end -}}
 {{- toYaml (index .Values $kind) -}}
 {{- end -}}

@@ -14,22 +14,25 @@ import (
 
 // trial is what is done with a cluster of real kubelets.
 type trial struct {
-	name  string // returns, helm, guides, migrations; else a short check
+	name  string // returns, helm, guides, migrations, firsthour; else a short check
 	count int
 	away  time.Duration
-	only  string // the one way to go away; empty for all
+	only  string // the one way to go away, or the reasons of traps; empty for all
 	keep  bool
 }
 
-// migrations is the story that needs images of others.
-const migrations = "migrations"
+// The stories that need images of others.
+const (
+	migrations = "migrations"
+	firstHour  = "firsthour"
+)
 
 // realCluster starts a cluster of real kubelets; it is kept, or Landfall is tried on it and it is
 // taken down again.
 func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t trial) (err error) {
 	p := newPrinter(out)
 	options.Progress = p.progress
-	if t.name == migrations {
+	if t.name == migrations || t.name == firstHour {
 		if options.Archives, err = cluster.UpstreamImages(ctx, p.progress); err != nil {
 			return err
 		}
@@ -62,8 +65,10 @@ func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t 
 		err = c.Guides(ctx, p.line)
 	case t.name == migrations:
 		err = c.Migrations(ctx, p.line)
+	case t.name == firstHour:
+		err = c.FirstHour(ctx, t.only, p.line)
 	default:
-		err = fmt.Errorf("no story %q: want returns, helm, guides or migrations", t.name)
+		err = fmt.Errorf("no story %q: want returns, helm, guides, migrations or firsthour", t.name)
 	}
 	if err == nil {
 		p.section("Everything holds")

@@ -30,12 +30,16 @@ const usage = `usage:
   landfall-lab cluster [--keep] [--cni bridge|ptp|flannel] [--image FILE]
                [--story helm|guides|migrations]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
+  landfall-lab cluster --story firsthour [--only REASONS]
                                             start a cluster of real kubelets, and try Landfall:
                                             docs/design/cluster.md
   landfall-lab conformance [--mode nftables|iptables|kube-proxy] [--focus GROUPS] [--specs PATTERN]
                [--nodes N] [ARGUMENTS OF GINKGO]
                                             run upstream's end-to-end suite on such a cluster:
                                             docs/design/conformance.md
+  landfall-lab chaos [--seed N] [--minutes M] [--shrink TRIES] [--only EVENTS] [--without GUARD]
+               [--keep-going]
+                                            break a lab at random, and judge it by the contract: docs/chaos.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
@@ -78,6 +82,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	count := flags.Int("count", 6, "")
 	only := flags.String("only", "", "")
 	away := flags.Duration("away", 8*time.Second, "")
+	var t trouble
+	flags.Uint64Var(&t.seed, "seed", 1, "")
+	flags.IntVar(&t.minutes, "minutes", 3, "")
+	flags.IntVar(&t.shrink, "shrink", 0, "")
+	flags.StringVar(&t.without, "without", "", "")
+	flags.BoolVar(&t.onward, "keep-going", false, "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -98,6 +108,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "conformance":
 		return conform(ctx, out, conformance.Options{Mode: *mode, Focus: *focus, Specs: *specs, Args: flags.Args(),
 			Landfall: *version, Name: *name, CNI: *cni, Nodes: *nodes})
+	case "chaos":
+		t.only = *only
+		return makeTrouble(ctx, out, t, options)
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -31,6 +32,9 @@ type Message struct {
 	Complete bool `json:"complete,omitempty"`
 	// Services are what is relayed, nil for one that is not relayed any more.
 	Services []Service `json:"services,omitempty"`
+	// NodePorts are the addresses at which the node serves node ports, if they have changed; nil if they
+	// have not.
+	NodePorts []netip.Addr `json:"nodePorts,omitzero"`
 	// Left is set once the rules do not lead to the relay any more, after it has said that it leaves.
 	Left bool `json:"left,omitempty"`
 }
@@ -47,6 +51,9 @@ type Hello struct {
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
 	// Leaving is set if the rules shall not lead to the relay any more.
 	Leaving bool `json:"leaving,omitempty"`
+	// Full is set if the relay has about as many connections as it may: the rules shall not lead there, but
+	// straight to endpoints, until it has room again.
+	Full bool `json:"full,omitempty"`
 	// Connections is how many are open.
 	Connections int `json:"connections,omitempty"`
 }

@@ -1,0 +1,123 @@
+package chaos
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos/contract"
+	"github.com/landfall-lb/landfall/e2e/chaos/story"
+)
+
+func TestClusterIsValid(t *testing.T) {
+	c := cluster()
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(Cast().Nodes); n != 4 {
+		t.Errorf("%d nodes announce, want 4", n)
+	}
+	for _, s := range services() {
+		nodes := map[string]bool{}
+		for _, p := range c.Pods {
+			if p.App == s.App {
+				nodes[p.Node] = true
+			}
+			if got := appOfPod(p.Name); got != p.App {
+				t.Errorf("the app of %s is %q, want %q", p.Name, got, p.App)
+			}
+		}
+		if len(nodes) != 2 {
+			t.Errorf("the pods of %s are on %v, want two nodes", s.Name, nodes)
+		}
+	}
+	if a, b := churnService("churn-1"), churnService("churn-2"); reflect.DeepEqual(a.Annotations, b.Annotations) &&
+		a.ExternalTrafficPolicy == b.ExternalTrafficPolicy {
+		t.Error("Services of churn are all alike")
+	}
+}
+
+func TestTakeovers(t *testing.T) {
+	log := strings.Join([]string{
+		`time=2026-01-02T03:04:04.000Z level=INFO msg="owner changes" vip=10.0.0.1 from="" to=n1 interfaces=[eth0]`,
+		`time=2026-01-02T03:04:06.000Z level=INFO msg="owner changes" vip=10.0.0.2 from=n2 to=n1 interfaces=[eth0] handover=true`,
+		`time=2026-01-02T03:04:06.000Z level=INFO msg="owner changes" vip=10.0.0.3 from=n1 to=n2 interfaces=[]`,
+		`time=2026-01-02T03:04:07.000Z level=INFO msg="something else" vip=10.0.0.4 to=n1 interfaces=[eth0]`, "",
+	}, "\n")
+	got := takeovers(log, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	if len(got) != 1 || got[0].vip != netip.MustParseAddr("10.0.0.2") || got[0].to != "n1" {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestAnnouncedAfter: a node that was cut off took two addresses and gave one up while it was away, and took a third
+// when it was back, which it then gave up.
+func TestAnnouncedAfter(t *testing.T) {
+	line := func(second int, vip, to, interfaces string) string {
+		return fmt.Sprintf("time=2026-01-02T03:04:%02d.000Z level=INFO msg=\"owner changes\" vip=%s from=x to=%s interfaces=%s handover=false\n",
+			second, vip, to, interfaces)
+	}
+	log := line(1, "10.0.0.1", "n1", "[eth0]") + line(1, "10.0.0.2", "n1", "[eth0]") + line(2, "10.0.0.1", `""`, "[]") +
+		line(6, "10.0.0.3", "n1", "[eth0]") + line(7, "10.0.0.3", "n2", "[eth0]")
+	healed := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	want := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")}
+	if got := announcedAfter(takeovers(log, healed.Add(-10*time.Second)), "n1", healed); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestUses(t *testing.T) {
+	addr := netip.MustParseAddr("192.168.177.20")
+	for text, want := range map[string]bool{
+		`{"services":[{"ports":[{"backends":[{"address":"192.168.177.20:80","ready":true}]}]}]}`:  true,
+		`{"services":[{"ports":[{"backends":[{"address":"192.168.177.20:80","ready":false}]}]}]}`: false,
+		`{"services":[{"ports":[{"backends":[{"address":"192.168.177.21:80","ready":true}]}]}]}`:  false,
+		`{"services":[]}`: false, ``: false,
+	} {
+		if got := uses(text, addr); got != want {
+			t.Errorf("%s: %v, want %v", text, got, want)
+		}
+	}
+}
+
+func TestFrames(t *testing.T) {
+	w := &wire{mac: net.HardwareAddr{2, 0, 0, 0, 0, 1}, own: netip.MustParseAddr("172.26.236.20"),
+		link: netip.MustParseAddr("fe80::1%eth0")}
+	arp := w.arpFrame(1, w.own, netip.MustParseAddr("172.26.236.180"))
+	if want := "\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x08\x06\x00\x01\x08\x00\x06\x04\x00\x01" +
+		"\x02\x00\x00\x00\x00\x01\xac\x1a\xec\x14\x00\x00\x00\x00\x00\x00\xac\x1a\xec\xb4"; string(arp[:42]) != want || len(arp) != 60 {
+		t.Errorf("% x", arp)
+	}
+	ns, err := w.solicitation(netip.MustParseAddr("fd00::180"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "\x33\x33\xff\x00\x01\x80\x02\x00\x00\x00\x00\x01\x86\xdd\x60\x00\x00\x00\x00\x20\x3a\xff"; string(ns[:22]) != want ||
+		len(ns) != 14+40+32 {
+		t.Errorf("% x", ns)
+	}
+}
+
+func TestReport(t *testing.T) {
+	s := story.Story{Seed: 7}
+	if text := Report(s, Result{Rounds: 3}); !strings.Contains(text, "seed 7: 3 rounds") || !strings.Contains(text, "every clause held") {
+		t.Error(text)
+	}
+	var bad []contract.Violation
+	for range mostShown + 2 {
+		bad = append(bad, contract.Violation{Clause: 5, Name: "planned changes lose nothing", Round: 3, Text: "a request"})
+	}
+	text := Report(s, Result{Violations: bad, Journal: "the journal\n"})
+	if strings.Count(text, "VIOLATED in round 3: clause 5") != mostShown || !strings.Contains(text, "lose nothing: 7 in all") ||
+		!strings.HasSuffix(text, "the journal\n") {
+		t.Error(text)
+	}
+	if Alike(bad, []contract.Violation{{Name: "another"}}) || !Alike(bad, bad[:1]) {
+		t.Error("violations of one clause are alike, and others are not")
+	}
+}

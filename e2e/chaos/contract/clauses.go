@@ -1,0 +1,369 @@
+package contract
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos/story"
+)
+
+// Clause is one claim of the contract.
+type Clause struct {
+	Number int
+	Name   string
+	// Settled judges the state after a round; Seen what was seen during it. One of them is set.
+	Settled func(Snapshot) []string
+	Seen    func(Evidence) []Violation
+}
+
+// Clauses returns all of them, in the order of their numbers.
+func Clauses() []Clause {
+	return []Clause{
+		{Number: 0, Name: "everything can be seen", Settled: everythingIsSeen},
+		{Number: 0, Name: "speakers see one another", Settled: speakersSeeOneAnother},
+		{Number: 1, Name: "what has ready endpoints is announced by one, and answers", Settled: addressesAreDelivered},
+		{Number: 1, Name: "what has no ready endpoints is announced by none", Settled: nothingIsAnnouncedInVain},
+		{Number: 1, Name: "what is announced answers while proxies hang", Seen: noLossWhile(story.HungProxy)},
+		{Number: 2, Name: "Local keeps the client's address", Seen: localKeepsTheClient},
+		{Number: 2, Name: "Local is announced where it has pods", Settled: localIsWhereItsPodsAre},
+		{Number: 4, Name: "the health port tells the truth", Settled: healthPortsTellTheTruth},
+		{Number: 5, Name: "planned changes lose nothing",
+			Seen: noLossWhile(story.DrainLabel, story.DrainTaint, story.RollPod, story.EditPool)},
+		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.Kill)},
+		{Number: 6, Name: "a speaker that is back in time keeps its addresses", Seen: restartsKeepTheOwner},
+		{Number: 7, Name: "nothing is lost without the API server",
+			Seen: noLossWhile(story.StopAPI, story.FreezeAPI, story.FreezeEtcd)},
+		{Number: 8, Name: "an address has one holder", Seen: oneHolder},
+		{Number: 8, Name: "holders keep their addresses", Settled: holdersKeepTheirs},
+		{Number: 8, Name: "the right Service answers", Seen: theRightServiceAnswers},
+		{Number: 9, Name: "without endpoints connections are refused", Settled: refusedAtOnce},
+		{Number: 9, Name: "free addresses are silent", Settled: freeAddressesAreSilent},
+		{Number: 10, Name: "the status says what is", Settled: statusIsTrue},
+		{Number: 11, Name: "neighbours and churn cost nobody",
+			Seen: noLossWhile(story.MalformedARP, story.AddService, story.RemoveService, story.Unready, story.Ready,
+				story.Burst)},
+		{Number: 11, Name: "a returning node takes nothing", Seen: returningNodesTakeNothing},
+	}
+}
+
+// Unsettled returns the clauses that do not hold of a state. A state is settled once there are none.
+func Unsettled(s Snapshot) []Violation {
+	var all []Violation
+	for _, c := range Clauses() {
+		if c.Settled != nil {
+			for _, text := range c.Settled(s) {
+				all = append(all, Violation{Clause: c.Number, Name: c.Name, Text: text, At: s.At})
+			}
+		}
+	}
+	return all
+}
+
+// Judge returns what was violated in a round.
+func Judge(e Evidence) []Violation {
+	all := Unsettled(e.Settled)
+	for _, c := range Clauses() {
+		if c.Seen != nil {
+			for _, v := range c.Seen(e) {
+				v.Clause, v.Name = c.Number, c.Name
+				all = append(all, v)
+			}
+		}
+	}
+	for i := range all {
+		all[i].Round = e.Round.Number
+	}
+	return all
+}
+
+func everythingIsSeen(s Snapshot) []string { return s.Unknown }
+
+func speakersSeeOneAnother(s Snapshot) (bad []string) {
+	for _, node := range s.Nodes {
+		for _, other := range s.Nodes {
+			if !slices.Contains(s.Members[node], other) {
+				bad = append(bad, fmt.Sprintf("%s does not see %s", node, other))
+			}
+		}
+	}
+	return bad
+}
+
+// addressesAreDelivered: one node answers for an address on the LAN, or the router leads it to all nodes that
+// deliver it, and a request is answered.
+func addressesAreDelivered(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		if !svc.ready() {
+			continue
+		}
+		for _, a := range svc.Addresses {
+			say := func(format string, args ...any) {
+				bad = append(bad, fmt.Sprintf("%s of %s: ", a, svc.Name)+fmt.Sprintf(format, args...))
+			}
+			if svc.BGP {
+				want := s.Nodes
+				if svc.Local {
+					want = svc.nodes()
+				}
+				if !slices.Equal(s.Routed[a], want) {
+					say("the router leads it to %v, want %v", s.Routed[a], want)
+				}
+			} else {
+				if len(s.Answering[a]) != 1 {
+					say("%v say that they answer for it", s.Answering[a])
+				}
+				if !slices.Equal(s.Heard[a], s.Answering[a]) {
+					say("%v answer on the LAN, %v say so", s.Heard[a], s.Answering[a])
+				}
+			}
+			if text, asked := s.Asked[a]; !asked || text != "" {
+				say("a request failed: %s", text)
+			}
+		}
+	}
+	return bad
+}
+
+func nothingIsAnnouncedInVain(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		for _, a := range svc.Addresses {
+			// A shared address is announced for the other Service.
+			if !svc.ready() && svc.Share == "" && len(s.Answering[a])+len(s.Heard[a])+len(s.Routed[a]) > 0 {
+				bad = append(bad, fmt.Sprintf("%s of %s: answering %v, heard %v, routed %v", a, svc.Name, s.Answering[a],
+					s.Heard[a], s.Routed[a]))
+			}
+		}
+	}
+	return bad
+}
+
+func localIsWhereItsPodsAre(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		for _, a := range svc.Addresses {
+			for _, node := range slices.Concat(s.Answering[a], s.Routed[a]) {
+				if svc.Local && svc.Ready[node] == 0 {
+					bad = append(bad, fmt.Sprintf("%s of %s is announced from %s, which has no pod of it", a, svc.Name, node))
+				}
+			}
+		}
+	}
+	return bad
+}
+
+func healthPortsTellTheTruth(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		if svc.Health == nil {
+			continue
+		}
+		for _, node := range s.Nodes {
+			want := 503
+			if svc.Ready[node] > 0 {
+				want = 200
+			}
+			if got := svc.Health[node]; got != want {
+				bad = append(bad, fmt.Sprintf("%s on %s: %d, want %d", svc.Name, node, got, want))
+			}
+		}
+	}
+	return bad
+}
+
+func holdersKeepTheirs(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		if want, stays := s.Expected[svc.Name]; stays && !slices.Equal(svc.Addresses, want) {
+			bad = append(bad, fmt.Sprintf("%s holds %v, it had %v", svc.Name, svc.Addresses, want))
+		} else if !stays && len(svc.Addresses) == 0 {
+			bad = append(bad, svc.Name+" holds no address")
+		}
+	}
+	return bad
+}
+
+func refusedAtOnce(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		if got, asked := s.Refused[svc.Name]; !svc.ready() && len(svc.Addresses) > 0 && (!asked || got != "refused") {
+			bad = append(bad, fmt.Sprintf("%s has no pods, and a request from a node ends with %q", svc.Name, got))
+		}
+	}
+	return bad
+}
+
+func freeAddressesAreSilent(s Snapshot) (bad []string) {
+	held := map[netip.Addr]bool{}
+	for _, svc := range s.Services {
+		for _, a := range svc.Addresses {
+			held[a] = true
+		}
+	}
+	for what, seen := range map[string]map[netip.Addr][]string{
+		"say that they answer": s.Answering, "answer on the LAN": s.Heard, "get it from the router": s.Routed} {
+		for a, nodes := range seen {
+			if !held[a] && len(nodes) > 0 {
+				bad = append(bad, fmt.Sprintf("no Service holds %s, and %v %s", a, nodes, what))
+			}
+		}
+	}
+	return bad
+}
+
+func statusIsTrue(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		if svc.Announced != svc.ready() {
+			bad = append(bad, fmt.Sprintf("%s says Announced=%v (%s), and has ready pods on %v", svc.Name, svc.Announced,
+				svc.Message, svc.nodes()))
+		}
+		for _, a := range svc.Addresses {
+			if nodes := s.Answering[a]; svc.ready() && !svc.BGP && len(nodes) == 1 && svc.Owners[a] != nodes[0] {
+				bad = append(bad, fmt.Sprintf("%s says that %q answers for %s, and %s does", svc.Name, svc.Owners[a], a,
+					nodes[0]))
+			}
+		}
+	}
+	return bad
+}
+
+// noLossWhile returns a clause: no connection fails because of these kinds of events. Only calm rounds are judged.
+func noLossWhile(kinds ...story.Kind) func(Evidence) []Violation {
+	return func(e Evidence) (bad []Violation) {
+		if !e.Round.Calm {
+			return nil
+		}
+		for _, s := range e.Samples {
+			if s.Err == "" {
+				continue
+			}
+			if span := cause(e.Spans, s.Ended); slices.Contains(kinds, span.Kind) {
+				bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s over %s to %s of %s, begun at %s, after %s: %s",
+					"a request", s.Network, s.Target, s.Service, clock(s.Began), span.Event, s.Err)})
+			}
+		}
+		for _, f := range e.Flows {
+			if f.Broke.IsZero() || slices.ContainsFunc(e.Spans, func(s Span) bool { return s.ends(f) }) {
+				continue
+			}
+			// It breaks when it has had no answer for a while: what did it was before that, in the time between two lines.
+			if span := cause(e.Spans, f.Asked.Add(lineTime)); slices.Contains(kinds, span.Kind) {
+				bad = append(bad, Violation{At: f.Broke, Text: fmt.Sprintf(
+					"a connection to %s of %s, with %s, broke at %s, after %s: %s", f.Target, f.Service, f.Pod,
+					clock(f.Broke), span.Event, f.Err)})
+			}
+		}
+		return bad
+	}
+}
+
+// ends reports whether an event ends a connection by what it is: the pod is gone, or the relay that may carry it.
+func (s Span) ends(f Flow) bool {
+	return slices.Contains(s.Gone, f.Pod) || f.Relayed && s.Program == "relay"
+}
+
+// lineTime is more than the time between two lines of a flow.
+const lineTime = time.Second
+
+func clock(t time.Time) string { return t.Format("15:04:05.000") }
+
+// cause returns the event that a loss is laid to: the last planned change or fault that began before it ended, or
+// else the last churn.
+func cause(spans []Span, ended time.Time) Span {
+	var found Span
+	ok := false
+	for _, churn := range []bool{false, true} {
+		for _, s := range spans {
+			if s.Began.Before(ended) && isChurn(s.Kind) == churn {
+				found, ok = s, true
+			}
+		}
+		if ok {
+			return found
+		}
+	}
+	return Span{Event: story.Event{Kind: story.AddService}} // of a round before
+}
+
+func isChurn(k story.Kind) bool {
+	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst}, k)
+}
+
+func localKeepsTheClient(e Evidence) (bad []Violation) {
+	for _, s := range e.Samples {
+		if s.Local && s.Err == "" && s.Source != s.Client {
+			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s saw %s, the client is %s", s.Target,
+				s.Service, s.Pod, s.Source, s.Client)})
+		}
+	}
+	return bad
+}
+
+// restartHold is how long addresses are kept for a speaker that was killed (--restart-hold); one that is back in
+// half of that was surely in time.
+const restartHold = 5 * time.Second
+
+func restartsKeepTheOwner(e Evidence) (bad []Violation) {
+	for _, s := range e.Spans {
+		if s.Kind != story.Kill || s.Program != "speaker" || s.Back > restartHold/2 || !e.Round.Calm {
+			continue
+		}
+		if len(s.Lost) > 0 {
+			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s was back after %v, and lost %v", s.Event,
+				s.Back.Round(time.Millisecond), s.Lost)})
+		}
+	}
+	return bad
+}
+
+func oneHolder(e Evidence) (bad []Violation) {
+	type place struct {
+		seen time.Time
+		addr netip.Addr
+	}
+	by := map[place]Holder{}
+	told := map[string]bool{}
+	for _, h := range e.Holders {
+		at := place{h.Seen, h.Address}
+		first, taken := by[at]
+		if !taken {
+			by[at] = h
+			continue
+		}
+		text := fmt.Sprintf("%s is held by %s and %s", h.Address, first.Service, h.Service)
+		if (h.Share == "" || h.Share != first.Share) && !told[text] {
+			told[text] = true
+			bad = append(bad, Violation{At: h.Seen, Text: text})
+		}
+	}
+	return bad
+}
+
+func theRightServiceAnswers(e Evidence) (bad []Violation) {
+	for _, s := range e.Samples {
+		if s.Err == "" && s.App != s.Wanted {
+			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s of %s answered", s.Target, s.Service,
+				s.Pod, s.App)})
+		}
+	}
+	return bad
+}
+
+// returningNodesTakeNothing judges storms in which one node alone was away: what it did not own before it leaves to
+// those who have served it meanwhile.
+func returningNodesTakeNothing(e Evidence) (bad []Violation) {
+	away := []story.Kind{story.Cut, story.Unplug, story.Crash, story.FreezeNode, story.FreezeSpeaker, story.Deaf}
+	var nodes []Span
+	for _, s := range e.Spans {
+		if s.Node != "" {
+			nodes = append(nodes, s)
+		}
+	}
+	if e.Round.Calm || len(nodes) != 1 || !slices.Contains(away, nodes[0].Kind) {
+		return nil
+	}
+	for _, a := range nodes[0].Took {
+		if !slices.Contains(nodes[0].OwnedBefore, a) {
+			bad = append(bad, Violation{At: nodes[0].Ended, Text: fmt.Sprintf("after %s the node took %s, which another served",
+				nodes[0].Event, a)})
+		}
+	}
+	return bad
+}

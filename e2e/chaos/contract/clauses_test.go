@@ -1,0 +1,198 @@
+package contract
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos/story"
+)
+
+var (
+	lan    = netip.MustParseAddr("172.26.236.180")
+	routed = netip.MustParseAddr("203.0.113.180")
+	client = netip.MustParseAddr("172.26.236.20")
+	began  = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+)
+
+// well is a state that nothing is wrong with: a Service on the LAN, one with policy Local behind the router, and one
+// without pods.
+func well() Snapshot {
+	idle := netip.MustParseAddr("172.26.236.181")
+	return Snapshot{
+		Nodes:   []string{"n1", "n2"},
+		Members: map[string][]string{"n1": {"n1", "n2"}, "n2": {"n1", "n2"}},
+		Services: []Service{
+			{Name: "web", App: "web", Addresses: []netip.Addr{lan}, Ready: map[string]int{"n1": 1, "n2": 1}, Announced: true,
+				Owners: map[netip.Addr]string{lan: "n1"}},
+			{Name: "local", App: "local", Local: true, BGP: true, Addresses: []netip.Addr{routed}, Ready: map[string]int{"n2": 1},
+				Announced: true, Health: map[string]int{"n1": 503, "n2": 200}},
+			{Name: "idle", App: "idle", Addresses: []netip.Addr{idle}, Ready: map[string]int{}},
+		},
+		Answering: map[netip.Addr][]string{lan: {"n1"}},
+		Heard:     map[netip.Addr][]string{lan: {"n1"}},
+		Routed:    map[netip.Addr][]string{routed: {"n2"}},
+		Asked:     map[netip.Addr]string{lan: "", routed: ""},
+		Refused:   map[string]string{"idle": "refused"},
+		Expected:  map[string][]netip.Addr{"web": {lan}},
+	}
+}
+
+// TestSettledClauses breaks one thing of a good state after the other; the clause that it is about notices.
+func TestSettledClauses(t *testing.T) {
+	if bad := Unsettled(well()); len(bad) > 0 {
+		t.Fatalf("nothing is wrong, and %v", bad)
+	}
+	free := netip.MustParseAddr("172.26.236.199")
+	for _, tc := range []struct {
+		name, want string
+		number     int
+		change     func(*Snapshot)
+	}{
+		{"an agent does not answer", "everything can be seen", 0, func(s *Snapshot) { s.Unknown = []string{"speaker of n1"} }},
+		{"a speaker is alone", "speakers see one another", 0, func(s *Snapshot) { s.Members["n1"] = []string{"n1"} }},
+		{"two answer on the LAN", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { s.Heard[lan] = []string{"n1", "n2"} }},
+		{"a stranger answers on the LAN", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { s.Heard[lan] = []string{"?02:00:00:00:00:01"} }},
+		{"none answers", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { delete(s.Answering, lan); delete(s.Heard, lan) }},
+		{"the router knows no way", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { delete(s.Routed, routed) }},
+		{"a request fails", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { s.Asked[lan] = "timeout" }},
+		{"nobody asked", "what has ready endpoints is announced by one, and answers", 1, func(s *Snapshot) { delete(s.Asked, lan) }},
+		{"announced without pods", "what has no ready endpoints is announced by none", 1,
+			func(s *Snapshot) { s.Answering[s.Services[2].Addresses[0]] = []string{"n1"} }},
+		{"Local from a node without a pod", "Local is announced where it has pods", 2,
+			func(s *Snapshot) { s.Routed[routed] = []string{"n1", "n2"} }},
+		{"a health port lies", "the health port tells the truth", 4, func(s *Snapshot) { s.Services[1].Health["n1"] = 200 }},
+		{"a health port is silent", "the health port tells the truth", 4, func(s *Snapshot) { s.Services[1].Health["n2"] = 0 }},
+		{"an address changed", "holders keep their addresses", 8, func(s *Snapshot) { s.Expected["web"] = []netip.Addr{free} }},
+		{"an address was taken", "holders keep their addresses", 8, func(s *Snapshot) { s.Services[2].Addresses = nil }},
+		{"silence without pods", "without endpoints connections are refused", 9,
+			func(s *Snapshot) { s.Refused["idle"] = "i/o timeout" }},
+		{"a free address is answered for", "free addresses are silent", 9, func(s *Snapshot) { s.Heard[free] = []string{"n1"} }},
+		{"a free address is routed", "free addresses are silent", 9, func(s *Snapshot) { s.Routed[free] = []string{"n1"} }},
+		{"the status is false", "the status says what is", 10, func(s *Snapshot) { s.Services[0].Announced = false }},
+		{"the status is true in vain", "the status says what is", 10, func(s *Snapshot) { s.Services[2].Announced = true }},
+		{"the status names another", "the status says what is", 10, func(s *Snapshot) { s.Services[0].Owners[lan] = "n2" }},
+	} {
+		s := well()
+		tc.change(&s)
+		bad := Unsettled(s)
+		if !slices.ContainsFunc(bad, func(v Violation) bool { return v.Name == tc.want && v.Clause == tc.number }) {
+			t.Errorf("%s: %v, want %q", tc.name, bad, tc.want)
+		}
+	}
+}
+
+// calm is a calm round in which nothing was lost, with a drain and, later, a speaker that was killed.
+func calm() Evidence {
+	at := func(seconds int) time.Time { return began.Add(time.Duration(seconds) * time.Second) }
+	e := Evidence{Round: story.Round{Number: 3, Calm: true}, Settled: well()}
+	e.Spans = []Span{
+		{Event: story.Event{ID: 1, Kind: story.AddService, Service: "churn-1"}, Began: at(0), Ended: at(1)},
+		{Event: story.Event{ID: 2, Kind: story.DrainLabel, Node: "n1"}, Began: at(10), Ended: at(12)},
+		{Event: story.Event{ID: 3, Kind: story.Kill, Node: "n1", Program: "speaker"}, Began: at(20), Ended: at(21),
+			Back: time.Second, OwnedBefore: []netip.Addr{lan}},
+		{Event: story.Event{ID: 4, Kind: story.StopAPI}, Began: at(30), Ended: at(31)},
+		{Event: story.Event{ID: 5, Kind: story.HungProxy, Nodes: []string{"n2"}}, Began: at(40), Ended: at(41)},
+		{Event: story.Event{ID: 6, Kind: story.RollPod, Service: "web"}, Began: at(50), Ended: at(51), Gone: []string{"web-0"}},
+	}
+	for i := range 55 {
+		e.Samples = append(e.Samples,
+			Sample{Service: "local", Target: netip.AddrPortFrom(routed, 80), Client: client, Source: client, App: "local", Wanted: "local", Local: true, Pod: "local-0",
+				Began: at(i), Ended: at(i)},
+			Sample{Service: "web", Target: netip.AddrPortFrom(lan, 80), Client: client, App: "web", Wanted: "web", Pod: "web-0", Began: at(i), Ended: at(i)})
+	}
+	e.Flows = []Flow{{Service: "web", Pod: "web-0", Began: at(0), Asked: at(50), Broke: at(51), Err: "reset"},
+		{Service: "web", Pod: "web-1", Began: at(0), Asked: at(54)}}
+	e.Holders = []Holder{{Seen: at(1), Service: "web", Address: lan}, {Seen: at(1), Service: "local", Address: routed},
+		{Seen: at(2), Service: "web", Address: lan}}
+	return e
+}
+
+func TestSeenClauses(t *testing.T) {
+	if bad := Judge(calm()); len(bad) > 0 {
+		t.Fatalf("nothing is wrong, and %v", bad)
+	}
+	lost := func(second int) func(*Evidence) {
+		return func(e *Evidence) { e.Samples[2*second].Err = "timeout" }
+	}
+	for _, tc := range []struct {
+		name, want string
+		number     int
+		change     func(*Evidence)
+	}{
+		{"a loss after churn alone", "neighbours and churn cost nobody", 11, lost(5)},
+		{"a loss in a drain", "planned changes lose nothing", 5, lost(11)},
+		{"a loss in a restart", "restarts lose nothing", 6, lost(22)},
+		{"a loss without the API server", "nothing is lost without the API server", 7, lost(33)},
+		{"a loss while a proxy hangs", "what is announced answers while proxies hang", 1, lost(42)},
+		{"a flow breaks in a drain", "planned changes lose nothing", 5, func(e *Evidence) {
+			e.Flows[1].Asked, e.Flows[1].Broke = began.Add(11*time.Second), began.Add(21*time.Second)
+		}},
+		{"a speaker loses its address", "a speaker that is back in time keeps its addresses", 6,
+			func(e *Evidence) { e.Spans[2].Lost = []netip.Addr{lan} }},
+		{"a client's address is lost", "Local keeps the client's address", 2,
+			func(e *Evidence) { e.Samples[0].Source = netip.MustParseAddr("172.26.236.177") }},
+		{"two holders", "an address has one holder", 8,
+			func(e *Evidence) { e.Holders[1].Address = lan }},
+		{"two holders of different keys", "an address has one holder", 8,
+			func(e *Evidence) { e.Holders[0].Share, e.Holders[1].Share, e.Holders[1].Address = "a", "b", lan }},
+		{"another Service answers", "the right Service answers", 8, func(e *Evidence) { e.Samples[1].App = "local" }},
+		{"a state that is not settled", "the status says what is", 10,
+			func(e *Evidence) { e.Settled.Services[0].Announced = false }},
+	} {
+		e := calm()
+		tc.change(&e)
+		bad := Judge(e)
+		if len(bad) != 1 || bad[0].Name != tc.want || bad[0].Clause != tc.number || bad[0].Round != 3 {
+			t.Errorf("%s: %v, want one of %q", tc.name, bad, tc.want)
+		}
+	}
+	relayed := calm()
+	relayed.Flows[1] = Flow{Service: "web", Pod: "web-1", Relayed: true, Began: began, Asked: began, Broke: began.Add(time.Second)}
+	if bad := Judge(relayed); len(bad) != 1 {
+		t.Errorf("a relayed connection broke: %v", bad)
+	}
+	relayed.Spans = append(relayed.Spans, Span{Event: story.Event{Kind: story.Stop, Program: "relay"}, Began: began.Add(time.Hour)})
+	if bad := Judge(relayed); len(bad) > 0 {
+		t.Errorf("a relayed connection ended with a relay: %v", bad)
+	}
+	shared := calm()
+	shared.Holders[0].Share, shared.Holders[1].Share, shared.Holders[1].Address = "a", "a", lan
+	if bad := Judge(shared); len(bad) > 0 {
+		t.Errorf("an address that is shared: %v", bad)
+	}
+	late := calm()
+	late.Spans[2].Lost, late.Spans[2].Back = []netip.Addr{lan}, restartHold
+	if bad := Judge(late); len(bad) > 0 {
+		t.Errorf("a speaker that came too late: %v", bad)
+	}
+}
+
+// TestStorms: losses are no violations in a storm; what a node takes that was away alone is one.
+func TestStorms(t *testing.T) {
+	e := calm()
+	e.Round.Calm = false
+	e.Samples[10].Err = "timeout"
+	cut := Span{Event: story.Event{ID: 9, Kind: story.Cut, Node: "n2"}, Began: began, Ended: began, Took: []netip.Addr{lan}}
+	for _, tc := range []struct {
+		name  string
+		spans []Span
+		want  int
+	}{
+		{"it took what it had not", []Span{cut}, 1},
+		{"beside the API server", []Span{cut, {Event: story.Event{Kind: story.StormAPI}}}, 1},
+		{"beside another node", []Span{cut, {Event: story.Event{Kind: story.Cut, Node: "n1"}}}, 0},
+		{"its own", []Span{{Event: cut.Event, Took: cut.Took, OwnedBefore: cut.Took}}, 0},
+	} {
+		e.Spans = tc.spans
+		if bad := Judge(e); len(bad) != tc.want || tc.want > 0 && bad[0].Name != "a returning node takes nothing" {
+			t.Errorf("%s: %v", tc.name, bad)
+		}
+	}
+}

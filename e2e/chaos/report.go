@@ -1,0 +1,70 @@
+package chaos
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos/contract"
+	"github.com/landfall-lb/landfall/e2e/chaos/story"
+)
+
+// Guards are what keeps addresses from being black holes, by name, with the arguments by container that take each
+// out. A run without one must find a violation.
+var Guards = map[string]map[string][]string{
+	"gate":   {"speaker": {"--gate=none"}},
+	"hold":   {"speaker": {"--restart-hold=0s"}},
+	"rescue": {"proxy": {"--rescue=false"}},
+	"return": {"speaker": {"--return-hold=0s", "--bfd-neighbors=0"}, "proxy": {"--path-check=off"}},
+}
+
+// mostShown is how many violations of one clause a report shows.
+const mostShown = 5
+
+// Report says what a run showed.
+func Report(s story.Story, r Result) string {
+	var b strings.Builder
+	slowest := time.Duration(0)
+	for _, took := range r.Settled {
+		slowest = max(slowest, took)
+	}
+	fmt.Fprintf(&b, "seed %d: %d rounds, %d events, %d requests and %d connections; settled after at most %v\n", s.Seed,
+		r.Rounds, r.Events, r.Samples, r.Flows, slowest.Round(100*time.Millisecond))
+	if len(r.Violations) == 0 {
+		b.WriteString("every clause held\n")
+		return b.String()
+	}
+	shown := map[string]int{}
+	for _, v := range r.Violations {
+		if shown[v.Name]++; shown[v.Name] <= mostShown {
+			fmt.Fprintf(&b, "VIOLATED in round %d: clause %d, %s: %s\n", v.Round, v.Clause, v.Name, v.Text)
+		}
+	}
+	for _, v := range r.Violations {
+		if n := shown[v.Name]; n > mostShown {
+			fmt.Fprintf(&b, "%s: %d in all\n", v.Name, n)
+			shown[v.Name] = 0
+		}
+	}
+	fmt.Fprintf(&b, "the last minute:\n%s", r.Journal)
+	return b.String()
+}
+
+// Tell returns a story's events, a line each.
+func Tell(s story.Story) string {
+	var b strings.Builder
+	for _, r := range s.Rounds {
+		for _, e := range r.Events {
+			fmt.Fprintf(&b, "  round %d, after %v: %s\n", r.Number, e.At, e)
+		}
+	}
+	return b.String()
+}
+
+// Alike reports whether two runs violate a clause that is the same.
+func Alike(a, b []contract.Violation) bool {
+	return slices.ContainsFunc(a, func(v contract.Violation) bool {
+		return slices.ContainsFunc(b, func(w contract.Violation) bool { return v.Name == w.Name })
+	})
+}

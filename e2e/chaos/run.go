@@ -1,0 +1,429 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos/contract"
+	"github.com/landfall-lb/landfall/e2e/chaos/story"
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+const (
+	requestTimeout = 5 * time.Second
+	// settleTime is how long the cluster may take after a round until every clause about its state holds. It is much
+	// more than it needs on a quiet machine: a few seconds, and up to half a minute where clients of the API server
+	// wait before they try again.
+	settleTime = 2 * time.Minute
+	lookEvery  = 500 * time.Millisecond
+	tellEvery  = 5 * time.Second
+	flowsEach  = 2
+)
+
+// Options say what to run.
+type Options struct {
+	Story story.Story
+	// Args are further arguments of Landfall's programs by container name, such as those that take a guard out.
+	Args map[string][]string
+	// Lab are the lab's name, programs and tool, if not the usual ones.
+	Lab lab.Options
+	// KeepGoing tells the whole story, whatever is violated.
+	KeepGoing bool
+	// Progress gets a line for each thing that happens; nil drops them.
+	Progress func(line string)
+}
+
+// Result is what a run showed.
+type Result struct {
+	Violations []contract.Violation
+	// Journal is what happened in the minute before the first violation was seen, and what the agents logged in it.
+	Journal string
+	// Rounds, Events, Samples and Flows count what was run; Settled is how long the cluster took to settle, by
+	// round.
+	Rounds, Events, Samples, Flows int
+	Settled                        []time.Duration
+}
+
+// runner is a run. Events run in goroutines of their own; what they share is guarded by mu.
+type runner struct {
+	lab      *lab.Lab
+	cast     story.Cast
+	wire     *wire
+	macs     map[string]string
+	expected map[string][]netip.Addr
+	journal  *journal
+	traffic  *traffic
+	seed     uint64
+
+	mu      sync.Mutex
+	spans   []contract.Span
+	holders []contract.Holder
+	rolled  int
+	idle    bool // the pods of the idle Service are not ready
+}
+
+// Run starts a lab, tells the story, and stops after the first round that violates a clause, unless it is to keep
+// going. An error says that the run itself failed.
+func Run(ctx context.Context, o Options) (result Result, err error) {
+	j := &journal{progress: o.Progress}
+	o.Lab.Args = o.Args
+	o.Lab.Values = map[string]any{"relay": map[string]any{"enabled": true}, "proxy": map[string]any{"mode": "nftables"}}
+	l, err := lab.Start(ctx, cluster(), o.Lab)
+	if err != nil {
+		return result, err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	r := &runner{lab: l, cast: Cast(), journal: j, seed: o.Story.Seed, macs: map[string]string{},
+		expected: map[string][]netip.Addr{}}
+	if r.wire, err = openWire(l); err != nil {
+		return result, err
+	}
+	defer func() { err = errors.Join(err, r.wire.close()) }()
+	if err := r.prepare(ctx); err != nil {
+		return result, fmt.Errorf("before the first round: %w", err)
+	}
+	for _, round := range o.Story.Rounds {
+		evidence, took, err := r.round(ctx, round)
+		if err != nil {
+			return result, fmt.Errorf("round %d: %w", round.Number, err)
+		}
+		result.Rounds++
+		result.Events += len(round.Events)
+		result.Samples += len(evidence.Samples)
+		result.Flows += len(evidence.Flows)
+		result.Settled = append(result.Settled, took)
+		bad := contract.Judge(evidence)
+		for _, v := range bad {
+			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
+		}
+		if len(bad) > 0 && len(result.Violations) == 0 {
+			result.Journal = j.last(time.Minute) + r.decisions(time.Now().Add(-time.Minute))
+		}
+		result.Violations = append(result.Violations, bad...)
+		if len(bad) > 0 && !o.KeepGoing {
+			break
+		}
+	}
+	return result, nil
+}
+
+// prepare creates the objects, and waits until all is well.
+func (r *runner) prepare(ctx context.Context) error {
+	if err := r.findMACs(); err != nil {
+		return err
+	}
+	if err := r.lab.ApplyYAML(ctx, pools(false)+peers(r.lab.Cluster())); err != nil {
+		return err
+	}
+	for _, s := range services() {
+		if err := r.lab.AddService(ctx, s); err != nil {
+			return err
+		}
+	}
+	s, _ := r.settle(ctx)
+	if bad := contract.Unsettled(s); len(bad) > 0 {
+		return fmt.Errorf("the cluster does not get well: %v", bad)
+	}
+	for _, svc := range s.Services {
+		r.expected[svc.Name] = svc.Addresses
+		r.journal.add("%s holds %v", svc.Name, svc.Addresses)
+	}
+	return nil
+}
+
+// now is the time; a method, so that evidence is stamped in one place.
+func (r *runner) now() time.Time { return time.Now() }
+
+// settle looks at the cluster until nothing is wrong with it, or for [settleTime].
+func (r *runner) settle(ctx context.Context) (s contract.Snapshot, took time.Duration) {
+	began, told := time.Now(), time.Now()
+	for {
+		s = r.look(ctx)
+		took = time.Since(began)
+		bad := contract.Unsettled(s)
+		if len(bad) == 0 || took > settleTime || ctx.Err() != nil {
+			return s, took
+		}
+		if time.Since(told) > tellEvery {
+			told = time.Now()
+			r.journal.add("%d things are not as they should be, the first: %s: %s", len(bad), bad[0].Name, bad[0].Text)
+		}
+		time.Sleep(lookEvery)
+	}
+}
+
+// round runs one round, lets the cluster settle, and returns what was seen.
+func (r *runner) round(ctx context.Context, round story.Round) (e contract.Evidence, took time.Duration, err error) {
+	name := map[bool]string{true: "calm", false: "storm"}[round.Calm]
+	r.journal.add("round %d: %s", round.Number, name)
+	r.mu.Lock()
+	r.spans, r.holders = nil, nil
+	r.mu.Unlock()
+	r.traffic = startTraffic(ctx, r.lab, func(what string) {
+		if round.Calm {
+			r.journal.add("LOST %s", what)
+		}
+	})
+	for _, s := range services() {
+		if s.Name == idleService {
+			continue
+		}
+		for _, t := range targetsOf(r.lab.Cluster(), s, r.expected[s.Name]) {
+			r.traffic.sample(ctx, t, sampleEvery)
+			for range flowsEach {
+				if round.Calm && t.network == "tcp" {
+					r.traffic.flow(t)
+				}
+			}
+		}
+	}
+	holders := r.watchHolders(ctx)
+	if round.Calm {
+		err = r.inTurn(ctx, round.Events)
+	} else {
+		err = r.atOnce(ctx, round.Events)
+	}
+	s, took := r.settle(ctx)
+	r.journal.add("round %d: settled after %v", round.Number, took.Round(100*time.Millisecond))
+	holders()
+	e = contract.Evidence{Round: round, Settled: s}
+	e.Samples, e.Flows = r.traffic.stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.spans {
+		r.returned(&r.spans[i])
+	}
+	e.Spans, e.Holders = r.spans, r.holders
+	slices.SortFunc(e.Spans, func(a, b contract.Span) int { return a.Began.Compare(b.Began) })
+	return e, took, err
+}
+
+// inTurn does one event after the other.
+func (r *runner) inTurn(ctx context.Context, events []story.Event) error {
+	for _, e := range events {
+		if err := r.event(ctx, e, true); err != nil {
+			return err
+		}
+		time.Sleep(lookEvery)
+	}
+	return nil
+}
+
+// atOnce does events at their times. Churn is done in its order, so that what is removed was added before.
+func (r *runner) atOnce(ctx context.Context, events []story.Event) error {
+	began := time.Now()
+	var g lab.Group
+	do := func(events []story.Event) {
+		g.Run(func() error {
+			for _, e := range events {
+				time.Sleep(time.Until(began.Add(e.At)))
+				if err := r.event(ctx, e, false); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	var churn []story.Event
+	for _, e := range events {
+		if isChurn(e.Kind) {
+			churn = append(churn, e)
+		} else {
+			do([]story.Event{e})
+		}
+	}
+	do(churn)
+	return g.Wait()
+}
+
+func isChurn(k story.Kind) bool {
+	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst}, k)
+}
+
+// event does one event, and notes how it went. All that it did has ended when it returns, save what stays.
+func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
+	span := contract.Span{Event: e, Began: r.now()}
+	r.mu.Lock()
+	r.spans = append(r.spans, span) // a loss may be seen before the event ends
+	r.mu.Unlock()
+	if e.Node != "" {
+		if v, err := r.view(ctx, e.Node); err == nil {
+			span.OwnedBefore = v.answering()
+		}
+	}
+	r.journal.add("begin %s", e)
+	err := r.do(ctx, e, &span, calm)
+	span.Ended = r.now()
+	r.journal.add("end   %s", e)
+	r.finish(&span)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.spans {
+		if r.spans[i].ID == e.ID {
+			r.spans[i] = span
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", e, err)
+	}
+	return nil
+}
+
+// finish reads from the speakers' logs what the node of an event lost.
+func (r *runner) finish(span *contract.Span) {
+	for _, a := range r.lab.Agents("speaker") {
+		for _, d := range takeovers(a.Log(), span.Began) {
+			if d.to == a.Node && a.Node != span.Node && slices.Contains(span.OwnedBefore, d.vip) {
+				span.Lost = append(span.Lost, d.vip)
+			}
+		}
+	}
+}
+
+// returned notes what the node of a fault announced once the fault had healed: what it held then, and what it took
+// later. What it takes and gives up while nobody hears it harms nobody.
+func (r *runner) returned(span *contract.Span) {
+	if a := r.lab.Agent("speaker", span.Node); a != nil {
+		span.Took = announcedAfter(takeovers(a.Log(), span.Began), span.Node, span.Ended)
+	}
+}
+
+// announcedAfter returns what a node held at a time, and what it took after it.
+func announcedAfter(changes []takeover, node string, at time.Time) []netip.Addr {
+	held := map[netip.Addr]bool{}
+	for _, c := range changes {
+		if c.to == node {
+			held[c.vip] = true
+		} else if c.line < logTime(at) {
+			delete(held, c.vip)
+		}
+	}
+	return slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
+}
+
+// takeover is a line of a speaker's log: a change of the owner. to is empty if the speaker's node stops answering and
+// knows no other.
+type takeover struct {
+	vip      netip.Addr
+	to, line string
+}
+
+// takeovers returns the changes that a speaker's log shows since then, in their order, save those to a node that has no
+// interface to answer on.
+func takeovers(log string, since time.Time) []takeover {
+	var all []takeover
+	for line := range strings.Lines(log) {
+		silent := strings.Contains(line, "interfaces=[]")
+		if !strings.Contains(line, `msg="owner changes"`) || line < logTime(since) ||
+			silent && !strings.Contains(line, ` to="" `) {
+			continue
+		}
+		t := takeover{line: line}
+		for field := range strings.FieldsSeq(line) {
+			if text, ok := strings.CutPrefix(field, "vip="); ok {
+				t.vip, _ = netip.ParseAddr(text)
+			} else if text, ok := strings.CutPrefix(field, "to="); ok {
+				t.to = strings.Trim(text, `"`)
+			}
+		}
+		all = append(all, t)
+	}
+	return all
+}
+
+// logTime is how a line of a program's log begins.
+func logTime(t time.Time) string { return "time=" + t.UTC().Format("2006-01-02T15:04:05.000Z") }
+
+// decisions returns what the agents have logged since then.
+func (r *runner) decisions(since time.Time) string {
+	var lines []string
+	for _, program := range []string{"speaker", "proxy", "controller"} {
+		for _, a := range r.lab.Agents(program) {
+			for line := range strings.Lines(a.Log()) {
+				if strings.HasPrefix(line, "time=") && line >= logTime(since) {
+					lines = append(lines, a.Name()+": "+line)
+				}
+			}
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b string) int {
+		_, a, _ = strings.Cut(a, "time=")
+		_, b, _ = strings.Cut(b, "time=")
+		return strings.Compare(a, b)
+	})
+	return strings.Join(lines, "")
+}
+
+// watchHolders notes who holds which address, as often as the API server answers, until what it returns is called.
+func (r *runner) watchHolders(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			r.noteHolders(ctx)
+			time.Sleep(lookEvery)
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+func (r *runner) noteHolders(ctx context.Context) {
+	services, err := r.listServices(ctx)
+	if err != nil {
+		return // it is away, which is not judged here
+	}
+	at := r.now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range services {
+		for _, a := range s.Addresses {
+			r.holders = append(r.holders, contract.Holder{Seen: at, Service: s.Name, Share: s.Share, Address: a})
+		}
+	}
+}
+
+// journal is what happened, line by line.
+type journal struct {
+	mu       sync.Mutex
+	progress func(string)
+	lines    []entry
+}
+
+type entry struct {
+	at   time.Time
+	text string
+}
+
+func (j *journal) add(format string, args ...any) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	e := entry{time.Now(), fmt.Sprintf(format, args...)}
+	j.lines = append(j.lines, e)
+	if j.progress != nil {
+		j.progress(e.at.Format("15:04:05.000 ") + e.text)
+	}
+}
+
+// last returns what happened in the last while.
+func (j *journal) last(while time.Duration) string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var b strings.Builder
+	for _, e := range j.lines {
+		if time.Since(e.at) < while {
+			fmt.Fprintf(&b, "%s %s\n", e.at.Format("15:04:05.000"), e.text)
+		}
+	}
+	return b.String()
+}

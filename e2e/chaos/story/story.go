@@ -1,0 +1,201 @@
+// Package story draws what happens to a cluster in a run of chaos: planned changes, churn and faults, from a seed. It
+// is pure: the same seed gives the same story, and a part of a story is a story.
+package story
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Kind is what an event does.
+type Kind string
+
+// Planned changes and harmless faults, which lose no connection. Only calm rounds hold them.
+const (
+	// DrainLabel excludes a node from external load balancing by its label, and takes the label off again.
+	DrainLabel Kind = "drain-label"
+	// DrainTaint does it with the cluster autoscaler's taint.
+	DrainTaint Kind = "drain-taint"
+	// Stop ends a program by SIGTERM, as an upgrade does, and starts it again.
+	Stop Kind = "stop"
+	// Kill ends a program by SIGKILL and starts it again.
+	Kill Kind = "kill"
+	// RollPod moves one pod of a Service: a new one is ready before the old one terminates.
+	RollPod Kind = "roll-pod"
+	// StopAPI takes the API server away.
+	StopAPI Kind = "stop-api"
+	// FreezeAPI stops the API server without its ending: requests hang.
+	FreezeAPI Kind = "freeze-api"
+	// FreezeEtcd does so with etcd.
+	FreezeEtcd Kind = "freeze-etcd"
+	// MalformedARP sends broken ARP packets to the LAN.
+	MalformedARP Kind = "malformed-arp"
+	// HungProxy freezes the proxies of some nodes and creates a Service meanwhile.
+	HungProxy Kind = "hung-proxy"
+	// EditPool gives a pool more addresses, and takes the additional ones away again.
+	EditPool Kind = "edit-pool"
+)
+
+// Faults that may cost connections until they have healed. Only storms hold them.
+const (
+	// Cut takes a node off the LAN without its noticing.
+	Cut Kind = "cut"
+	// Unplug takes the carrier off a node's interface.
+	Unplug Kind = "unplug"
+	// Crash is Unplug, with all programs of the node killed and its rules and connections forgotten.
+	Crash Kind = "crash"
+	// FreezeNode stops the speaker and the proxy of a node.
+	FreezeNode Kind = "freeze-node"
+	// FreezeSpeaker stops the speaker alone.
+	FreezeSpeaker Kind = "freeze-speaker"
+	// Lossy drops some of the packets that a node receives.
+	Lossy Kind = "lossy"
+	// DropGossipIn and DropGossipOut are partitions in one direction, and DropGossip in both, of the gossip alone.
+	DropGossipIn  Kind = "drop-gossip-in"
+	DropGossipOut Kind = "drop-gossip-out"
+	DropGossip    Kind = "drop-gossip"
+	// Deaf has a node hear nothing from the other nodes, while they hear it.
+	Deaf Kind = "deaf"
+	// DeleteRules has other software delete all rules of a node.
+	DeleteRules Kind = "delete-rules"
+	// FlushConntrack has other software delete all connections of a node from conntrack.
+	FlushConntrack Kind = "flush-conntrack"
+	// KillRouter ends the router's BGP daemon and starts it again; FreezeRouter stops it.
+	KillRouter   Kind = "kill-router"
+	FreezeRouter Kind = "freeze-router"
+	// Spoof has a host announce an address of a Service over ARP as its own.
+	Spoof Kind = "spoof"
+	// StormStop, StormKill, StormAPI and StormEtcd are what calm rounds have too, here beside other faults.
+	StormStop Kind = "storm-stop"
+	StormKill Kind = "storm-kill"
+	StormAPI  Kind = "storm-api"
+	StormEtcd Kind = "storm-etcd"
+)
+
+// Churn, which both kinds of rounds hold.
+const (
+	// AddService creates a Service of its own, RemoveService deletes it.
+	AddService    Kind = "add-service"
+	RemoveService Kind = "remove-service"
+	// Unready takes the readiness of all pods of a Service that is there for that, Ready gives it back.
+	Unready Kind = "unready"
+	Ready   Kind = "ready"
+	// Burst changes the readiness of one pod of that Service again and again, as fast as the API server takes it.
+	Burst Kind = "burst"
+)
+
+// Event is one thing that happens.
+type Event struct {
+	// ID is the event's place in the whole story, from 1; parts of a story keep it.
+	ID int `json:"id"`
+	// At is when it begins, since the beginning of the round. For is how long a fault stays; 0 for what stays
+	// or ends by itself.
+	At  time.Duration `json:"at"`
+	For time.Duration `json:"for,omitempty"`
+	// Kind is what happens, to Node, to Program there, or to Service; those that it concerns are set.
+	Kind    Kind   `json:"kind"`
+	Node    string `json:"node,omitempty"`
+	Program string `json:"program,omitempty"`
+	Service string `json:"service,omitempty"`
+	// Nodes are more nodes, for [HungProxy].
+	Nodes []string `json:"nodes,omitempty"`
+}
+
+// String says it in a few words.
+func (e Event) String() string {
+	words := []string{fmt.Sprintf("#%d %s", e.ID, e.Kind)}
+	for _, w := range append([]string{e.Program, e.Service, e.Node}, e.Nodes...) {
+		if w != "" {
+			words = append(words, w)
+		}
+	}
+	if e.For > 0 {
+		words = append(words, "for "+e.For.String())
+	}
+	return strings.Join(words, " ")
+}
+
+// Round is a part of a story, after which the cluster is left alone until it has settled.
+type Round struct {
+	// Number is the round's, from 1; parts of a story keep it.
+	Number int `json:"number"`
+	// Calm rounds have one planned change or harmless fault after the other: no connection may fail. Storms have
+	// faults that overlap.
+	Calm   bool    `json:"calm"`
+	Events []Event `json:"events"`
+}
+
+// Story is a run.
+type Story struct {
+	Seed   uint64  `json:"seed"`
+	Rounds []Round `json:"rounds"`
+}
+
+// Cast is what things happen to.
+type Cast struct {
+	// Nodes are those that announce addresses. Programs run on each of them.
+	// Graceful are more programs, whose end costs no connection if it is not sudden.
+	Nodes, Programs, Graceful []string
+	// Services are always there; their pods roll. Idle is one whose pods may all be unready.
+	Services []string
+	Idle     string
+	// Router is whether a router speaks BGP.
+	Router bool
+}
+
+// RoundsFor returns how many rounds fill a time about: a round with its settling takes half a minute or less.
+func RoundsFor(length time.Duration) int { return max(2, int(length/(25*time.Second))) }
+
+// Generate draws a story of so many rounds, calm ones and storms by turns.
+func Generate(seed uint64, cast Cast, rounds int) Story {
+	g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast}
+	s := Story{Seed: seed}
+	for n := range rounds {
+		r := Round{Number: n + 1, Calm: n%2 == 0}
+		if r.Calm {
+			r.Events = g.calm()
+		} else {
+			r.Events = g.storm()
+		}
+		slices.SortStableFunc(r.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+		for i := range r.Events {
+			g.last++
+			r.Events[i].ID = g.last
+		}
+		s.Rounds = append(s.Rounds, r)
+	}
+	return s
+}
+
+// Only returns the part of a story with these events, without the rounds that are then empty.
+func (s Story) Only(ids []int) Story {
+	part := Story{Seed: s.Seed}
+	for _, r := range s.Rounds {
+		events := slices.DeleteFunc(slices.Clone(r.Events), func(e Event) bool { return !slices.Contains(ids, e.ID) })
+		if len(events) > 0 {
+			part.Rounds = append(part.Rounds, Round{Number: r.Number, Calm: r.Calm, Events: events})
+		}
+	}
+	return part
+}
+
+// Until returns the rounds up to one.
+func (s Story) Until(number int) Story {
+	return Story{Seed: s.Seed,
+		Rounds: slices.DeleteFunc(slices.Clone(s.Rounds), func(r Round) bool { return r.Number > number })}
+}
+
+// IDs returns the events' numbers.
+func (s Story) IDs() []int {
+	var ids []int
+	for _, r := range s.Rounds {
+		for _, e := range r.Events {
+			ids = append(ids, e.ID)
+		}
+	}
+	return ids
+}

@@ -1,0 +1,33 @@
+package e2e
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos"
+	"github.com/landfall-lb/landfall/e2e/chaos/story"
+	"github.com/landfall-lb/landfall/e2e/lab"
+)
+
+// TestChaos breaks a lab in the ways that one seed draws, about three minutes long, and judges what is seen by the
+// contract. "make chaos SEED=n" runs others: docs/chaos.md.
+func TestChaos(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("the lab makes network namespaces: needs root")
+	}
+	const seed = 1
+	told := story.Generate(seed, chaos.Cast(), story.RoundsFor(3*time.Minute))
+	result, err := chaos.Run(t.Context(), chaos.Options{Story: told, Lab: lab.Options{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(chaos.Report(told, result))
+	if result.Rounds != len(told.Rounds) || result.Samples == 0 || result.Flows == 0 {
+		t.Errorf("%d of %d rounds, %d requests, %d connections", result.Rounds, len(told.Rounds), result.Samples, result.Flows)
+	}
+	if len(result.Violations) > 0 {
+		t.Errorf("%d violations; again: make chaos SEED=%d MINUTES=3", len(result.Violations), seed)
+	}
+}

@@ -1,0 +1,220 @@
+package relay
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxPipes is how many pipes the relay has at most, of the default size. A node's root may have pipes
+	// of 16,384 pages together (fs.pipe-user-pages-soft) before all that it opens shrink to two pages, and
+	// these take 16 pages each, an eighth of that.
+	maxPipes = 128
+	// maxChunk is how many bytes are moved at once.
+	maxChunk = 1 << 20
+	// bufferSize is how many bytes are copied at once where no pipe is free.
+	bufferSize = 32 << 10
+)
+
+// move moves what one end sends to the other until the end of that, and returns how many bytes it was.
+//
+// The kernel moves the bytes through a pipe (splice), without a copy. A connection has a pipe only while
+// bytes are in it, so a few suffice for many connections. Those that find none copy. Copied bytes stay in
+// the receiving socket until the other has taken them, so neither an idle connection nor one whose reader
+// is slow holds memory of the process.
+func move(to, from *Conn, pipes *pipes) (moved uint64, err error) {
+	m := mover{pipes: pipes, from: from.raw, to: to.raw}
+	m.take, m.give = m.receive, m.send // once, and not for each chunk
+	for {
+		n, err := m.chunk()
+		moved += uint64(n)
+		if errors.Is(err, io.EOF) {
+			return moved, nil
+		}
+		if err != nil {
+			return moved, fmt.Errorf("pass on bytes: %w", err)
+		}
+	}
+}
+
+// mover moves bytes in one direction. At most one of pipe and buffer is set.
+type mover struct {
+	from, to   syscall.RawConn
+	take, give func(fd uintptr) bool
+	pipes      *pipes
+
+	pipe   *pipe
+	buffer *[bufferSize]byte
+	n      int // bytes that are in the pipe, or of which the buffer has a copy
+	sent   int // of them
+	failed error
+}
+
+// chunk moves what is there, and waits for something first. The error is io.EOF at the end.
+func (m *mover) chunk() (moved int, err error) {
+	m.n, m.sent, m.failed = 0, 0, nil
+	defer m.drop()
+	if err := m.from.Read(m.take); err != nil || m.failed != nil {
+		return 0, cmp.Or(m.failed, err)
+	}
+	if m.n == 0 {
+		return 0, io.EOF
+	}
+	if err := m.to.Write(m.give); err != nil || m.failed != nil {
+		return m.sent, cmp.Or(m.failed, err)
+	}
+	if m.buffer == nil {
+		return m.sent, nil
+	}
+	err = m.from.Read(func(fd uintptr) bool { // what was copied is still there
+		_, m.failed = receive(int(fd), m.buffer[:m.sent], unix.MSG_TRUNC)
+		return true
+	})
+	return m.sent, cmp.Or(m.failed, err)
+}
+
+// receive takes what an end has sent into a pipe, or a copy of it into a buffer. It returns false if there
+// is nothing.
+func (m *mover) receive(fd uintptr) (done bool) {
+	if m.pipe = m.pipes.get(); m.pipe != nil {
+		m.n, m.failed = splice(int(fd), m.pipe.in, maxChunk)
+	} else {
+		m.buffer = buffers.Get().(*[bufferSize]byte)
+		m.n, m.failed = receive(int(fd), m.buffer[:], unix.MSG_PEEK)
+	}
+	if !errors.Is(m.failed, unix.EAGAIN) {
+		return true
+	}
+	m.failed = nil
+	m.drop()
+	return false
+}
+
+// send gives the other end what receive has taken. It returns false if that end takes no more for now.
+func (m *mover) send(fd uintptr) (done bool) {
+	switch {
+	case m.pipe != nil:
+		for m.sent < m.n && m.failed == nil {
+			var n int
+			n, m.failed = splice(m.pipe.out, int(fd), m.n-m.sent)
+			m.sent += n
+		}
+	case m.buffer != nil:
+		m.sent, m.failed = send(int(fd), m.buffer[:m.n])
+	default: // there was no room, and now is: what was copied is still with the receiver
+		return true
+	}
+	if !errors.Is(m.failed, unix.EAGAIN) {
+		return true
+	}
+	m.failed = nil
+	if m.buffer != nil {
+		m.drop()
+	}
+	return false
+}
+
+// drop gives the pipe or the buffer back.
+func (m *mover) drop() {
+	if m.pipe != nil {
+		m.pipes.put(m.pipe, m.sent == m.n)
+		m.pipe = nil
+	}
+	if m.buffer != nil {
+		buffers.Put(m.buffer)
+		m.buffer = nil
+	}
+}
+
+var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
+
+// splice, receive and send do not block, and return 0 with an error.
+func splice(from, to, n int) (moved int, err error) {
+	for {
+		n, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+		if err != unix.EINTR {
+			return max(int(n), 0), err
+		}
+	}
+}
+
+func receive(fd int, into []byte, flags int) (n int, err error) {
+	for {
+		n, _, err := unix.Recvfrom(fd, into, flags|unix.MSG_DONTWAIT)
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+}
+
+func send(fd int, p []byte) (n int, err error) {
+	for {
+		n, err := unix.SendmsgN(fd, p, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+}
+
+// pipe is a pipe of the kernel.
+type pipe struct{ out, in int }
+
+// pipes are those that are not in use, and how many there are. It is safe for concurrent use.
+type pipes struct {
+	most int
+	mu   sync.Mutex
+	made int
+	free []*pipe
+}
+
+func newPipes(most int) *pipes { return &pipes{most: most} }
+
+// get returns an empty pipe; nil if as many as may be are in use, or none can be made.
+func (p *pipes) get() *pipe {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.free); n > 0 {
+		one := p.free[n-1]
+		p.free = p.free[:n-1]
+		return one
+	}
+	var fds [2]int
+	if p.made == p.most || unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		return nil
+	}
+	p.made++
+	return &pipe{fds[0], fds[1]}
+}
+
+// put takes a pipe back, and closes it if it is not empty.
+func (p *pipes) put(one *pipe, empty bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if empty {
+		p.free = append(p.free, one)
+		return
+	}
+	p.made--
+	one.close()
+}
+
+// close closes the pipes, none of which is in use.
+func (p *pipes) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, one := range p.free {
+		one.close()
+	}
+	p.free, p.made = nil, 0
+}
+
+func (p *pipe) close() {
+	unix.Close(p.out)
+	unix.Close(p.in)
+}

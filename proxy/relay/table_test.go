@@ -1,0 +1,118 @@
+package relay
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+)
+
+// told is what the proxy says of a Service with frontends.
+func told(name string, frontends ...plan.RelayedFrontend) wire.Service {
+	s := wire.Service{Key: lb.Key{Namespace: "default", Name: name}}
+	if len(frontends) > 0 {
+		s.Relayed = &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: frontends}}}
+	}
+	return s
+}
+
+// leads returns to which Service a frontend leads; "" for none.
+func (t *table) leads(frontend string) string {
+	w, ok, _ := t.find(netip.MustParseAddrPort(frontend))
+	if !ok {
+		return ""
+	}
+	return w.service.key.Name
+}
+
+// A frontend that moves from one Service to another leads to the new one as soon as that has it, and stays
+// there, in whichever order the two are told.
+func TestFrontendMoves(t *testing.T) {
+	const at = "198.51.100.1:80"
+	wanted := plan.RelayedFrontend{Addr: netip.MustParseAddrPort(at)}
+	going := wanted
+	going.Going = true
+	for _, names := range [][2]string{{"a", "b"}, {"b", "a"}} {
+		from, to := names[0], names[1]
+		table := newTable(time.Now)
+		for i, step := range []struct {
+			says []wire.Service
+			want string
+		}{
+			{[]wire.Service{told(from, wanted)}, from},
+			{[]wire.Service{told(from, going)}, from},
+			{[]wire.Service{told("a", map[bool]plan.RelayedFrontend{true: going, false: wanted}[from == "a"]),
+				told("b", map[bool]plan.RelayedFrontend{true: going, false: wanted}[from == "b"])}, to},
+			{[]wire.Service{told(from, going)}, to},
+			{[]wire.Service{told(to, wanted)}, to},
+			{[]wire.Service{told(from)}, to},
+			{[]wire.Service{told(from)}, to},
+			{[]wire.Service{told(to)}, ""},
+		} {
+			table.take(wire.Message{Services: step.says})
+			if got := table.leads(at); got != step.want {
+				t.Errorf("from %s to %s, step %d: it leads to %q, not to %q", from, to, i, got, step.want)
+			}
+		}
+		if len(table.at) > 0 {
+			t.Errorf("%v is left", table.at)
+		}
+	}
+}
+
+// A node port leads somewhere only at the addresses at which the node serves node ports: what comes with
+// another one was led here by something else. An external IP yields to it, a VIP does not.
+func TestNodePortsAreOfTheNode(t *testing.T) {
+	frontend := func(at string, external bool) plan.RelayedFrontend {
+		return plan.RelayedFrontend{Addr: netip.MustParseAddrPort(at), ExternalIP: external}
+	}
+	node4, node6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	table := newTable(time.Now)
+	table.take(wire.Message{Complete: true, Services: []wire.Service{
+		told("node-port", frontend("0.0.0.0:30080", false), frontend("[::]:30080", false)),
+		told("external", frontend("192.0.2.1:30080", true), frontend("192.0.2.1:80", true)),
+		told("vip", frontend("[2001:db8::1]:30080", false)),
+	}})
+	for _, step := range []struct {
+		nodePorts []netip.Addr
+		want      map[string]string
+	}{
+		{nil, map[string]string{"192.0.2.1:30080": "external", "192.0.2.2:30080": "", "[2001:db8::2]:30080": ""}},
+		{[]netip.Addr{node4, node6}, map[string]string{"192.0.2.1:30080": "node-port", "192.0.2.1:80": "external",
+			"192.0.2.2:30080": "", "[2001:db8::1]:30080": "vip", "[2001:db8::2]:30080": ""}},
+		{[]netip.Addr{}, map[string]string{"192.0.2.1:30080": "external", "192.0.2.2:30080": ""}},
+	} {
+		table.take(wire.Message{NodePorts: step.nodePorts})
+		for at, want := range step.want {
+			if got := table.leads(at); got != want {
+				t.Errorf("with node ports at %v, %s leads to %q, not to %q", step.nodePorts, at, got, want)
+			}
+		}
+	}
+}
+
+// The addresses of an IPv6 network of 64 bits are one client, as a host has as many as it likes.
+func TestClientsAreCounted(t *testing.T) {
+	table := newTable(time.Now)
+	s := &service{clients: map[netip.Addr]int{}}
+	for _, step := range []struct {
+		from string
+		want bool
+	}{
+		{"192.0.2.1", true}, {"192.0.2.1", true}, {"192.0.2.1", false}, {"192.0.2.2", true},
+		{"2001:db8::1", true}, {"2001:db8::2", true}, {"2001:db8::3", false}, {"2001:db8:0:1::3", true},
+	} {
+		if got := table.open(s, netip.MustParseAddr(step.from), 100, 2); got != step.want {
+			t.Errorf("one more of %s: %v", step.from, got)
+		}
+	}
+	for _, from := range []string{"192.0.2.1", "192.0.2.1", "192.0.2.2", "2001:db8::9", "2001:db8::1", "2001:db8:0:1::3"} {
+		table.close(s, netip.MustParseAddr(from), ended{})
+	}
+	if len(s.clients) > 0 || s.counts.Open != 0 || s.counts.ClientRefused != 2 {
+		t.Errorf("%v, %+v", s.clients, s.counts)
+	}
+}
