@@ -170,6 +170,14 @@ bench-faults: require-root ## the longest time without an answer in faults of no
 bench-go: ## Go benchmarks of plans, diffs, renderers and actors, with allocations
 	go test -run '^$$' -bench . -benchmem $(PACKAGES)
 
+.PHONY: scale
+NODES ?= 100
+VIPS ?= 21
+scale: ## large clusters, simulated: gossip, a speaker, the API server's watches; NODES=300, VIPS=50
+	LANDFALL_SCALE_NODES=$(NODES) LANDFALL_SCALE_VIPS=$(VIPS) go test -count=1 -v -timeout 4h \
+		-run '^(TestScale|TestStormOfWatches)$$' ./speaker/members ./internal/kube
+	go test -timeout 1h -run '^$$' -bench '^BenchmarkScale$$' -benchtime 1x ./speaker
+
 .PHONY: require-root
 require-root:
 	@[ "$$(id -u)" = 0 ] || { echo 'this target makes network namespaces: run it as root (sudo make ...)' >&2; exit 1; }

@@ -108,10 +108,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	claims := map[lb.Reason]int{"Claimed": 0}
 	for _, d := range c.s.snapshot() {
 		claims[cmp.Or(d.Obstacle(), "Claimed")]++
-		for _, w := range d.Nodes {
-			if w.Node == c.s.self {
-				gauge(c.reasons, 1, d.VIP.String(), string(w.Reason))
-			}
+		if w, ok := d.Node(c.s.self); ok {
+			gauge(c.reasons, 1, d.VIP.String(), string(w.Reason))
 		}
 		for _, host := range d.ConflictingHosts {
 			gauge(c.conflicts, 1, d.VIP.String(), host.Interface, host.MAC)

@@ -159,11 +159,10 @@ func (s *speaker) withheld() (all []withheldStatus) {
 	slices.SortFunc(vips, netip.Addr.Compare)
 	look := func(vip netip.Addr) {
 		d, _ := s.rooms.ownership.Decision(vip)
-		at := slices.IndexFunc(d.Nodes, func(n plan.NodeStatus) bool { return n.Node == s.self && lb.OfNode(n.Reason) })
-		if at < 0 {
+		n, ok := d.Node(s.self)
+		if !ok || !lb.OfNode(n.Reason) {
 			return
 		}
-		n := d.Nodes[at]
 		if i := slices.IndexFunc(all, func(w withheldStatus) bool { return w.Reason == n.Reason }); i >= 0 {
 			all[i].Count++
 			return
@@ -192,7 +191,7 @@ func (s *speaker) describe(vips []netip.Addr) []vipStatus {
 			continue
 		}
 		v := vipStatus{VIP: d.VIP, Owner: d.Owner, Answering: outcome.Answering[d.VIP], Handover: d.Handover,
-			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes, Routes: s.routeStatus(d.VIP)}
+			Probing: len(d.Probe) > 0, ConflictingHosts: d.ConflictingHosts, Nodes: d.Nodes(), Routes: s.routeStatus(d.VIP)}
 		for _, key := range d.Services {
 			v.Services = append(v.Services, key.String())
 		}

@@ -150,6 +150,7 @@ type watch struct {
 const (
 	minRetry    = 200 * time.Millisecond
 	maxRetry    = 5 * time.Second
+	endedSpread = 2 * time.Second
 	repeatAfter = 30 * time.Second
 	absentRetry = time.Minute // of what the API server does not have
 )
@@ -179,7 +180,9 @@ func (w *watch) failed(err error) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err == nil {
-		return minRetry // the API server ended the watch, as it does now and then
+		// The API server has ended the watch, and wants the list to be read again, as after a restart: so
+		// it is for all nodes at that moment.
+		return minRetry + rand.N(endedSpread)
 	}
 	w.report(err)
 	if apierrors.IsForbidden(err) {

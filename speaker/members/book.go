@@ -132,7 +132,7 @@ func (b book) updates(standings map[string]plan.Standing) []update {
 
 // claims returns what counts of what the nodes say of a VIP.
 func (b book) claims(vip netip.Addr, standings map[string]plan.Standing) map[string]plan.Claim {
-	claims := map[string]plan.Claim{}
+	claims := make(map[string]plan.Claim, len(standings))
 	for node, standing := range standings {
 		p := b.pages[node]
 		if p == nil {

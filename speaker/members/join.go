@@ -26,6 +26,10 @@ const (
 	joinsAtOnce = 16
 	// seeksAtOnce is how many of the live nodes a node calls at a time that has to hear one of them.
 	seeksAtOnce = 3
+	// headStart is how long the first few calls of a round are waited for: whoever answers one tells of
+	// the others, which need no call then. Without it, each speaker of a large cluster that starts would
+	// exchange whole states with all others.
+	headStart = 100 * time.Millisecond
 	// lookTimeout bounds the wait for the kernel of a node that could not be joined.
 	lookTimeout = 500 * time.Millisecond
 )
@@ -93,7 +97,12 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	began := time.Now()
-	found := m.callAll(ctx, missing, func(name string) finding { return m.call(ml, bind, name, missing[name]) })
+	found := m.callAll(ctx, missing, func(name string) finding {
+		if m.heard(name) {
+			return reached // by way of another one that was called
+		}
+		return m.call(ml, bind, name, missing[name])
+	})
 	if ctx.Err() != nil {
 		return 0, nil
 	}
@@ -105,6 +114,13 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	}
 	m.mu.Unlock()
 	return m.pause(m.conclude(began, found, live)), nil
+}
+
+// heard reports whether a node is a member, and it is known what it says.
+func (m *Members) heard(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.live[name] != nil && m.book.pages[name] != nil
 }
 
 // seekStep calls some of the live nodes while this node has to hear one, and at first others too.
@@ -166,20 +182,34 @@ func (m *Members) pauseSeeking() time.Duration {
 	return max(p.soon, min(p.every, time.Since(m.sought)/8))
 }
 
-// callAll calls nodes at once, as far as is allowed, and returns what it has found.
+// callAll calls nodes at once, as far as is allowed, and returns what it has found. Each node calls in an
+// order of its own: otherwise all of a cluster that starts would call the same few first.
 func (m *Members) callAll(ctx context.Context, nodes map[string][]netip.Addr, call func(name string) finding,
 ) map[string]finding {
 	var mu sync.Mutex
 	found := make(map[string]finding, len(nodes))
+	first := make(chan struct{}, len(nodes)) // calls that have reached a node
 	var group errgroup.Group
 	group.SetLimit(joinsAtOnce)
-	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+	names := slices.Collect(maps.Keys(nodes))
+	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	for i, name := range names {
+		if i == seeksAtOnce {
+			select {
+			case <-first:
+			case <-time.After(headStart):
+			case <-ctx.Done():
+			}
+		}
 		if ctx.Err() != nil {
 			break
 		}
 		group.Go(func() error {
 			f := call(name)
 			loop.Progress(ctx)
+			if f == reached {
+				first <- struct{}{}
+			}
 			mu.Lock()
 			found[name] = f
 			mu.Unlock()

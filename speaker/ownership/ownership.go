@@ -215,7 +215,7 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 		s.served[vip] = true // and so it is not probed again, even if it takes a while to answer
 	}
 	s.decisions[vip] = next
-	if slices.ContainsFunc(next.Nodes, func(n plan.NodeStatus) bool { return n.Answering }) {
+	if next.Served() {
 		delete(s.unserved, vip)
 	} else {
 		s.unserved[vip] = true

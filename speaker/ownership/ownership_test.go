@@ -322,7 +322,7 @@ func check(t *testing.T, what string, s State, held map[netip.Addr]bool) {
 		}
 	}
 	for vip, d := range s.decisions {
-		answers := slices.ContainsFunc(d.Nodes, func(n plan.NodeStatus) bool { return n.Answering })
+		answers := slices.ContainsFunc(d.Nodes(), func(n plan.NodeStatus) bool { return n.Answering })
 		if s.unserved[vip] == answers {
 			t.Fatalf("%s: unserved is %v of %s", what, s.unserved[vip], vip)
 		}

@@ -64,6 +64,13 @@ type State struct {
 // whether that or anything else changes what is decided of all VIPs. again is when to look again;
 // 0 for not at all.
 func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Duration) {
+	// Decisions keep these lists: one for all of them while they are the same.
+	if slices.Equal(f.Speakers.Live, s.seen.Live) {
+		f.Speakers.Live = s.seen.Live
+	}
+	if slices.Equal(f.Speakers.Missing, s.seen.Missing) {
+		f.Speakers.Missing = s.seen.Missing
+	}
 	s.self, s.seen = f.Self, f.Speakers
 	s.bury(now)
 	// Those who count this node among them speak of the time before they lost it, if they have: they do

@@ -138,8 +138,7 @@ type Decision struct {
 	Routed Routed
 	// Undelivered says which Services that joined the VIP this node does not deliver, and why.
 	Undelivered map[lb.Key]*lb.Refusal
-	// Nodes is the status of each live or missing node, sorted by name.
-	Nodes []NodeStatus
+	said        sayings // see Nodes
 }
 
 // Obstacle says why this node neither claims the VIP nor announces a route for it; "" when it does
@@ -207,14 +206,14 @@ func Decide(f Facts, in Input) Decision {
 	case handsOver(f, in, d):
 		d.Answer, d.Handover = f.withCarrier(in.Answering), true
 	}
-	d.Nodes = nodeStatuses(f, in, d)
+	d.said = sayingsOf(f, in, d)
 	return d
 }
 
 // claimants are the live nodes that claim the VIP. What this node claims is what it has just
 // decided, not what it last told.
 func claimants(f Facts, in Input, d Decision) []Candidate {
-	var nodes []Candidate
+	nodes := make([]Candidate, 0, len(in.Claims)+1)
 	served := false
 	for node, claim := range in.Claims {
 		if node != f.Self && claim.Reason == "" {

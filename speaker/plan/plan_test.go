@@ -447,7 +447,7 @@ func TestContract10WordsAndSummary(t *testing.T) {
 	owner, second, third := ranking()
 	byNode := func(d Decision) map[string]lb.Reason {
 		m := map[string]lb.Reason{}
-		for _, w := range d.Nodes {
+		for _, w := range d.Nodes() {
 			m[w.Node] = w.Reason
 		}
 		return m
@@ -517,14 +517,12 @@ func wantReport(t *testing.T, got Report, ok bool, want Report, announcement lb.
 // TestRoutesAreReportedAsData has racks of nodes announce a VIP, each to its own routers, beside
 // one that answers ARP.
 func TestRoutesAreReportedAsData(t *testing.T) {
-	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001"}
+	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001", said: sayings{self: "n000", others: map[string]saying{}}}
 	for i := range 100 {
-		w := NodeStatus{Node: fmt.Sprintf("n%03d", i), Routed: true, Peers: NewPeerNames(fmt.Sprintf("tor-%02da", i/10),
-			fmt.Sprintf("tor-%02db", i/10))}
-		if w.Node == d.Owner {
-			w.Reason = lb.ReasonAnnounced
-		}
-		d.Nodes = append(d.Nodes, w)
+		node := fmt.Sprintf("n%03d", i)
+		d.said.live = append(d.said.live, node)
+		d.said.others[node] = saying{told: true, claim: Claim{Answering: node == d.Owner,
+			Routes: NewPeerNames(fmt.Sprintf("tor-%02da", i/10), fmt.Sprintf("tor-%02db", i/10))}}
 	}
 	report, ok := Summarize("n000", []Decision{d})
 	if !ok || len(report.Announcements) != 1 {

@@ -49,7 +49,7 @@ func (c Candidate) compare(other Candidate) int {
 // that is served well is not moved, and of those one that was with the majority; else the winner.
 // "" without candidates.
 func elect(vip netip.Addr, candidates []Candidate) string {
-	var best []string
+	best := make([]string, 0, len(candidates))
 	var top Candidate
 	for _, c := range candidates {
 		order := c.compare(top)
@@ -57,7 +57,7 @@ func elect(vip netip.Addr, candidates []Candidate) string {
 			continue
 		}
 		if len(best) == 0 || order < 0 {
-			best, top = nil, c
+			best, top = best[:0], c
 		}
 		best = append(best, c.Node)
 	}

@@ -27,49 +27,130 @@ type NodeStatus struct {
 	Routed bool `json:"routed,omitempty"`
 }
 
-// nodeStatuses explains a decision for each node that is live or missing. Of the others this node
-// knows the reason only, not the details.
-func nodeStatuses(f Facts, in Input, d Decision) []NodeStatus {
-	found := make([]NodeStatus, 0, len(f.Live))
-	for _, node := range f.Live {
+// sayings is what the nodes say of a VIP. In a large cluster nearly all say the same, so only the few
+// that differ are kept one by one: a status of each node for each VIP would fill the memory.
+type sayings struct {
+	self          string
+	live, missing []string // shared with other decisions
+	usual         saying
+	others        map[string]saying // of live nodes that say something else
+}
+
+// saying is what one node says; told is false for one that has said nothing yet.
+type saying struct {
+	claim Claim // as far as statuses show it
+	told  bool
+}
+
+// sayingsOf keeps what is known of the nodes, with what this one has decided.
+func sayingsOf(f Facts, in Input, d Decision) sayings {
+	own := d.Claim(len(in.Answering) > 0)
+	of := func(node string) saying {
 		claim, told := in.Claims[node]
 		if node == f.Self {
-			claim, told = d.Claim(len(in.Answering) > 0), true
+			claim, told = own, true
 		}
-		w := NodeStatus{Node: node, Reason: claim.Reason, Claims: told && claim.Reason == "", Answering: claim.Answering}
-		switch {
-		case !told:
-			w.Reason, w.Message = lb.ReasonUnheard, Describe(lb.ReasonUnheard)
-		case claim.Reason != "" && node == f.Self:
-			w.Message = d.Refusal.Message
-		case claim.Reason != "":
-			w.Message = Describe(claim.Reason)
-		case node == d.Owner && claim.Held:
-			w.Reason, w.Message = lb.ReasonAnnounced,
-				"the node's speaker stopped a moment ago and is expected back; the node still forwards"
-		case node == d.Owner && claim.Answering:
-			w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
-			if node == f.Self && len(d.ConflictingHosts) > 0 {
-				w.Message += ", which " + named(d.ConflictingHosts) + " uses too"
-			}
-		case node == d.Owner && len(d.Probe) > 0:
-			w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
-		case node == d.Owner:
-			w.Reason, w.Message = lb.ReasonAnnounceFailed, "the node owns the address and does not answer for it yet"
-		default:
-			w.Reason, w.Message = lb.ReasonNotOwner, fmt.Sprintf("the node can deliver; %s owns the address", d.Owner)
-		}
-		w.addRoutes(claim, node == d.Owner)
-		if w.Reason == claim.Unrouted && node == f.Self && d.Routed.Refusal != nil {
-			w.Message = d.Routed.Refusal.Message
-		}
-		found = append(found, w)
+		claim.Weight, claim.Parted, claim.Stale = 0, false, false
+		return saying{claim, told}
 	}
-	for _, node := range f.Missing {
+	s := sayings{self: f.Self, live: f.Live, missing: f.Missing}
+	ahead := 0
+	for _, node := range f.Live { // what more than half of them say is left over
+		switch one := of(node); {
+		case ahead == 0:
+			s.usual, ahead = one, 1
+		case one == s.usual:
+			ahead++
+		default:
+			ahead--
+		}
+	}
+	for _, node := range f.Live {
+		if one := of(node); one != s.usual {
+			if s.others == nil {
+				s.others = map[string]saying{}
+			}
+			s.others[node] = one
+		}
+	}
+	return s
+}
+
+func (s sayings) of(node string) saying {
+	if one, ok := s.others[node]; ok {
+		return one
+	}
+	return s.usual
+}
+
+// Nodes returns the status of each live or missing node, sorted by name. Of the others this node
+// knows the reason only, not the details.
+func (d Decision) Nodes() []NodeStatus {
+	found := make([]NodeStatus, 0, len(d.said.live)+len(d.said.missing))
+	for _, node := range d.said.live {
+		found = append(found, d.live(node))
+	}
+	for _, node := range d.said.missing {
 		found = append(found, NodeStatus{Node: node, Reason: lb.ReasonMissing, Message: Describe(lb.ReasonMissing)})
 	}
 	slices.SortFunc(found, func(a, b NodeStatus) int { return strings.Compare(a.Node, b.Node) })
 	return found
+}
+
+// Node returns the status of one live node; ok is false for any other.
+func (d Decision) Node(name string) (status NodeStatus, ok bool) {
+	if !slices.Contains(d.said.live, name) {
+		return NodeStatus{}, false
+	}
+	return d.live(name), true
+}
+
+// Served reports whether a live node answers, or BGP peers hear of the VIP from one.
+func (d Decision) Served() bool {
+	serves := func(s saying) bool { return s.claim.Answering || s.claim.Routes != "" }
+	if len(d.said.others) < len(d.said.live) && serves(d.said.usual) {
+		return true
+	}
+	for _, one := range d.said.others {
+		if serves(one) {
+			return true
+		}
+	}
+	return false
+}
+
+// live returns the status of a live node.
+func (d Decision) live(node string) NodeStatus {
+	said, self := d.said.of(node), node == d.said.self
+	claim := said.claim
+	w := NodeStatus{Node: node, Reason: claim.Reason, Claims: said.told && claim.Reason == "", Answering: claim.Answering}
+	switch {
+	case !said.told:
+		w.Reason, w.Message = lb.ReasonUnheard, Describe(lb.ReasonUnheard)
+	case claim.Reason != "" && self:
+		w.Message = d.Refusal.Message
+	case claim.Reason != "":
+		w.Message = Describe(claim.Reason)
+	case node == d.Owner && claim.Held:
+		w.Reason, w.Message = lb.ReasonAnnounced,
+			"the node's speaker stopped a moment ago and is expected back; the node still forwards"
+	case node == d.Owner && claim.Answering:
+		w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
+		if self && len(d.ConflictingHosts) > 0 {
+			w.Message += ", which " + named(d.ConflictingHosts) + " uses too"
+		}
+	case node == d.Owner && len(d.Probe) > 0:
+		w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
+	case node == d.Owner:
+		w.Reason, w.Message = lb.ReasonAnnounceFailed, "the node owns the address and does not answer for it yet"
+	default:
+		w.Reason, w.Message = lb.ReasonNotOwner, fmt.Sprintf("the node can deliver; %s owns the address", d.Owner)
+	}
+	w.addRoutes(claim, node == d.Owner)
+	if w.Reason == claim.Unrouted && self && d.Routed.Refusal != nil {
+		w.Message = d.Routed.Refusal.Message
+	}
+	return w
 }
 
 // addRoutes adds to the status of a node what it says of BGP. Where no L2Advertisement is for the
@@ -258,7 +339,7 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 // that most nodes announce it to first.
 func (d Decision) routes() []lb.RouteAnnouncement {
 	byPeers := map[PeerNames][]string{}
-	for _, w := range d.Nodes {
+	for _, w := range d.Nodes() {
 		if w.Routed {
 			byPeers[w.Peers] = append(byPeers[w.Peers], w.Node)
 		}
@@ -275,13 +356,11 @@ func (d Decision) routes() []lb.RouteAnnouncement {
 // answers adds to an announcement who answers ARP and NDP for the VIP, or why nobody does, and says
 // it in a sentence.
 func (d Decision) answers(self string, a *lb.Announcement) string {
-	for _, w := range d.Nodes {
-		if w.Node == d.Owner {
-			return d.ownerAnswers(self, w, a)
-		}
+	if w, ok := d.Node(d.Owner); ok {
+		return d.ownerAnswers(self, w, a)
 	}
 	byReason := map[lb.Reason][]string{}
-	for _, w := range d.Nodes {
+	for _, w := range d.Nodes() {
 		if w.Answering {
 			a.Reason, a.Owner, a.Protocol = lb.ReasonParting, w.Node, protocol(d.VIP)
 			return fmt.Sprintf("%s is announced from %s, although that node should not announce it (%s): "+
@@ -365,10 +444,8 @@ func protocol(vip netip.Addr) string {
 
 // sentence prefers this node's own details for a reason that all nodes share.
 func (d Decision) sentence(self string, reason lb.Reason) string {
-	for _, w := range d.Nodes {
-		if w.Node == self && w.Reason == reason {
-			return w.Message
-		}
+	if w, ok := d.Node(self); ok && w.Reason == reason {
+		return w.Message
 	}
 	return Describe(reason)
 }

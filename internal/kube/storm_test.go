@@ -1,0 +1,254 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// stormAPI is an API server in memory, in the time of testing/synctest, without objects, that counts what
+// it is asked.
+type stormAPI struct {
+	mu      sync.Mutex
+	began   time.Time
+	version int
+	oldest  int           // watches from before it have to list again
+	down    chan struct{} // closed while nothing listens
+	end     chan struct{} // closed when all watches end
+	lists   []time.Duration
+	refused int // connections, two in each attempt: of a streamed list, and of a whole one
+}
+
+func newStormAPI() *stormAPI {
+	return &stormAPI{began: time.Now(), version: 1, oldest: 1, end: make(chan struct{})}
+}
+
+// stop ends all watches and refuses connections until start.
+func (a *stormAPI) stop() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.down = make(chan struct{})
+	close(a.end)
+}
+
+// start serves again, without what was before: as after a restart, the cache has no past.
+func (a *stormAPI) start() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.down, a.end = nil, make(chan struct{})
+	a.version++
+	a.oldest = a.version
+}
+
+// reset begins to count anew.
+func (a *stormAPI) reset() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.began, a.lists, a.refused = time.Now(), nil, 0
+}
+
+// RoundTrip answers a request.
+func (a *stormAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	time.Sleep(time.Millisecond)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.down != nil {
+		a.refused++
+		return nil, syscall.ECONNREFUSED
+	}
+	query := r.URL.Query()
+	from, _ := strconv.Atoi(query.Get("resourceVersion"))
+	list := fmt.Appendf(nil, `{"metadata":{"resourceVersion":"%d"},"items":[]}`, a.version)
+	switch {
+	case query.Get("sendInitialEvents") != "":
+		a.lists = append(a.lists, time.Since(a.began))
+		return a.answer(r, http.StatusOK, a.bookmark(r), true), nil
+	case query.Get("watch") != "" && from < a.oldest:
+		status := metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,
+			Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old resource version"}
+		raw, err := json.Marshal(metav1.WatchEvent{Type: "ERROR", Object: rawOf(status)})
+		return a.answer(r, http.StatusOK, raw, true), err
+	case query.Get("watch") != "":
+		return a.answer(r, http.StatusOK, nil, true), nil
+	}
+	a.lists = append(a.lists, time.Since(a.began))
+	return a.answer(r, http.StatusOK, list, false), nil
+}
+
+// bookmark ends the first events of a streamed list.
+func (a *stormAPI) bookmark(r *http.Request) []byte {
+	kinds := map[string][2]string{"services": {"v1", "Service"}, "nodes": {"v1", "Node"},
+		"endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"}, "daemonsets": {"apps/v1", "DaemonSet"},
+		"servicecidrs":   {"networking.k8s.io/v1", "ServiceCIDR"},
+		"ipaddresspools": {"landfall.dev/v1beta1", "IPAddressPool"}, "bfdprofiles": {"landfall.dev/v1beta1", "BFDProfile"},
+		"l2advertisements": {"landfall.dev/v1beta1", "L2Advertisement"}, "bgppeers": {"landfall.dev/v1beta1", "BGPPeer"},
+		"bgpadvertisements": {"landfall.dev/v1beta1", "BGPAdvertisement"},
+		"communities":       {"landfall.dev/v1beta1", "Community"}}
+	kind := kinds[path.Base(r.URL.Path)]
+	return fmt.Appendf(nil, `{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"%d",`+
+		`"annotations":{%q:"true"}}}}`, kind[0], kind[1], a.version, metav1.InitialEventsAnnotationKey)
+}
+
+func rawOf(status metav1.Status) (raw runtime.RawExtension) {
+	raw.Raw, _ = json.Marshal(status)
+	return raw
+}
+
+// answer returns a body that ends at once or, open, with the watches.
+func (a *stormAPI) answer(r *http.Request, code int, body []byte, open bool) *http.Response {
+	b := &stormBody{Reader: bytes.NewReader(body), closed: make(chan struct{})}
+	if open {
+		b.end = a.end
+	}
+	return &http.Response{StatusCode: code, Request: r, Body: b, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {"application/json"}}}
+}
+
+type stormBody struct {
+	*bytes.Reader
+	end    chan struct{} // nil: with the bytes
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (b *stormBody) Read(p []byte) (int, error) {
+	if b.Len() > 0 {
+		return b.Reader.Read(p)
+	}
+	if b.end != nil {
+		select {
+		case <-b.end:
+		case <-b.closed:
+		}
+	}
+	return 0, io.EOF
+}
+
+func (b *stormBody) Close() error {
+	b.once.Do(func() { close(b.closed) })
+	return nil
+}
+
+// agents are the clients of a node's speaker and proxy, with the watches that the programs register.
+func agents(t *testing.T, api http.RoundTripper) (clients []*Client) {
+	for range 2 {
+		config := &rest.Config{Host: "http://api", Transport: api, QPS: qps, Burst: burst}
+		httpClient := &http.Client{Transport: api}
+		core, err := newKinds(config, httpClient)
+		if err != nil {
+			t.Fatal(err)
+		}
+		landfall, err := landfallClient(config, httpClient)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients = append(clients, &Client{log: slog.New(slog.DiscardHandler), core: core, rest: core, landfall: landfall})
+	}
+	name, key, none := func(string) {}, func(lb.Key) {}, (func(string))(nil)
+	speaker, proxy := clients[0], clients[1]
+	LabelledServices(speaker, key)
+	Nodes(speaker, "", name)
+	Pools(speaker, name, none)
+	L2Advertisements(speaker, name, none)
+	BGPPeers(speaker, name, none)
+	BGPAdvertisements(speaker, name, none)
+	Communities(speaker, name)
+	BFDProfiles(speaker, name)
+	DaemonSet(speaker, "landfall-system", "landfall-speaker", name)
+	Services(proxy, "", key)
+	Slices(proxy, key)
+	Nodes(proxy, "", name)
+	ServiceNetworks(proxy, name)
+	PoolRanges(proxy, name)
+	DaemonSet(proxy, "landfall-system", "landfall-proxy", name)
+	return clients
+}
+
+// peak returns how many of the lists were asked for within the busiest 100 ms.
+func peak(lists []time.Duration) (most int) {
+	slots := map[int]int{}
+	for _, at := range lists {
+		slot := int(at / (100 * time.Millisecond))
+		slots[slot]++
+		most = max(most, slots[slot])
+	}
+	return most
+}
+
+// TestStormOfWatches has the agents of all nodes meet an API server that restarts: each list is asked for
+// once, as good as, and the nodes do not ask all at once. LANDFALL_SCALE_NODES=1000 has as many nodes.
+func TestStormOfWatches(t *testing.T) {
+	nodes := 20
+	if n, err := strconv.Atoi(os.Getenv("LANDFALL_SCALE_NODES")); err == nil {
+		nodes = n
+	}
+	synctest.Test(t, func(t *testing.T) {
+		api := newStormAPI()
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		watches := 0
+		for range nodes {
+			for _, c := range agents(t, api) {
+				watches += len(c.watches)
+				group.Go(func() { _ = c.Run(ctx) })
+			}
+		}
+		defer group.Wait()
+		defer cancel()
+		report := func(what string) (lists []time.Duration) {
+			api.mu.Lock()
+			defer api.mu.Unlock()
+			t.Logf("| %s | %d nodes | %d lists | %d within 100 ms | last after %.1f s | %d refused connections |", what,
+				nodes, len(api.lists), peak(api.lists), api.lists[len(api.lists)-1].Seconds(), api.refused)
+			if n := len(api.lists); n < watches || n > watches+watches/50 {
+				t.Errorf("%s: %d lists for %d watches", what, len(api.lists), watches)
+			}
+			return api.lists
+		}
+		time.Sleep(10 * time.Second)
+		report("all agents start at once")
+
+		for _, away := range []time.Duration{0, 3 * time.Second, time.Minute} {
+			api.reset()
+			api.stop()
+			time.Sleep(away)
+			if refused := api.refusals(); away > 0 && refused > 2*watches*(6+int(away/(maxRetry/2))) {
+				t.Errorf("away for %s: %d connections of %d watches", away, refused, watches)
+			}
+			api.start()
+			back := time.Now()
+			time.Sleep(20 * time.Second)
+			lists := report(fmt.Sprintf("the API server restarts, away for %s", away))
+			if most := peak(lists); most*5 > watches {
+				t.Errorf("away for %s: %d of %d lists within 100 ms of one another", away, most, watches)
+			}
+			if last := api.began.Add(lists[len(lists)-1]).Sub(back); last > maxRetry+time.Second {
+				t.Errorf("away for %s: the last list is asked for %s after the return", away, last)
+			}
+		}
+	})
+}
+
+func (a *stormAPI) refusals() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.refused
+}

@@ -1,0 +1,349 @@
+package members
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/landfall-lb/landfall/speaker/liveness"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+const (
+	// simLatency is how long a packet is under way on the simulated network.
+	simLatency = 200 * time.Microsecond
+	// simSocket is how many packets wait for a node's process; what comes beyond is lost, as at a socket.
+	simSocket = 8192
+	simPort   = 7946
+)
+
+// simNet is a network in memory, in the time of testing/synctest, that counts what it carries.
+type simNet struct {
+	mu    sync.Mutex
+	ports map[netip.Addr]*simPorts
+	side  map[netip.Addr]int  // of a partition
+	down  map[netip.Addr]bool // machines that are off
+	sent  traffic
+}
+
+// traffic is what a network has carried.
+type traffic struct {
+	packets, bytes       int // over UDP, without what IP and UDP add
+	streams, streamBytes int // over TCP
+	lost                 int // packets for which a socket had no room
+}
+
+func (t traffic) minus(o traffic) traffic {
+	return traffic{t.packets - o.packets, t.bytes - o.bytes, t.streams - o.streams, t.streamBytes - o.streamBytes,
+		t.lost - o.lost}
+}
+
+func newSimNet() *simNet {
+	return &simNet{ports: map[netip.Addr]*simPorts{}, side: map[netip.Addr]int{}, down: map[netip.Addr]bool{}}
+}
+
+func (n *simNet) count(f func(*traffic)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f(&n.sent)
+}
+
+func (n *simNet) traffic() traffic {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.sent
+}
+
+// reach returns the process at an address, nil if none runs, and whether packets get to its machine.
+func (n *simNet) reach(from, to netip.Addr) (*simPorts, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ok := !n.down[from] && !n.down[to] && n.side[from] == n.side[to]
+	return n.ports[to], ok
+}
+
+// simPorts are the sockets of one process.
+type simPorts struct {
+	net     *simNet
+	addr    netip.Addr
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+	done    chan struct{}
+	end     sync.Once
+}
+
+var _ memberlist.NodeAwareTransport = (*simPorts)(nil)
+
+func (n *simNet) open(addr netip.Addr) *simPorts {
+	p := &simPorts{net: n, addr: addr, packets: make(chan *memberlist.Packet, simSocket),
+		streams: make(chan net.Conn, 64), done: make(chan struct{})}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ports[addr] = p
+	return p
+}
+
+func (p *simPorts) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
+	return p.addr.AsSlice(), simPort, nil
+}
+
+func (p *simPorts) WriteToAddress(b []byte, to memberlist.Address) (time.Time, error) {
+	addr, err := netip.ParseAddrPort(to.Addr)
+	if err != nil {
+		return time.Time{}, err
+	}
+	p.net.count(func(t *traffic) { t.packets++; t.bytes += len(b) })
+	other, ok := p.net.reach(p.addr, addr.Addr())
+	if !ok || other == nil {
+		return time.Now(), nil // lost on the way
+	}
+	packet := &memberlist.Packet{Buf: append([]byte(nil), b...), From: net.UDPAddrFromAddrPort(
+		netip.AddrPortFrom(p.addr, simPort))}
+	time.AfterFunc(simLatency, func() {
+		packet.Timestamp = time.Now()
+		select {
+		case other.packets <- packet:
+		default:
+			p.net.count(func(t *traffic) { t.lost++ })
+		}
+	})
+	return time.Now(), nil
+}
+
+func (p *simPorts) WriteTo(b []byte, addr string) (time.Time, error) {
+	return p.WriteToAddress(b, memberlist.Address{Addr: addr})
+}
+
+func (p *simPorts) DialAddressTimeout(to memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	return p.DialTimeout(to.Addr, timeout)
+}
+
+func (p *simPorts) DialTimeout(to string, timeout time.Duration) (net.Conn, error) {
+	addr, err := netip.ParseAddrPort(to)
+	if err != nil {
+		return nil, err
+	}
+	other, ok := p.net.reach(p.addr, addr.Addr())
+	if !ok {
+		time.Sleep(timeout)
+		return nil, syscall.ETIMEDOUT
+	}
+	time.Sleep(2 * simLatency)
+	if other == nil {
+		return nil, syscall.ECONNREFUSED
+	}
+	own, theirs := net.Pipe()
+	select {
+	case other.streams <- &simStream{theirs, p.net}:
+		p.net.count(func(t *traffic) { t.streams++ })
+		return &simStream{own, p.net}, nil
+	case <-other.done:
+		return nil, syscall.ECONNREFUSED
+	}
+}
+
+func (p *simPorts) PacketCh() <-chan *memberlist.Packet { return p.packets }
+func (p *simPorts) StreamCh() <-chan net.Conn           { return p.streams }
+
+func (p *simPorts) Shutdown() error {
+	p.end.Do(func() {
+		p.net.mu.Lock()
+		defer p.net.mu.Unlock()
+		if p.net.ports[p.addr] == p {
+			delete(p.net.ports, p.addr)
+		}
+		close(p.done)
+	})
+	return nil
+}
+
+type simStream struct {
+	net.Conn
+	net *simNet
+}
+
+func (s *simStream) Write(b []byte) (int, error) {
+	s.net.count(func(t *traffic) { t.streamBytes += len(b) })
+	return s.Conn.Write(b)
+}
+
+// RemoteAddr is one that memberlist can log.
+func (s *simStream) RemoteAddr() net.Addr { return &net.TCPAddr{} }
+
+// simNode is the gossip of one speaker: the actors of the program.
+type simNode struct {
+	name  string
+	addr  netip.Addr
+	gone  bool // its machine is off
+	alive *liveness.Actor
+	*Members
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// simCluster is the gossip of a whole cluster.
+type simCluster struct {
+	net   *simNet
+	nodes []*simNode
+}
+
+func simAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}) }
+
+func newSimCluster(nodes int) *simCluster {
+	c := &simCluster{net: newSimNet()}
+	for i := range nodes {
+		c.nodes = append(c.nodes, &simNode{name: simName(i), addr: simAddr(i)})
+	}
+	return c
+}
+
+// start runs the speaker of a node, which the API server has told of all nodes of the cluster.
+func (c *simCluster) start(n *simNode) {
+	ports := c.net.open(n.addr)
+	log := slog.New(slog.DiscardHandler)
+	probe := func(_ context.Context, to netip.AddrPort) bool {
+		if _, ok := c.net.reach(n.addr, to.Addr()); ok {
+			time.Sleep(2 * simLatency)
+			return true
+		}
+		time.Sleep(LAN.ProbeTimeout)
+		return false
+	}
+	var m *Members
+	n.alive = liveness.New(liveness.Options{Self: n.name, Hold: 5 * time.Second, Log: log, Changed: func() {}, Probe: probe,
+		Report: func(node string, born uint64) { m.Alarm(node, born) }, Back: func(node string) { m.Greet(node) }})
+	m = New(Options{Self: n.name, Bind: fixed(n.addr), Port: simPort, Born: time.Now(), Alone: 40 * time.Second,
+		Liveness: n.alive, Log: log, Changed: func([]netip.Addr) {}, transport: ports})
+	n.Members = m
+	peers := make(map[string][]netip.Addr, len(c.nodes))
+	for _, other := range c.nodes {
+		if other != n {
+			peers[other.name] = []netip.Addr{other.addr}
+		}
+	}
+	m.SetPeers(peers)
+	n.alive.Set(peers)
+	ctx, cancel := context.WithCancel(context.Background())
+	n.cancel, n.done = cancel, make(chan struct{})
+	alive, done := n.alive, n.done
+	go func() {
+		var group errgroup.Group
+		group.Go(func() error { return m.Run(ctx) })
+		group.Go(func() error { return alive.Run(ctx) })
+		_ = group.Wait()
+		close(done)
+	}()
+}
+
+// stop ends the speaker of a node as planned.
+func (n *simNode) stop() {
+	n.cancel()
+	<-n.done
+}
+
+// crash switches the machine of a node off.
+func (c *simCluster) crash(n *simNode) {
+	c.net.mu.Lock()
+	defer c.net.mu.Unlock()
+	n.gone, c.net.down[n.addr] = true, true
+}
+
+// part cuts the cluster in two: the first few nodes, and the others.
+func (c *simCluster) part(few int) {
+	c.net.mu.Lock()
+	defer c.net.mu.Unlock()
+	for i, n := range c.nodes {
+		c.net.side[n.addr] = 0
+		if i < few {
+			c.net.side[n.addr] = 1
+		}
+	}
+}
+
+// end stops everything, without the words of a leave.
+func (c *simCluster) end() {
+	for _, n := range c.nodes {
+		c.crash(n)
+	}
+	for _, n := range c.nodes {
+		n.cancel()
+	}
+	for _, n := range c.nodes {
+		<-n.done
+	}
+	time.Sleep(5 * time.Second) // memberlist does not wait for its own calls
+}
+
+func (c *simCluster) wait() time.Duration {
+	time.Sleep(5 * time.Second)
+	return 5 * time.Second
+}
+
+// all returns after which time something is so on all nodes whose machines are on, or most if it is not.
+func (c *simCluster) all(most time.Duration, is func(n *simNode) bool) time.Duration {
+	began, at := time.Now(), 0
+	for time.Since(began) < most {
+		for at < len(c.nodes) && (c.nodes[at].gone || is(c.nodes[at])) {
+			at++
+		}
+		if at == len(c.nodes) {
+			return time.Since(began)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return most
+}
+
+// sees reports whether a node has so many members beside it, and a page of each.
+func (n *simNode) sees(others int) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.live) != others || !n.joined {
+		return false
+	}
+	for name := range n.live {
+		if n.book.pages[name] == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// hears reports whether a node knows what all its members say of the VIPs: that they claim them.
+func (n *simNode) hears(vips []netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name := range n.live {
+		p := n.book.pages[name]
+		if p == nil {
+			return false
+		}
+		for _, vip := range vips {
+			if _, ok := p.get(vip); !ok {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// say has all nodes claim VIPs within so long, each at a time of its own.
+func (c *simCluster) say(within time.Duration, vips []netip.Addr) {
+	claims := map[netip.Addr]*plan.Claim{}
+	for _, vip := range vips {
+		claims[vip] = &plan.Claim{}
+	}
+	for i, n := range c.nodes {
+		if !n.gone {
+			time.AfterFunc(within*time.Duration(i)/time.Duration(len(c.nodes)), func() { n.Update(claims) })
+		}
+	}
+	time.Sleep(within)
+}

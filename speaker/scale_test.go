@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
+)
+
+// crowd is what one speaker of a large cluster sees of the others: all of them claim every VIP, and
+// the owners answer.
+type crowd struct {
+	fakeGossip
+	names, live []string // sorted
+	owners      map[netip.Addr]string
+}
+
+func (c *crowd) Claims(vip netip.Addr) map[string]plan.Claim {
+	claims := make(map[string]plan.Claim, len(c.live))
+	for _, node := range c.live {
+		if node != c.self {
+			claims[node] = plan.Claim{Answering: c.owners[vip] == node}
+		}
+	}
+	return claims
+}
+
+func (c *crowd) Set(map[string][]netip.Addr) {}
+
+func (c *crowd) Speakers() plan.Speakers {
+	var dead []string
+	for _, node := range c.names {
+		if _, is := slices.BinarySearch(c.live, node); !is {
+			dead = append(dead, node)
+		}
+	}
+	return plan.SpeakersOf(c.self, c.live, slices.Clone(c.live), c.names, dead)
+}
+
+// largeCluster is a speaker that is one of many, with all that its API server and gossip say.
+func largeCluster(t testing.TB, nodes, vips int) (*fakeNode, *crowd) {
+	n := newRig(t).nodes[w178]
+	c := &crowd{fakeGossip: fakeGossip{n}, owners: map[netip.Addr]string{}}
+	all, services := fixed[string, lb.Node]{}, fixed[lb.Key, lb.Service]{}
+	for i := range nodes {
+		name := fmt.Sprintf("k8s-worker-%04d", i)
+		if i == 0 {
+			name = w178
+		}
+		c.names = append(c.names, name)
+		all[name] = lb.Node{Name: name, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{172, 27, byte(i >> 8), byte(i)})}}
+	}
+	slices.Sort(c.names)
+	c.live = c.names
+	for i := range vips {
+		d := lb.Delivery{Service: lb.Key{Namespace: "default", Name: fmt.Sprint("s", i)},
+			VIP: netip.AddrFrom4([4]byte{172, 26, byte(i >> 8), byte(i)}), Policy: lb.Cluster, Ready: 2}
+		n.deliveries[d.Key()] = d
+		services[d.Service] = lb.Service{Key: d.Service, Type: lb.LoadBalancer, Ingress: []lb.Ingress{{Addr: d.VIP}}}
+		c.owners[d.VIP] = plan.Winner(d.VIP, c.names)
+	}
+	n.from.nodes, n.from.services, n.from.members, n.from.liveness = all, services, c, c
+	n.from.pools = fixed[string, lb.Pool]{"lan": {Name: "lan",
+		Ranges: []lb.Range{{From: netip.MustParseAddr("172.26.0.0"), To: netip.MustParseAddr("172.26.200.255")}}}}
+	n.interfaces[0].Addresses = []netip.Prefix{netip.MustParsePrefix("172.26.236.178/16")}
+	n.live = true
+	n.changes.markSynced()
+	return n, c
+}
+
+// BenchmarkScale is what one speaker of a large cluster costs: memory, and the processor's time of a step
+// after each of these.
+func BenchmarkScale(b *testing.B) {
+	for _, size := range []struct{ nodes, vips int }{{100, 1000}, {1000, 1000}, {100, 10_000}, {1000, 10_000}} {
+		b.Run(fmt.Sprintf("%d nodes, %d VIPs", size.nodes, size.vips), func(b *testing.B) {
+			for b.Loop() {
+				n, c := largeCluster(b, size.nodes, size.vips)
+				now, before := time.Now(), heap()
+				step := func(what string) {
+					began := cpuTime()
+					n.step(now)
+					b.ReportMetric(float64((cpuTime()-began).Microseconds())/1000, what+"-ms")
+					now = now.Add(2 * time.Second)
+				}
+				step("start")
+				n.step(now)
+				b.ReportMetric(float64(heap()-before)/(1<<20), "MiB")
+				n.changes.markVIPs([]netip.Addr{netip.AddrFrom4([4]byte{172, 26, 0, 7})})
+				step("claim")
+				c.live = c.names[:len(c.names)-1]
+				n.changes.markAll()
+				step("crash")
+				c.live = c.names[:1+len(c.names)/3]
+				n.changes.markAll()
+				step("partition")
+			}
+		})
+	}
+}
+
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func cpuTime() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		return 0
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
