@@ -51,7 +51,8 @@ func (f *migrateOptions) add(cmd *cobra.Command) {
 }
 
 func migrateCommand(o *options) *cobra.Command {
-	parent := group(&cobra.Command{Use: "migrate", DisableFlagsInUseLine: true, Short: "Move a cluster from another product to Landfall, or back"})
+	parent := group(&cobra.Command{Use: "migrate", DisableFlagsInUseLine: true,
+		Short: "Move a cluster from another product to Landfall, or back"})
 	parent.AddCommand(metallbCommand(o), kubeProxyCommand(o))
 	return parent
 }

@@ -70,7 +70,8 @@ func (c *Cluster) Explains(ctx context.Context, say func(format string, args ...
 		return err
 	}
 	for kind, metadata := range map[string]string{"ClusterRole": "", "Role": ", namespace: landfall-system"} {
-		role += fmt.Sprintf("---\napiVersion: rbac.authorization.k8s.io/v1\nkind: %[1]sBinding\nmetadata: {name: %[2]s%[3]s}\n"+
+		role += fmt.Sprintf("---\napiVersion: rbac.authorization.k8s.io/v1\nkind: %[1]sBinding\n"+
+			"metadata: {name: %[2]s%[3]s}\n"+
 			"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: %[1]s, name: landfall-explain}\n"+
 			"subjects: [{kind: User, apiGroup: rbac.authorization.k8s.io, name: %[2]s}]\n", kind, reader, metadata)
 	}
