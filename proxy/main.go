@@ -29,6 +29,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/feed"
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/loads"
 	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -240,6 +241,12 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		p.to.counters, p.counted = counted, counted.Of
 		rt.Metrics.MustRegister(newCountersCollector(counted.All))
 		actors["counters"] = counted
+	}
+	if kernel.mode == modeNftables {
+		counting := loads.New(loads.Deps{Log: rt.Log, Now: time.Now, Tell: rules.Weigh,
+			Open: func() (loads.Source, error) { return conntrack.OpenWatch() }})
+		p.to.loads, actors["loads"] = counting, counting
+		rt.Metrics.MustRegister(newLoadsCollector(counting.Counts))
 	}
 	if set.relay {
 		lease, err := nftables.OpenLease()

@@ -65,7 +65,9 @@ type sinks struct {
 	flows updates[plan.Service]
 	// counters count what Services get; nil if nothing does.
 	counters updates[plan.Service]
-	health   interface {
+	// loads counts connections for schedulers that choose by them; nil in a mode that has none of these.
+	loads  updates[plan.Service]
+	health interface {
 		updates[health.Service]
 		SetNode(health.Node)
 		SetAddresses(map[lb.Family][]netip.Addr)
@@ -333,6 +335,9 @@ func (p *proxy) wrote() {
 	if p.to.counters != nil {
 		p.to.counters.Begin(applied)
 	}
+	if p.to.loads != nil {
+		p.to.loads.Begin(applied)
+	}
 	if p.to.relay != nil {
 		p.to.relay.Begin(relayed(p, p.records))
 	}
@@ -580,6 +585,9 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 		p.to.flows.Update(flows)
 		if p.to.counters != nil {
 			p.to.counters.Update(flows)
+		}
+		if p.to.loads != nil {
+			p.to.loads.Update(flows)
 		}
 	}
 	return keys, all

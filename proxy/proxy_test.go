@@ -998,15 +998,17 @@ func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
 		{"", modeIptables, ""},
 		{"random", modeIptables, ""},
 		{
-			"least-connections", modeIptables,
-			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "least-connections" is none of random, round-robin (rr), weighted-round-robin (wrr), source-hash (sh, mh), destination-hash (dh), maglev; the node's default is used`},
+			"best", modeIptables,
+			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "best" is none of ` + plan.Schedulers +
+				"; the node's default is used"},
 		{
 			"maglev", modeIptables,
 			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "maglev" needs a proxy in nftables mode; in iptables mode connections are spread at random`},
 		{"maglev", modeNftables, ""},
 		{"rr", modeNftables, ""},
-		{"wlc", modeNftables, "web SchedulerIgnored here: annotation landfall.dev/scheduler: wlc needs counts of connections, which " +
-			"rules do not have; the node's default is used"},
+		{"wlc", modeNftables, ""},
+		{"wlc", modeIptables, `web SchedulerIgnored here: annotation landfall.dev/scheduler: "wlc" needs a proxy in nftables ` +
+			"mode; in iptables mode connections are spread at random"},
 	} {
 		b.mode, b.warnings = tt.mode, nil
 		ask(tt.scheduler)

@@ -29,7 +29,7 @@ func TestReference(t *testing.T) {
 	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7482", StatusSocket: "/run/landfall/proxy.sock",
 		Flags: (&flags{}).add}
 	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueRefused(nil),
-		rescueTargets(nil), newCountersCollector(nil),
+		rescueTargets(nil), newCountersCollector(nil), newLoadsCollector(nil),
 		preflight.Collector("landfall_proxy_node_findings", nil)}
 	newMetrics(&metrics)
 	reference.Page(t, "proxy", `# landfall-proxy

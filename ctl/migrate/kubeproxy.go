@@ -163,7 +163,8 @@ func (k *KubeProxy) proxy() map[string]any {
 
 // schedulers are those of IPVS that Landfall has too.
 var schedulers = map[string]string{"rr": "round-robin", "wrr": "weighted-round-robin", "sh": "source-hash",
-	"mh": "source-hash", "dh": "destination-hash"}
+	"mh": "source-hash", "dh": "destination-hash", "lc": "least-connections", "wlc": "weighted-least-connections",
+	"sed": "shortest-expected-delay", "nq": "never-queue"}
 
 func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 	scheduler, _ := dig(config, "ipvs", "scheduler").(string)

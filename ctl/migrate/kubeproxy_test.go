@@ -111,10 +111,17 @@ nodePortAddresses: null
 			notes: []string{"is source-hash", "kube-ipvs0"},
 		},
 		{
+			name:   "a scheduler of IPVS that counts connections",
+			config: `{mode: ipvs, ipvs: {scheduler: wlc}}`,
+			values: "proxy: {mode: nftables, scheduler: weighted-least-connections}",
+			lines:  []string{"ipvs.scheduler: mapped", "mode: mapped"},
+			notes:  []string{"IPVS' scheduler wlc is weighted-least-connections", "kube-ipvs0"},
+		},
+		{
 			name:   "a scheduler of IPVS that only IPVS has",
-			config: `{mode: ipvs, ipvs: {scheduler: lc}}`,
+			config: `{mode: ipvs, ipvs: {scheduler: lblc}}`,
 			values: "{}", lines: []string{"ipvs.scheduler: mapped", "mode: mapped"},
-			notes: []string{"lc has no equivalent", "kube-ipvs0"},
+			notes: []string{"lblc has no equivalent", "kube-ipvs0"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -278,7 +278,7 @@ func schedulers() []Case {
 		{Name: "destination-hash, only one endpoint", Scheduler: plan.DestinationHash, Backends: onlyThere, From: "outside",
 			To: "vip", Want: "remote", SNAT: true},
 	}
-	for _, s := range []plan.Scheduler{plan.RoundRobin, plan.WeightedRoundRobin, plan.Maglev} {
+	for _, s := range []plan.Scheduler{plan.RoundRobin, plan.WeightedRoundRobin, plan.Maglev, plan.LeastConnections} {
 		name := string(s)
 		all = append(all,
 			Case{Name: name + ", pod to ClusterIP", Scheduler: s, From: "pod", To: "cluster", Want: "local remote"},

@@ -66,6 +66,7 @@ type Actor struct {
 
 	mu       sync.Mutex
 	config   *plan.Config
+	loads    map[lb.Key]plan.Load // that have come since the last round
 	tried    bool
 	outcomes map[lb.Key]plan.Outcome
 
@@ -108,6 +109,18 @@ func (a *Actor) Begin(all map[lb.Key]plan.Service) {
 // Service. It never blocks.
 func (a *Actor) Update(changes map[lb.Key]plan.Service) {
 	a.wanted.Update(changes)
+	a.runner.Poke()
+}
+
+// Weigh says what is known of the connections of some Services, for rules that choose by it. It never
+// blocks.
+func (a *Actor) Weigh(loads map[lb.Key]plan.Load) {
+	a.mu.Lock()
+	if a.loads == nil {
+		a.loads = map[lb.Key]plan.Load{}
+	}
+	maps.Copy(a.loads, loads)
+	a.mu.Unlock()
 	a.runner.Poke()
 }
 
@@ -229,6 +242,10 @@ func (a *Actor) apply(ctx context.Context, verify, all bool) (r round, ok bool) 
 	if !ok {
 		return r, false
 	}
+	a.mu.Lock()
+	loads := a.loads
+	a.loads = nil
+	a.mu.Unlock()
 	var errs, own []error
 	for _, f := range a.families {
 		f.Stats, f.now, f.all = Stats{}, time.Now(), all
@@ -236,6 +253,7 @@ func (a *Actor) apply(ctx context.Context, verify, all bool) (r round, ok bool) 
 		for key, s := range changes {
 			f.want(key, s)
 		}
+		f.weigh(loads)
 		if err := f.sync(ctx, verify); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
 		}

@@ -45,6 +45,13 @@ type Rules interface {
 	Size() map[string]int
 }
 
+// A Weigher are Rules that can spread connections by how many there are.
+type Weigher interface {
+	// Weigh takes what is known of the connections of a Service. It touches the Service if the rules for
+	// it are otherwise as wanted.
+	Weigh(lb.Key, plan.Load)
+}
+
 // Stats say what has been done.
 type Stats struct {
 	// Transactions were sent, Failures of them failed; Partial failures are those of transactions that
@@ -106,6 +113,10 @@ func (l *Ledger) Done(key lb.Key) {
 	delete(l.unfinished, key)
 	l.reported[key] = true
 }
+
+// Same notes that the kernel has confirmed for a Service what it had confirmed before, as far as
+// others have to hear of it.
+func (l *Ledger) Same(key lb.Key) { delete(l.dirty, key) }
 
 // Lost notes that the kernel no longer holds what it had confirmed for a Service.
 func (l *Ledger) Lost(key lb.Key, err error) {

@@ -79,6 +79,16 @@ func (f *family) want(key lb.Key, s plan.Service) {
 	}
 }
 
+// weigh takes what is known of the connections of some Services.
+func (f *family) weigh(loads map[lb.Key]plan.Load) {
+	w, ok := f.rules.(Weigher)
+	for key, load := range loads {
+		if ok {
+			w.Weigh(key, load)
+		}
+	}
+}
+
 // sync makes the kernel hold what is wanted, but for Services that fail by themselves and for all
 // but one part of those that are too large for one transaction. With verify, or when it is not
 // known, it reads what the kernel holds first. A failure for which no Service is to blame ends it.

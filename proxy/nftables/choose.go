@@ -64,10 +64,22 @@ func slotClass(n int) uint32 {
 	return slotClasses[len(slotClasses)-1]
 }
 
+// countedClass returns the table size for n backends whose shares follow their connections. As the next
+// table makes good what this one gets wrong, one slot for each backend is enough.
+func countedClass(n int) uint32 {
+	for _, size := range slotClasses {
+		if uint32(n) <= size {
+			return size
+		}
+	}
+	return slotClasses[len(slotClasses)-1]
+}
+
 // method returns the digit by which numbers of a scheduler are told apart.
 func method(s plan.Scheduler) uint32 {
 	switch s {
-	case plan.RoundRobin, plan.WeightedRoundRobin:
+	case plan.RoundRobin, plan.WeightedRoundRobin, plan.LeastConnections, plan.WeightedLeastConnections,
+		plan.ShortestExpectedDelay, plan.NeverQueue:
 		return 1
 	case plan.SourceHash:
 		return 2
@@ -87,14 +99,11 @@ func numbers(s plan.Scheduler, class uint32) uint32 {
 // slots fills a table of the given prime size with indexes of backends. How, depends on nothing but
 // the backends and their weights.
 func slots(s plan.Scheduler, backends []target, weights []uint8, size uint32) []uint16 {
-	table := make([]uint16, size)
 	turns := newTurns(len(backends), weights)
 	if method(s) == method(plan.RoundRobin) {
-		for i := range table {
-			table[i] = uint16(turns.next())
-		}
-		return table
+		return turns.fill(size)
 	}
+	table := make([]uint16, size)
 	const free = ^uint16(0)
 	for i := range table {
 		table[i] = free
@@ -115,6 +124,14 @@ func slots(s plan.Scheduler, backends []target, weights []uint8, size uint32) []
 		table[w.next] = uint16(turns.last)
 	}
 	return table
+}
+
+// countedSlots fills a table of the given size for a scheduler that counts, by how many of the next
+// connections each backend gets. It takes as many of these as are expected, and at least one for each
+// backend: a table for the very next one alone would send the whole of a burst to one backend.
+func countedSlots(s plan.Scheduler, burdens []plan.Burden, soon, size uint32) []uint16 {
+	n := min(max(uint32(len(burdens)), soon), slotClasses[len(slotClasses)-1])
+	return newTurns(len(burdens), s.Next(burdens, int(n))).fill(size)
 }
 
 // hash is the same on every node and in every release: it decides where connections go.

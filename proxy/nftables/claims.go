@@ -22,9 +22,9 @@ type claims struct {
 
 func newClaims(family lb.Family, touch func(lb.Key)) claims {
 	c := claims{
-		renderer: renderer{family: family}, want: map[lb.Key]*service{}, owners: map[frontend]*service{},
-		waiting: map[frontend][]*service{},
-		touch:   touch, needs: map[need]int{},
+		renderer: renderer{family: family, loads: map[lb.Key]plan.Load{}}, want: map[lb.Key]*service{},
+		owners: map[frontend]*service{}, waiting: map[frontend][]*service{},
+		touch: touch, needs: map[need]int{},
 	}
 	c.taken = func(group uint32) bool { return c.owners[frontend{group: group}] != nil }
 	return c
@@ -54,6 +54,9 @@ func (c *claims) set(key lb.Key, s plan.Service) {
 			c.unclaim(p.frontend, old)
 		}
 	}
+	if !s.Scheduler.Counts() || len(s.Ports) == 0 {
+		delete(c.loads, key)
+	}
 	if len(s.Ports) == 0 {
 		return
 	}
@@ -68,7 +71,7 @@ func (c *claims) set(key lb.Key, s plan.Service) {
 // render renders the Services again that bring other elements with another renderer: those with
 // node ports, and those that are relayed.
 func (c *claims) render(r renderer) {
-	r.taken = c.taken
+	r.taken, r.loads = c.taken, c.loads
 	c.renderer = r
 	for key, s := range c.want {
 		if s.input.Relay || s.hasNodePort() {

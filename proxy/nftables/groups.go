@@ -25,6 +25,10 @@ type group struct {
 	backends  []target
 	weights   []uint8 // nil if all are the same
 	scheduler plan.Scheduler
+	// burdens are of the backends, for a scheduler that counts, and soon is how many new connections are
+	// expected.
+	burdens []plan.Burden
+	soon    uint32
 	// class is the size of the table of a scheduler with slots.
 	class uint32
 	// direct is set if frontends that are forwarded directly choose from it.
@@ -81,6 +85,9 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 			g.scheduler = plan.SourceHash // clients can only be remembered with an address
 		}
 		g.id = r.number(key, g.name, taken)
+		if g.scheduler.Counts() {
+			g.weigh(r.family, r.loads[key])
+		}
 	}
 	limitSlots(all)
 	return choices
@@ -210,7 +217,7 @@ func limitSlots(groups []*group) {
 				g.scheduler = plan.Random
 				continue
 			}
-			g.class = slotClass(g.shares())
+			g.class = g.wantedClass()
 			if g.direct { // where the size of a table changes, most connections move
 				g.class = max(g.class, slotClasses[1])
 			}
@@ -224,6 +231,33 @@ func limitSlots(groups []*group) {
 			return
 		}
 	}
+}
+
+// wantedClass returns the size of the group's table, as long as others leave it that.
+func (g *group) wantedClass() uint32 {
+	if g.scheduler.Counts() {
+		return countedClass(len(g.backends))
+	}
+	return slotClass(g.shares())
+}
+
+// weigh takes in what is known of the backends' connections.
+func (g *group) weigh(family lb.Family, load plan.Load) {
+	g.soon, g.burdens = load.Soon, make([]plan.Burden, len(g.backends))
+	for i, b := range g.backends {
+		g.burdens[i].Open = load.Open[b.addr.ip(family)]
+		if g.weights != nil {
+			g.burdens[i].Weight = g.weights[i]
+		}
+	}
+}
+
+// slots returns the group's table.
+func (g *group) slots(backends []target) []uint16 {
+	if g.scheduler.Counts() {
+		return countedSlots(g.scheduler, g.burdens[:len(backends)], g.soon, g.class)
+	}
+	return slots(g.scheduler, backends, g.weights, g.class)
 }
 
 // shares returns how many shares a table has at least, each backend's in proportion to its weight.
@@ -303,7 +337,7 @@ func (g *group) part(m memory) part {
 	} else {
 		w.add(setScheduled)
 		backends := g.backends[:min(len(g.backends), int(g.class))]
-		for i, place := range slots(g.scheduler, backends, g.weights, g.class) {
+		for i, place := range g.slots(backends) {
 			w.number(to, numbers(g.scheduler, g.class)+uint32(i), backends[place])
 		}
 	}

@@ -20,6 +20,8 @@ type service struct {
 	memory memory
 	// needs are the numbered sets that its elements are in.
 	needs []need
+	// weighed is set if the kernel has confirmed the same plan with another load.
+	weighed bool
 	// refusal says why the Service is not written; nil if it is. Its parts have no entries then.
 	refusal error
 }
@@ -39,6 +41,8 @@ type renderer struct {
 	nodeAddresses []netip.Addr
 	// relay is set if the rules have the set of relayed frontends.
 	relay bool
+	// loads are what is known of the connections of Services whose scheduler counts.
+	loads map[lb.Key]plan.Load
 	// taken reports whether a group has this number; may be nil.
 	taken func(id uint32) bool
 }

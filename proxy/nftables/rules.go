@@ -77,6 +77,21 @@ func (t *table) Configure(config plan.Config) {
 // Want implements dialect.Rules.
 func (t *table) Want(key lb.Key, s plan.Service) { t.set(key, s) }
 
+// Weigh implements dialect.Weigher. A Service that is being written anew is not written anew again:
+// one that needs many parts would never be finished.
+func (t *table) Weigh(key lb.Key, load plan.Load) {
+	s := t.want[key]
+	if s == nil || !s.input.Scheduler.Counts() {
+		return
+	}
+	t.loads[key] = load
+	if s != t.applied[key] || t.Dirty()[key] {
+		return
+	}
+	t.set(key, s.input)
+	t.want[key].weighed = true
+}
+
 // Size implements dialect.Rules: the rules are always the same.
 func (t *table) Size() map[string]int { return nil }
 
@@ -316,13 +331,18 @@ func (t *table) apply(d *diff, c change) error {
 		if t.Failed(key) || t.parted[key] != nil {
 			t.unpruned = true // what a predecessor left for it was kept, or parts of what it no longer wants
 		}
+		quiet := s != nil && s.weighed && t.applied[key] != nil && t.parted[key] == nil && !t.Failed(key)
 		delete(t.parted, key)
 		if s != nil {
 			t.applied[key] = s
 		} else {
 			delete(t.applied, key)
 		}
-		t.Done(key)
+		if quiet {
+			t.Same(key)
+		} else {
+			t.Done(key)
+		}
 	}
 	return nil
 }

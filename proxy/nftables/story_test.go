@@ -82,7 +82,7 @@ func randomService(r *rand.Rand, i int) plan.Service {
 	}
 	if pick(25) {
 		out.Scheduler = []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.Maglev, plan.DestinationHash,
-			plan.WeightedRoundRobin}[r.IntN(5)]
+			plan.WeightedRoundRobin, plan.NeverQueue}[r.IntN(6)]
 	}
 	return out
 }

@@ -302,7 +302,7 @@ func TestContract6NoConnectionIsRefusedWhileEndpointsChange(t *testing.T) {
 	}
 	sets := [][]string{{"local"}, {"local", "local2"}, {"local", "local2", "remote"}, {"local", "remote"}}
 	schedulers := []plan.Scheduler{plan.Random, plan.Maglev, plan.Random, plan.RoundRobin, plan.SourceHash,
-		plan.DestinationHash}
+		plan.DestinationHash, plan.LeastConnections}
 	for i := 0; i < seeds.Of(240, 2000) && !t.Failed(); i++ {
 		apply(schedulers[i/4%len(schedulers)], sets[i%len(sets)]...)
 		changes.Add(1)

@@ -10,7 +10,7 @@ type turns struct {
 	waiting strides // empty if all weights are the same
 }
 
-func newTurns(n int, weights []uint8) *turns {
+func newTurns[W uint8 | uint32](n int, weights []W) *turns {
 	t := &turns{n: n, last: -1}
 	for i, weight := range weights[:min(n, len(weights))] {
 		t.waiting = append(t.waiting, stride{backend: i, weight: uint64(weight), turn: 1})
@@ -29,6 +29,15 @@ func (t *turns) next() int {
 	first.turn += 2
 	heap.Fix(&t.waiting, 0)
 	return t.last
+}
+
+// fill returns whose the next turns are.
+func (t *turns) fill(size uint32) []uint16 {
+	table := make([]uint16, size)
+	for i := range table {
+		table[i] = uint16(t.next())
+	}
+	return table
 }
 
 // stride is a backend whose next turn is in the middle of its share: at turn / (2 * weight), with

@@ -24,6 +24,8 @@ type Relayed struct {
 	Affinity time.Duration `json:"affinity,omitempty"`
 	// ByClient has the client's address choose the backend, as the scheduler source-hash does.
 	ByClient bool `json:"byClient,omitempty"`
+	// Counting is the scheduler that chooses by the relay's own counts; "" if none does.
+	Counting Scheduler `json:"counting,omitempty"`
 	// ProxyProtocol is the version of the PROXY protocol for backends, 1 or 2; 0 for none.
 	ProxyProtocol int `json:"proxyProtocol,omitempty"`
 }
@@ -82,8 +84,12 @@ func RelayTable(desired, applied Service) *Relayed {
 	if !desired.Relay {
 		from = applied
 	}
-	return &Relayed{Ports: ports, Affinity: from.AffinityTimeout, ByClient: from.Scheduler == SourceHash,
+	table := &Relayed{Ports: ports, Affinity: from.AffinityTimeout, ByClient: from.Scheduler == SourceHash,
 		ProxyProtocol: from.ProxyProtocol}
+	if from.Scheduler.Counts() {
+		table.Counting = from.Scheduler
+	}
+	return table
 }
 
 // relayedPorts returns the ports with relayed frontends that had does not have, and adds these to it.
@@ -177,12 +183,16 @@ func RefuseRelay(endpoints []lb.Slice, scope ProbeScope) string {
 	return ""
 }
 
-// RelayDraws says why the relay does not choose backends as a Service asks for, "" if it does or has no
-// say. It draws at random, by weights, or by the client's address.
+// RelayDraws says why the relay does not choose backends by the scheduler of a Service, its own or the
+// node's, "" if it does or has no say. It draws at random, by weights, or by the client's address, or
+// it counts.
 func RelayDraws(svc lb.Service, planned Service) string {
-	asked, _ := ParseScheduler(svc.Scheduler)
-	if !planned.Relay || asked != RoundRobin && asked != DestinationHash && asked != Maglev {
+	used := planned.Scheduler
+	if !planned.Relay || used != RoundRobin && used != DestinationHash && used != Maglev {
 		return ""
+	}
+	if asked, _ := ParseScheduler(svc.Scheduler); asked == "" {
+		return fmt.Sprintf("the relay does not do %s, the node's default (--scheduler), and chooses at random", used)
 	}
 	return fmt.Sprintf("annotation %s: the relay does not do %.80q and chooses at random", lb.AnnotationScheduler,
 		svc.Scheduler)

@@ -160,7 +160,7 @@ func TestRefuseRelay(t *testing.T) {
 
 func TestRelayDraws(t *testing.T) {
 	svc, endpoints := relayable()
-	for scheduler, said := range map[string]bool{"": false, "random": false, "wrr": false, "sh": false, "lc": false,
+	for scheduler, said := range map[string]bool{"": false, "random": false, "wrr": false, "sh": false, "lc": false, "wlc": false, "sed": false, "nq": false,
 		"rr": true, "dh": true, "maglev": true} {
 		svc.Scheduler = scheduler
 		if got := RelayDraws(svc, New(svc, endpoints, Node{Relay: true})); (got != "") != said {
@@ -168,6 +168,14 @@ func TestRelayDraws(t *testing.T) {
 		}
 		if got := RelayDraws(svc, New(svc, endpoints, Node{})); got != "" {
 			t.Errorf("%q without a relay: %q", scheduler, got)
+		}
+		// The node's default decides where the Service asks for nothing.
+		byDefault, _ := ParseScheduler(scheduler)
+		for asked, want := range map[string]bool{"": said, "sh": false} {
+			svc.Scheduler = asked
+			if got := RelayDraws(svc, New(svc, endpoints, Node{Relay: true, Scheduler: byDefault})); (got != "") != want {
+				t.Errorf("%q by default, asked for %q: %q", scheduler, asked, got)
+			}
 		}
 	}
 }

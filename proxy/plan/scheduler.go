@@ -27,11 +27,24 @@ const (
 	// node. A change of one backend moves few connections ("Maglev: A Fast and Reliable Software
 	// Network Load Balancer", NSDI 2016, section 3.4).
 	Maglev Scheduler = "maglev"
+
+	// The following choose by how many open connections each backend has through this node: see
+	// [Scheduler.Lighter].
+
+	// LeastConnections takes the backend with the fewest.
+	LeastConnections Scheduler = "least-connections"
+	// WeightedLeastConnections takes the one with the fewest for its weight.
+	WeightedLeastConnections Scheduler = "weighted-least-connections"
+	// ShortestExpectedDelay does so with the new connection counted in.
+	ShortestExpectedDelay Scheduler = "shortest-expected-delay"
+	// NeverQueue takes a backend without connections, or else does as ShortestExpectedDelay.
+	NeverQueue Scheduler = "never-queue"
 )
 
 // Schedulers lists them for messages, with IPVS' names.
 const Schedulers = "random, round-robin (rr), weighted-round-robin (wrr), source-hash (sh, mh), " +
-	"destination-hash (dh), maglev"
+	"destination-hash (dh), maglev, least-connections (lc), weighted-least-connections (wlc), " +
+	"shortest-expected-delay (sed), never-queue (nq)"
 
 // ParseScheduler reads the name of a scheduler, Landfall's or IPVS'; "" stays as it is. mh of IPVS
 // hashes the client's address alone unless it is told to add the port, and has Maglev's tables, as
@@ -46,9 +59,18 @@ func ParseScheduler(name string) (Scheduler, bool) {
 		return SourceHash, true
 	case "dh":
 		return DestinationHash, true
+	case "lc":
+		return LeastConnections, true
+	case "wlc":
+		return WeightedLeastConnections, true
+	case "sed":
+		return ShortestExpectedDelay, true
+	case "nq":
+		return NeverQueue, true
 	}
 	switch s := Scheduler(name); s {
-	case "", Random, RoundRobin, WeightedRoundRobin, SourceHash, DestinationHash, Maglev:
+	case "", Random, RoundRobin, WeightedRoundRobin, SourceHash, DestinationHash, Maglev,
+		LeastConnections, WeightedLeastConnections, ShortestExpectedDelay, NeverQueue:
 		return s, true
 	}
 	return "", false
@@ -56,7 +78,13 @@ func ParseScheduler(name string) (Scheduler, bool) {
 
 // Weighted reports whether the scheduler heeds weights: those that IPVS gives them too, and Maglev.
 func (s Scheduler) Weighted() bool {
-	return s == WeightedRoundRobin || s == SourceHash || s == DestinationHash || s == Maglev
+	return s == WeightedRoundRobin || s == SourceHash || s == DestinationHash || s == Maglev ||
+		s.Counts() && s != LeastConnections
+}
+
+// Counts reports whether the scheduler chooses by the number of open connections.
+func (s Scheduler) Counts() bool {
+	return s == LeastConnections || s == WeightedLeastConnections || s == ShortestExpectedDelay || s == NeverQueue
 }
 
 // SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks
@@ -64,10 +92,6 @@ func (s Scheduler) Weighted() bool {
 func SchedulerIgnored(svc lb.Service, scheduler Scheduler, onlyRandom bool) string {
 	asked, ok := ParseScheduler(svc.Scheduler)
 	switch {
-	case !ok && counting[svc.Scheduler]:
-		return fmt.Sprintf(
-			"annotation %s: %s needs counts of connections, which rules do not have; the node's default is used",
-			lb.AnnotationScheduler, svc.Scheduler)
 	case !ok:
 		return fmt.Sprintf("annotation %s: %.80q is none of %s; the node's default is used",
 			lb.AnnotationScheduler, svc.Scheduler, Schedulers)
@@ -86,9 +110,4 @@ func SchedulerIgnored(svc lb.Service, scheduler Scheduler, onlyRandom bool) stri
 			lb.AnnotationWeights, scheduler, lb.AnnotationScheduler)
 	}
 	return ""
-}
-
-// counting are the schedulers of IPVS that choose by the number of connections.
-var counting = map[string]bool{
-	"lc": true, "wlc": true, "sed": true, "nq": true, "lblc": true, "lblcr": true, "fo": true, "ovf": true,
 }

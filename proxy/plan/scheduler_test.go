@@ -18,7 +18,11 @@ func TestSchedulerIgnored(t *testing.T) {
 	}{
 		{"nothing asked", lb.Service{}, Random, false, ""},
 		{"by IPVS' name", lb.Service{Scheduler: "mh", Weights: weights}, SourceHash, false, ""},
-		{"one that counts", lb.Service{Scheduler: "lc"}, Random, false, "needs counts of connections"},
+		{"one that counts", lb.Service{Scheduler: "lc"}, LeastConnections, false, ""},
+		{"one that counts with weights", lb.Service{Scheduler: "nq", Weights: weights}, NeverQueue, false, ""},
+		{"weights that do not count", lb.Service{Scheduler: "lc", Weights: weights}, LeastConnections, false,
+			"the scheduler least-connections has no weights"},
+		{"one that only IPVS has", lb.Service{Scheduler: "lblc"}, Random, false, `"lblc" is none of random`},
 		{"no name", lb.Service{Scheduler: "least"}, Random, false, `"least" is none of random, round-robin (rr)`},
 		{"iptables", lb.Service{Scheduler: "wrr", Weights: weights}, WeightedRoundRobin, true, `"wrr" needs a proxy in nftables`},
 		{"weights at random", lb.Service{Weights: weights}, Random, false, "the scheduler random has no weights"},
@@ -36,11 +40,38 @@ func TestSchedulerIgnored(t *testing.T) {
 	}
 }
 
+// IPVS' names and Landfall's mean the same; each is done in nftables mode, and refused in iptables mode,
+// where all but random are.
+func TestSchedulersByName(t *testing.T) {
+	for name, want := range map[string]Scheduler{
+		"rr": RoundRobin, "wrr": WeightedRoundRobin, "lc": LeastConnections, "wlc": WeightedLeastConnections,
+		"sh": SourceHash, "mh": SourceHash, "dh": DestinationHash, "sed": ShortestExpectedDelay, "nq": NeverQueue,
+		"random": Random, "maglev": Maglev,
+	} {
+		for _, asked := range []string{name, string(want)} {
+			if got, ok := ParseScheduler(asked); !ok || got != want {
+				t.Errorf("%s: %q, %v, want %q", asked, got, ok, want)
+			}
+			if said := SchedulerIgnored(lb.Service{Scheduler: asked}, want, false); said != "" {
+				t.Errorf("%s in nftables mode: %s", asked, said)
+			}
+			said := SchedulerIgnored(lb.Service{Scheduler: asked}, want, true)
+			if (said == "") != (want == Random) || said != "" && !strings.Contains(said, "in iptables mode connections are spread") {
+				t.Errorf("%s in iptables mode: %q", asked, said)
+			}
+			if !strings.Contains(Schedulers, asked) {
+				t.Errorf("%s is not in the list: %s", asked, Schedulers)
+			}
+		}
+	}
+}
+
 // Weights count with the schedulers that heed them.
 func TestWeightsReachBackends(t *testing.T) {
 	svc := service()
 	svc.Weights = lb.Weights{{Node: "here", Share: 3}}
-	for scheduler, want := range map[string]uint8{"": 0, "rr": 0, "wrr": 3, "sh": 3, "maglev": 3} {
+	for scheduler, want := range map[string]uint8{"": 0, "rr": 0, "wrr": 3, "sh": 3, "maglev": 3, "lc": 0, "wlc": 3,
+		"sed": 3, "nq": 3} {
 		svc.Scheduler = scheduler
 		for _, p := range New(svc, slice("1 here, 2 there"), Node{Name: "here", Scheduler: Random}).Ports {
 			for _, b := range p.Backends.Local {

@@ -20,14 +20,20 @@ type chooser struct {
 	first netip.AddrPort
 	// isSuspect reports whether a backend did not answer lately: it is tried last.
 	isSuspect func(netip.AddrPort) bool
+	// counting is the scheduler that chooses by open, the connections that each backend has here; "" if
+	// draw decides.
+	counting plan.Scheduler
+	open     map[netip.AddrPort]uint32
 }
 
 // next returns the backend to try after those that were tried; ok is false if there is none.
 //
-// The greatest of draw^(1/weight) wins, so each backend wins as often as its weight says (Efraimidis and
-// Spirakis, 2006), and with draws by the client's address that is rendezvous hashing.
+// Where connections are counted, the first of the lightest wins, as with IPVS: see
+// [plan.Scheduler.Lighter]. Else the greatest of draw^(1/weight) wins, so each backend wins as often as
+// its weight says (Efraimidis and Spirakis, 2006), and with draws by the client's address that is
+// rendezvous hashing.
 func (c chooser) next(tried []netip.AddrPort) (best netip.AddrPort, ok bool) {
-	class, greatest := -1, math.Inf(-1)
+	class, greatest, lightest := -1, math.Inf(-1), plan.Burden{}
 	for _, b := range c.backends {
 		if slices.Contains(tried, b.Addr) {
 			continue
@@ -39,9 +45,17 @@ func (c chooser) next(tried []netip.AddrPort) (best netip.AddrPort, ok bool) {
 		case b.Addr == c.first:
 			now = 2
 		}
-		score := math.Log(c.draw(b.Addr)) / float64(max(b.Weight, 1))
-		if now > class || now == class && score > greatest {
-			best, ok, class, greatest = b.Addr, true, now, score
+		var better bool
+		var score float64
+		burden := plan.Burden{Open: c.open[b.Addr], Weight: b.Weight}
+		if c.counting != "" {
+			better = c.counting.Lighter(burden, lightest)
+		} else {
+			score = math.Log(c.draw(b.Addr)) / float64(max(b.Weight, 1))
+			better = score > greatest
+		}
+		if now > class || now == class && better {
+			best, ok, class, greatest, lightest = b.Addr, true, now, score, burden
 		}
 	}
 	return best, ok

@@ -106,7 +106,12 @@ func (r *race) run(ctx context.Context) (connection, error) {
 	late := time.NewTimer(r.tryAfter)
 	defer late.Stop()
 	for {
-		if backend, ok := r.next(r.tried); ok && len(r.tried) < r.tries {
+		var backend netip.AddrPort
+		ok := len(r.tried) < r.tries
+		if ok {
+			backend, ok = r.next(r.tried) // which counts it
+		}
+		if ok {
 			r.tried, r.open[backend] = append(r.tried, backend), false
 			late.Reset(r.tryAfter)
 			go func() {

@@ -250,17 +250,18 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		abort(client)
 		return
 	}
-	backend, tried, err := r.connect(ctx, w, from)
+	c, err := r.connect(ctx, w, from)
 	var end ended
 	switch {
 	case err != nil:
 		end.err = err
 		abort(client)
 	default:
-		end = r.pass(ctx, w, client, backend, from, to)
+		end = r.pass(ctx, w, client, c.conn, from, to)
+		r.table.leave(w.service, c.backend)
 	}
 	r.table.close(w.service, from.Addr(), end)
-	r.log(w, from, to, tried, end, r.deps.Now().Sub(began))
+	r.log(w, from, to, c.tried, end, r.deps.Now().Sub(began))
 }
 
 // find returns where a frontend leads. It waits a moment for one of which the proxy has not spoken yet.
@@ -290,18 +291,24 @@ func (r *Relay) find(ctx context.Context, frontend netip.AddrPort) (w way, ok bo
 }
 
 // connect connects to a backend.
-func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort) (*Conn, []netip.AddrPort, error) {
+func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort) (connection, error) {
 	choose := r.table.chooser(w, from.Addr(), rand.Uint64)
 	d := dialer{dial: r.deps.Dial, tries: r.options.Tries, tryAfter: r.options.TryAfter,
 		timeout: r.options.ConnectTimeout}
-	c, err := d.connect(ctx, choose.next, func(b netip.AddrPort) { r.table.suspect(w.service, b) })
+	next := func(tried []netip.AddrPort) (netip.AddrPort, bool) { return r.table.choose(w.service, choose, tried) }
+	c, err := d.connect(ctx, next, func(b netip.AddrPort) { r.table.suspect(w.service, b) })
 	r.table.connected(w.service, len(c.tried), c.failedHere, err == nil)
+	for _, b := range c.tried {
+		if err != nil || b != c.backend {
+			r.table.leave(w.service, b)
+		}
+	}
 	if err != nil {
-		return nil, c.tried, fmt.Errorf("no backend answered: %w", err)
+		return c, fmt.Errorf("no backend answered: %w", err)
 	}
 	r.table.trust(w.service, c.backend)
 	r.table.remember(w, from.Addr(), c.backend)
-	return c.conn, c.tried, nil
+	return c, nil
 }
 
 // pass tells the backend who the client is, if the Service asks for that, and passes on all bytes.

@@ -40,6 +40,8 @@ type service struct {
 	plan.Relayed
 	removed bool
 	counts  Counts
+	// open are the connections of each backend, those included that it has not answered yet.
+	open map[netip.AddrPort]uint32
 	// clients counts the open connections of each client.
 	clients map[netip.Addr]int
 	// remembered are the backends of clients, by port and client, with session affinity.
@@ -127,7 +129,7 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 	}
 	if s == nil {
 		s = &service{key: key, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
-			suspects: map[netip.AddrPort]time.Time{}}
+			suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}}
 		t.services[key] = s
 	}
 	s.Relayed, s.removed = *relayed, false
@@ -253,6 +255,26 @@ func (t *table) connected(s *service, tries, failedHere int, ok bool) {
 	}
 }
 
+// choose chooses a backend after those that were tried, and counts the connection there.
+func (t *table) choose(s *service, c chooser, tried []netip.AddrPort) (backend netip.AddrPort, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c.open = s.open
+	if backend, ok = c.next(tried); ok {
+		s.open[backend]++
+	}
+	return backend, ok
+}
+
+// leave counts a connection to a backend no longer.
+func (t *table) leave(s *service, backend netip.AddrPort) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.open[backend]--; s.open[backend] == 0 {
+		delete(s.open, backend)
+	}
+}
+
 // suspect notes that a backend did not answer, trust that it did.
 func (t *table) suspect(s *service, backend netip.AddrPort) {
 	t.mu.Lock()
@@ -279,8 +301,9 @@ func (t *table) chooser(w way, client netip.Addr, random func() uint64) chooser 
 			delete(w.service.suspects, b)
 		}
 	}
-	c := chooser{backends: w.backends, isSuspect: func(b netip.AddrPort) bool { return suspects[b] },
-		draw: func(netip.AddrPort) float64 { return unit(random()) }}
+	c := chooser{backends: w.backends, counting: w.service.Counting,
+		isSuspect: func(b netip.AddrPort) bool { return suspects[b] },
+		draw:      func(netip.AddrPort) float64 { return unit(random()) }}
 	if w.byClient || w.affinity > 0 {
 		c.draw = byClient(client)
 	}
