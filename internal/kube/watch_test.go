@@ -91,9 +91,12 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request) {
 	w.(http.Flusher).Flush()
+	f.mu.Lock()
+	events := f.events
+	f.mu.Unlock()
 	for {
 		select {
-		case event, ok := <-f.events:
+		case event, ok := <-events:
 			if !ok {
 				return
 			}
