@@ -752,16 +752,15 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", "proxy.enabled=false"},
 		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", `proxy.mode="iptables"`},
 		{"is 30, shorter than speaker.bgpConvergence plus 7 s", `speaker.bgpConvergence="24s"`},
-		{"is 30, shorter than proxy.drainTime", `proxy.drainTime="1m0.5s"`},
 		{"is 30, shorter than relay.drainTime plus 5 s", "relay.enabled=true", `relay.drainTime="25001ms"`},
 		{"renewDeadline must be shorter", `controller.leaderElect.renewDeadline="15s"`},
-		{"podMonitor.tokenSecret is empty", "podMonitor.enabled=true", "rbac.create=false"},
 	} {
 		if _, err := template(t, refused[1:]...); err == nil || !strings.Contains(err.Error(), refused[0]) {
 			t.Errorf("%s: %v, want %q", refused[1:], err, refused[0])
 		}
 	}
-	if _, err := template(t, "relay.enabled=true", `relay.drainTime="25s"`, `speaker.bgpConvergence="23s"`); err != nil {
+	if _, err := template(t, "relay.enabled=true", `relay.drainTime="25s"`, `speaker.bgpConvergence="23s"`,
+		`proxy.drainTime="1m"`, "relay.clientConnections=null"); err != nil {
 		t.Errorf("times that just fit: %v", err)
 	}
 	for set, want := range map[string]string{

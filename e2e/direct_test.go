@@ -27,7 +27,7 @@ const directEvery = 20 * time.Millisecond
 func TestContract5DirectForwarding(t *testing.T) {
 	t.Parallel()
 	l := labtest.Start(t, dayTwoCluster(), lab.Options{Values: map[string]any{
-		"proxy": map[string]any{"mode": "nftables"}}})
+		"proxy": map[string]any{"mode": "nftables", "directForwarding": true}}})
 	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
 		t.Fatal(err)
 	}

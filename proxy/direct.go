@@ -39,7 +39,7 @@ func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 // networksOf returns the networks that interfaces are in.
 func networksOf(interfaces []lb.Interface) (networks []netip.Prefix) {
 	for _, i := range interfaces {
-		if !i.Disabled && !i.Loopback && !holdsOthers(i) {
+		if !i.Disabled && !i.Loopback && !i.NoARP && len(i.MAC) > 0 && !holdsOthers(i) {
 			networks = append(networks, i.Addresses...)
 		}
 	}

@@ -106,7 +106,7 @@ func TestContract10DirectIsRefusedWithAReason(t *testing.T) {
 	b.settings.direct = nil
 	b.run()
 	if s := b.rules.wanted[key("web")]; s.Direct || len(s.Ports) != 1 || len(b.warnings) != 2 ||
-		!strings.Contains(b.warnings[1], "needs nftables mode") {
+		!strings.Contains(b.warnings[1], "needs --direct-forwarding") {
 		t.Errorf("direct %v, told %q", s.Direct, b.warnings)
 	}
 }

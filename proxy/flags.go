@@ -39,7 +39,7 @@ type flags struct {
 	healthzBindAddress, serviceProxyName, feedSocket         string
 	drain                                                    time.Duration
 	scheduler, procSysNet, externalIPs                       string
-	cleanup, liberal, answerPing, rescue, rescueRing         bool
+	cleanup, liberal, answerPing, rescue, rescueRing, direct bool
 	localhostNodePorts, setIPForward, acceptForwarded        bool
 	pathCheck                                                string
 	rescueLimit, rescueTunnelPort                            int
@@ -118,6 +118,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.BoolVar(&f.rescueRing, "rescue-ring", true,
 		"with --rescue, also forward such packets round the nodes over which routers spread an address (BGP); all nodes "+
 			"need the same setting")
+	set.BoolVar(&f.direct, "direct-forwarding", false,
+		"in nftables mode with --rescue-ring, hand connections to Services with "+lb.AnnotationForwarding+": "+
+			lb.ForwardingDirect+" to the nodes of their backends")
 	set.IntVar(
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+

@@ -48,7 +48,9 @@ type host struct {
 	routing  loop.Failures
 	// relayAway is set if no relay was connected at the last look: one that restarts is away for a moment.
 	relayAway bool
-	last      plan.Host // what was known at the last look; belongs to the actor that looks
+	// relayPorts are those that the last relay accepted at.
+	relayPorts map[lb.Family]uint16
+	last       plan.Host // what was known at the last look; belongs to the actor that looks
 }
 
 // look returns what keeps this node from delivering; it knows nothing before the proxy has all that
@@ -196,8 +198,11 @@ func (h *host) relaying(facts *plan.Host) {
 		return
 	}
 	st := h.proxy.to.relay.State()
+	if len(st.Ports) > 0 {
+		h.relayPorts = st.Ports // one that is away comes back to them: what drops them is dropping still
+	}
 	facts.Relay = &plan.HostRelay{Services: st.Services, Connections: st.Connections,
-		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: st.Ports}
+		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: h.relayPorts}
 	h.relayAway = !st.Connected
 	var err error
 	if facts.Inputs, err = h.inputs(); err != nil {

@@ -130,7 +130,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		parameters.switchOn(forwardingParameters[lb.IPv4])
 	}
 	set.prepareKernel(ctx, parameters, kernel)
-	if f.rescue && f.rescueRing {
+	if f.direct && f.rescue && f.rescueRing {
 		set.prepareDirect(kernel, rt.Log)
 	}
 	if kernel.mode == modeIptables && set.scheduler != plan.Random {

@@ -288,7 +288,9 @@ func (p *proxy) look(now time.Time) bool {
 	facts.external.Nodes = p.clusterNodes
 	p.learn(facts, now)
 	p.rescope(now)
-	p.meet(p.from.nodes.All(), now)
+	if len(p.settings.direct) > 0 {
+		p.meet(p.from.nodes.All(), now)
+	}
 	return true
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -183,7 +184,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		nodes:    kubetest.NewTable[string, lb.Node](),
 		networks: kubetest.NewTable[string, []netip.Prefix](),
 		pools:    kubetest.NewTable[string, []lb.Range](),
-		own: []lb.Interface{{Name: "eth0", Up: true, Addresses: []netip.Prefix{
+		own: []lb.Interface{{Name: "eth0", Up: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Addresses: []netip.Prefix{
 			netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}},
 		flows:  &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health: &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},

@@ -100,6 +100,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	rt.Ready("relay", func() error { return nil }) // the rules do without it, so no pod waits for it
 	f.options.Limit = fitting(f.options.Limit, f.options.Tries, rt.Log)
 	f.options.ServiceLimit = min(f.options.ServiceLimit, max(f.options.Limit/2, 1))
+	f.options.ClientLimit = min(f.options.ClientLimit, max(f.options.ServiceLimit/2, 1))
 	// Only who reads metrics with --metrics-secure has the relay ask the API server.
 	if client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers,
 		UserAgent: relayName, Log: rt.Log}); err == nil {

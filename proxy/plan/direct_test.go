@@ -84,10 +84,10 @@ func TestDirectRefused(t *testing.T) {
 		"SCTP":  {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Ports[0].Protocol = lb.SCTP }, "only TCP and UDP"},
 		"hints": {func(_ *lb.Service, all []lb.Slice, _ *Node) { all[0].Endpoints[1].ForZones = []string{"z"} },
 			"spec.trafficDistribution"},
-		"a proxy that cannot": {func(_ *lb.Service, _ []lb.Slice, n *Node) { n.Direct = nil }, "needs nftables mode"},
+		"a proxy that cannot": {func(_ *lb.Service, _ []lb.Slice, n *Node) { n.Direct = nil }, "needs --direct-forwarding, nftables mode"},
 		"not in the second family": {func(s *lb.Service, _ []lb.Slice, _ *Node) {
 			s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr("fd00::1"))
-		}, "needs nftables mode"},
+		}, "needs --direct-forwarding, nftables mode"},
 	} {
 		svc, endpoints, node := directWorld()
 		test.change(&svc, endpoints, &node)

@@ -73,8 +73,10 @@ func Findings(h Host) []lb.Finding {
 // unrelayed finds why connections to Services that ask for the relay go straight to endpoints.
 func (h Host) unrelayed() (found []lb.Finding) {
 	const instead = "connections to %d Services go straight to endpoints"
+	if h.Relay == nil || h.Relay.Services == 0 {
+		return nil
+	}
 	switch r := h.Relay; {
-	case r == nil || r.Services == 0:
 	case !r.Connected:
 		found = append(found, lb.Find(lb.ReasonRelayAway, "the relay of %s is not there, or not ready: "+instead, h.Node,
 			r.Services))
@@ -94,7 +96,7 @@ func (h Host) unrelayed() (found []lb.Finding) {
 
 // RelayDropped returns a chain that certainly drops what the rules lead to the relay in a family.
 func (h Host) RelayDropped(family lb.Family) (by ForwardChain, drops bool) {
-	if h.Relay == nil || h.Relay.Services == 0 || h.Relay.Ports[family] == 0 {
+	if h.Relay == nil || h.Relay.Ports[family] == 0 {
 		return by, false
 	}
 	i := slices.IndexFunc(h.Inputs, func(c ForwardChain) bool {

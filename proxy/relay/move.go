@@ -84,7 +84,11 @@ func (m *mover) chunk() (moved int, err error) {
 func (m *mover) receive(fd uintptr) (done bool) {
 	if m.pipe = m.pipes.get(); m.pipe != nil {
 		m.n, m.failed = splice(int(fd), m.pipe.in, maxChunk)
-	} else {
+		if m.n == 0 && (m.failed == nil || errors.Is(m.failed, unix.EAGAIN)) {
+			m.drop() // nothing, the end, or urgent data at the front, which splice does not go past
+		}
+	}
+	if m.pipe == nil {
 		m.buffer = buffers.Get().(*[bufferSize]byte)
 		m.n, m.failed = receive(int(fd), m.buffer[:], unix.MSG_PEEK)
 	}

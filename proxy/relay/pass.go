@@ -37,7 +37,9 @@ func pass(ctx context.Context, pipes *pipes, client, backend *Conn, idle time.Du
 	half := func(to, from *Conn) uint64 {
 		n, err := move(to, from, pipes)
 		if err == nil && ended.Add(1) == 1 { // when both have, closing says so
-			err = to.closeWrite()
+			if err = from.wasReset(); err == nil {
+				err = to.closeWrite()
+			}
 		}
 		if err != nil && !errors.Is(err, unix.ENOTCONN) { // the other end closed meanwhile
 			reset(err)
@@ -75,4 +77,16 @@ func watch(idle time.Duration, client, backend *Conn, reset func(error)) *time.T
 	})
 	close(ready)
 	return timer
+}
+
+// wasReset returns an error if the other end has reset the connection: a write may have been told so in place
+// of the read, which then sees an end.
+func (c *Conn) wasReset() error {
+	return c.control(func(fd int) error {
+		const closed = 7 // TCP_CLOSE; after the other's FIN it is CLOSE_WAIT
+		if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil && info.State == closed {
+			return unix.ECONNRESET
+		}
+		return nil
+	})
 }

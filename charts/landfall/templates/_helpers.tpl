@@ -157,9 +157,6 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- if $v.speaker.enabled -}}
 {{- $_ := set $needs "speaker.bgpConvergence plus 7 s" (include "landfall.milliseconds" $v.speaker.bgpConvergence | int | add 7000) -}}
 {{- end -}}
-{{- if $v.proxy.enabled -}}
-{{- $_ := set $needs "proxy.drainTime" (include "landfall.milliseconds" $v.proxy.drainTime | int) -}}
-{{- end -}}
 {{- if $v.relay.enabled -}}
 {{- $_ := set $needs "relay.drainTime plus 5 s" (include "landfall.milliseconds" $v.relay.drainTime | int | add 5000) -}}
 {{- end -}}
@@ -257,9 +254,6 @@ loops run. Readiness: the first work is done. */}}
 {{- $kind := ternary "serviceMonitor" "podMonitor" .Values.serviceMonitor.enabled -}}
 {{- if eq .Values.metrics.listen "localhost" -}}
 {{- fail (printf "%s.enabled needs metrics.listen=node or all: Prometheus cannot reach the localhost of a node" $kind) -}}
-{{- end -}}
-{{- if and .Values.metrics.secure (not .Values.rbac.create) (not (index .Values $kind).tokenSecret) -}}
-{{- fail (printf "%s.tokenSecret is empty: without rbac.create there is no token for Prometheus; name a Secret with one, of a user who may get /metrics" $kind) -}}
 {{- end -}}
 {{- toYaml (index .Values $kind) -}}
 {{- end -}}
