@@ -87,8 +87,8 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 	case hinted(endpoints):
 		return refuse("spec.trafficDistribution gives nodes different endpoints, and all have to choose among the same")
 	case slices.ContainsFunc(svc.ClusterIPs, func(ip netip.Addr) bool { return !node.Direct[lb.FamilyOf(ip)] }):
-		return refuse("this proxy cannot; it needs --direct-forwarding, nftables mode, a way to tell pods' connections in the " +
-			"Service's families (such as --cluster-cidr), and --rescue with --rescue-ring")
+		return refuse("this proxy cannot; it needs --direct-forwarding, nftables mode, a way to tell pods' connections in " +
+			"the Service's families (such as --cluster-cidr), and --rescue with --rescue-ring")
 	}
 	return ""
 }
