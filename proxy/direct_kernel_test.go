@@ -70,31 +70,17 @@ func newDirectSite(t *testing.T) directSite {
 
 // serveWho answers each line and datagram with a name and the address that it came from.
 func serveWho(t *testing.T, ns *nstest.NS, name string) {
-	ns.Do(t, func() error {
-		l, err := net.Listen("tcp", ":8080")
-		if err != nil {
-			return err
+	ns.Serve(t, ":8080", func(c net.Conn) {
+		for lines := bufio.NewScanner(c); lines.Scan(); {
+			fmt.Fprintf(c, "%s %s %d\n", name, c.RemoteAddr(), segment(c))
 		}
-		t.Cleanup(func() { l.Close() })
+	})
+	ns.Do(t, func() error {
 		conn, err := net.ListenPacket("udp", ":8080")
 		if err != nil {
 			return err
 		}
 		t.Cleanup(func() { conn.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					for lines := bufio.NewScanner(c); lines.Scan(); {
-						fmt.Fprintf(c, "%s %s %d\n", name, c.RemoteAddr(), segment(c))
-					}
-				}()
-			}
-		}()
 		go func() {
 			for buf := make([]byte, 100); ; {
 				_, from, err := conn.ReadFrom(buf)

@@ -34,14 +34,7 @@ var loadedWeights = []uint8{4, 2, 1}
 func newLoadedSite(t *testing.T, family lb.Family, scheduler string) *loadedSite {
 	s := &loadedSite{relaySite: newRelaySite(t), t: t, family: family}
 	for i, ns := range s.backends {
-		ns.Do(t, func() error {
-			l, err := net.Listen("tcp", ":8081")
-			if err == nil {
-				t.Cleanup(func() { l.Close() })
-				go hold(l, byte('0'+i))
-			}
-			return err
-		})
+		ns.Serve(t, ":8081", func(conn net.Conn) { hold(conn, byte('0'+i)) })
 	}
 	svc, all := s.objects()
 	svc.Relay, svc.Scheduler = "", scheduler
@@ -93,19 +86,10 @@ func newLoadedSite(t *testing.T, family lb.Family, scheduler string) *loadedSite
 	return s
 }
 
-// hold greets with a name and holds connections until the client ends them.
-func hold(l net.Listener, name byte) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer conn.Close()
-			if _, err := conn.Write([]byte{name}); err == nil {
-				_, _ = io.Copy(io.Discard, conn)
-			}
-		}()
+// hold greets with a name and holds a connection until the client ends it.
+func hold(conn net.Conn, name byte) {
+	if _, err := conn.Write([]byte{name}); err == nil {
+		_, _ = io.Copy(io.Discard, conn)
 	}
 }
 

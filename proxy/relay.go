@@ -188,7 +188,7 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 			"Connections that got a backend after another had failed or was late."+of, "namespace", "service"),
 		failed: desc("failed_total", "Connections that got no backend and were reset."+of, "namespace", "service"),
 		failedHere: desc("node_failures_total", "Connections to backends of a Service that failed on the node itself, as "+
-			"for want of file descriptors or source ports; they do not count against the backend."+of, "namespace", "service"),
+			"without a free file descriptor or source port; they do not count against the backend."+of, "namespace", "service"),
 		clientLimited: desc("client_limited_total", "Connections beyond the limit of one client of a Service, which were "+
 			"reset."+of, "namespace", "service"),
 		isFull: desc("full",

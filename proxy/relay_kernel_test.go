@@ -47,31 +47,10 @@ func newRelaySite(t testing.TB) relaySite {
 	for i := 1; i <= 3; i++ {
 		ns := nstest.New(t)
 		join(ns, i)
-		ns.Do(t, func() error {
-			l, err := net.Listen("tcp", ":8080")
-			if err == nil {
-				t.Cleanup(func() { l.Close() })
-				go greet(l, fmt.Sprint(i))
-			}
-			return err
-		})
+		ns.Serve(t, ":8080", func(conn net.Conn) { _, _ = io.WriteString(conn, fmt.Sprint(i)) })
 		s.backends = append(s.backends, ns)
 	}
 	return s
-}
-
-// greet writes a name on each connection.
-func greet(l net.Listener, name string) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer conn.Close()
-			_, _ = io.WriteString(conn, name)
-		}()
-	}
 }
 
 // objects are a Service with the three backends.

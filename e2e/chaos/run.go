@@ -288,7 +288,7 @@ func (r *runner) finish(span *contract.Span) {
 }
 
 // returned notes what the node of a fault announced once the fault had healed: what it held then, and what it took
-// later. What it takes and gives up while nobody hears it harms nobody.
+// later. What it takes and gives up while it is cut off does no harm.
 func (r *runner) returned(span *contract.Span) {
 	if a := r.lab.Agent("speaker", span.Node); a != nil {
 		span.Took = announcedAfter(takeovers(a.Log(), span.Began), span.Node, span.Ended)

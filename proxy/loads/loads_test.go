@@ -80,7 +80,7 @@ func (k *kernel) Close() {
 	k.closed++
 }
 
-// say has a connection open or end; silent if nobody is told.
+// say has a connection open or end; with silent, without an event.
 func (k *kernel) say(c plan.Tracked, open, silent bool) {
 	c.Open = true
 	k.mu.Lock()

@@ -153,7 +153,7 @@ func destinationsOf(s plan.Service) (all []destination) {
 	return all
 }
 
-// forget drops a backend of which nobody asks any more.
+// forget drops a backend that is neither wanted nor has connections.
 func (b *backend) forget() {
 	if !b.wanted && b.open == 0 && b.of.backends[b.addr] == b {
 		delete(b.of.backends, b.addr)

@@ -158,8 +158,8 @@ func (r *race) lost(end attempt) {
 	}
 }
 
-// failedHere reports whether a connection failed for want of something on this node, before its backend
-// was asked.
+// failedHere reports whether a connection failed as this node had run out of something, before its
+// backend was asked.
 func failedHere(err error) bool {
 	var errno unix.Errno
 	return errors.As(err, &errno) && slices.Contains(nodeErrors, errno)

@@ -12,7 +12,7 @@ type Counts struct {
 	// Connections were accepted. Tries are the connections to backends that were begun for them;
 	// Retried got a backend after the first was late or failed, Failures got none, and Refused and
 	// ClientRefused were beyond the limits of the Service and of one client of it. NodeFailures are
-	// the tries that failed on the node itself, as for want of file descriptors or source ports.
+	// the tries that failed on the node itself, as without a free file descriptor or source port.
 	Connections   uint64 `json:"connections"`
 	Tries         uint64 `json:"tries"`
 	Retried       uint64 `json:"retried"`

@@ -84,7 +84,7 @@ func deliver(t testing.TB, node *nstest.NS, i int, vip4, vip6 string) {
 			chain pre { type nat hook prerouting priority -101; ip6 daddr %[3]s tcp dport 80 dnat to [fd01:%[1]d::2]:80; }
 			chain tidy { type filter hook forward priority -1; ct state invalid drop; }
 		}`, i, vip4, vip6))
-	serve(t, pod)
+	pod.Serve(t, ":80", func(conn net.Conn) { _, _ = io.Copy(conn, conn) }) // the same byte for each
 }
 
 func macOf(t testing.TB, ns *nstest.NS) (mac string) {
@@ -108,29 +108,6 @@ func writeRules(t testing.TB, ns *nstest.NS, text string) {
 		}
 		return nil
 	})
-}
-
-// serve answers each byte with the same.
-func serve(t testing.TB, pod *nstest.NS) {
-	t.Helper()
-	var listener net.Listener
-	pod.Do(t, func() (err error) {
-		listener, err = net.Listen("tcp", ":80")
-		return err
-	})
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				_, _ = io.Copy(conn, conn)
-				conn.Close()
-			}()
-		}
-	}()
 }
 
 // point lets the client send what is for the VIP to a node, as if that had announced it.
