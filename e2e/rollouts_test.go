@@ -2,10 +2,14 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
@@ -77,4 +81,114 @@ func hook(l *corev1.Lifecycle) string {
 		text += "+start"
 	}
 	return text
+}
+
+// TestReadinessGate has the API server add the gate in namespaces that ask for it. A pod that waits for the
+// gate alone gets its node's traffic at once, with policy Local too, and the gate opens after that.
+func TestReadinessGate(t *testing.T) {
+	t.Parallel()
+	l := labtest.Start(t, lab.SeedCluster(), lab.Options{MutatingPolicies: true,
+		Values: map[string]any{"readinessGate": map[string]any{"enabled": true, "timeout": "10m"}}})
+	service := lab.SeedService()
+	service.ExternalTrafficPolicy = "Local"
+	if err := l.AddService(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "asks", Labels: map[string]string{
+		lb.LabelWaitUntilProgrammed: ""}}}
+	if _, err := l.Kube().CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pod := l.Pods("my-nginx")[0]
+	node := l.Cluster().Nodes[slices.IndexFunc(l.Cluster().Nodes, func(n lab.Node) bool { return n.Name == pod.Node })]
+	port := netip.AddrPortFrom(node.Addr, 31428)
+	if err := l.SetConditions(t.Context(), pod.Name, lab.NotReady); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the node has no endpoint that is ready", func() error {
+		if answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", port); err == nil {
+			return fmt.Errorf("%+v", answer)
+		}
+		return nil
+	})
+
+	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: "asks"}, Spec: corev1.PodSpec{
+		NodeName: pod.Node, ReadinessGates: []corev1.PodReadinessGate{{ConditionType: "example.com/other"}},
+		Containers: []corev1.Container{{Name: "a", Image: "a"}}}}
+	pods := l.Kube().CoreV1().Pods("asks")
+	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	eventually(t, "the API server adds the gate", func() error {
+		for _, gates := range [][]corev1.PodReadinessGate{nil, object.Spec.ReadinessGates} {
+			asked := object.DeepCopy()
+			asked.Spec.ReadinessGates = gates
+			made, err := pods.Create(t.Context(), asked, dryRun)
+			want := append(slices.Clone(gates), corev1.PodReadinessGate{ConditionType: lb.ConditionProgrammed})
+			if err == nil && !slices.Equal(made.Spec.ReadinessGates, want) {
+				err = fmt.Errorf("gates %v, want %v", made.Spec.ReadinessGates, want)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	made, err := pods.Create(t.Context(), object, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	condition := func(name corev1.PodConditionType) corev1.PodCondition {
+		return corev1.PodCondition{Type: name, Status: corev1.ConditionTrue}
+	}
+	made.Status.PodIPs, made.Status.PodIP = []corev1.PodIP{{IP: pod.Addr.String()}}, pod.Addr.String()
+	made.Status.Conditions = []corev1.PodCondition{condition(corev1.ContainersReady), condition("example.com/other")}
+	if _, err := pods.UpdateStatus(t.Context(), made, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	served := false
+	eventually(t, "the gate opens", func() error {
+		answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", port)
+		served = served || err == nil && answer.Pod == pod.Name
+		now, err := pods.Get(t.Context(), pod.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range now.Status.Conditions {
+			if c.Type == lb.ConditionProgrammed && c.Status == corev1.ConditionTrue {
+				if c.Reason != string(lb.ReasonProgrammed) {
+					t.Errorf("the gate opened because of %s: %s", c.Reason, c.Message)
+				}
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v; served: %v", now.Status.Conditions, served)
+	})
+	if answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", port); !served && (err != nil || answer.Pod != pod.Name) {
+		t.Errorf("the gate is open, and the node answers %+v, %v", answer, err)
+	}
+	gatesAreTheNodes(t, l, pod)
+}
+
+// gatesAreTheNodes writes the status of a pod with the tokens of nodes.
+func gatesAreTheNodes(t *testing.T, l *lab.Lab, pod lab.Pod) {
+	other := workers(l)[slices.IndexFunc(workers(l), func(name string) bool { return name != pod.Node })]
+	for _, test := range []struct{ what, node, body, refusal string }{
+		{"its gate", pod.Node, `{"status":{"conditions":[{"type":"landfall.dev/programmed","status":"True"}]}}`, ""},
+		{"the gate of another node's pod", other,
+			`{"status":{"conditions":[{"type":"landfall.dev/programmed","status":"False"}]}}`, "its own pods only"},
+		{"another condition", pod.Node, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
+			"landfall.dev/programmed only"},
+		{"its phase", pod.Node, `{"status":{"phase":"Failed"}}`, "landfall.dev/programmed only"},
+		{"a label", pod.Node, `{"metadata":{"labels":{"app":"x"}}}`, "may not change labels"},
+	} {
+		as, err := l.KubeAs(l.Agent("proxy", test.node))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = as.CoreV1().Pods("asks").Patch(t.Context(), pod.Name, types.StrategicMergePatchType, []byte(test.body),
+			metav1.PatchOptions{}, "status")
+		if test.refusal == "" && err != nil || test.refusal != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.refusal)) {
+			t.Errorf("%s: %v, want %q", test.what, err, test.refusal)
+		}
+	}
 }

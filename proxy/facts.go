@@ -33,7 +33,9 @@ type settings struct {
 	externalIPs       plan.ExternalIPs
 	acceptForwarded   bool
 	drain             time.Duration
-	scheduler         plan.Scheduler
+	// gateTimeout is how long a pod's readiness gate stays closed at most; 0 if none waits for the proxy.
+	gateTimeout time.Duration
+	scheduler   plan.Scheduler
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
 	// ask the kernel.
 	allAddresses bool

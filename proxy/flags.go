@@ -44,7 +44,7 @@ type flags struct {
 	pathCheck                                                string
 	rescueLimit, rescueTunnelPort                            int
 	serviceCounters                                          string
-	probeInterval                                            time.Duration
+	probeInterval, gateTimeout                               time.Duration
 	relay                                                    bool
 	relaySocket                                              string
 	namespace                                                string
@@ -135,6 +135,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.BoolVar(&f.relay, "relay", false,
 		"in nftables mode, send TCP connections to Services with the annotation "+lb.AnnotationRelay+
 			" to this node's relay, while that is there")
+	set.DurationVar(&f.gateTimeout, "readiness-gate-timeout", 0,
+		"open the readiness gate "+lb.ConditionProgrammed+" of this node's pods once the node's rules deliver to them, and "+
+			"after that time in any case; 0 leaves the gate to others")
 	set.StringVar(&f.relaySocket, "relay-socket", wire.Socket, "with --relay, Unix socket for the relay")
 	set.StringVar(&f.namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "landfall-system"),
 		"namespace of --daemonsets (default: $POD_NAMESPACE, else landfall-system)")
@@ -164,9 +167,10 @@ func (f *flags) healthzAddress() string {
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing,
-		relay: f.relay}
+		relay: f.relay, gateTimeout: f.gateTimeout}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
+		ops.NotNegative("readiness-gate-timeout", f.gateTimeout),
 		ops.OneOf("path-check", f.pathCheck, pathStrict, pathDefaultRoute, pathOff),
 		ops.OneOf("service-counters", f.serviceCounters, string(counters.Off), string(counters.External),
 			string(counters.All)),

@@ -34,6 +34,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/probe"
+	"github.com/landfall-lb/landfall/proxy/readiness"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -258,6 +259,11 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 			Busy: func() time.Duration { return max(p.runner.Busy(), rules.Busy()) }})
 		p.to.relay, actors["relay"] = relays, relays
 	}
+	if f.gateTimeout > 0 {
+		opener := f.newOpener(client, rt.Log, metrics)
+		p.from.gated = kube.GatedPods(client, rt.NodeName, p.markGated)
+		p.to.gates, actors["readiness gates"] = opener, opener
+	}
 	if f.pathCheck != pathOff {
 		fib, err := links.OpenFIB(netns.None())
 		if err != nil {
@@ -343,6 +349,15 @@ func (f *flags) newProber(p *proxy, metrics *metrics) *probe.Actor {
 		Agent: name + "/" + ops.BuildVersion(), Counted: metrics.asked, Changed: p.runner.PokeNow,
 		Dial: func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", to.String())
+		}})
+}
+
+// newOpener returns the actor that opens readiness gates.
+func (f *flags) newOpener(client *kube.Client, log *slog.Logger, metrics *metrics) *readiness.Actor {
+	return readiness.New(readiness.Deps{Log: log, Opened: metrics.opened,
+		Gone: func(err error) bool { return kube.IsNotFound(err) || kube.IsConflict(err) },
+		Write: func(ctx context.Context, pod lb.Key, gate readiness.Gate) error {
+			return client.OpenGate(ctx, pod, gate.UID, gate.Reason, gate.Message, time.Now())
 		}})
 }
 

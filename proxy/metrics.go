@@ -25,7 +25,7 @@ type metrics struct {
 	services, endpoints                     prometheus.Counter
 	verified, synced, queued                prometheus.Gauge
 	rules                                   *prometheus.GaugeVec
-	healthz, livez, probes                  *prometheus.CounterVec
+	healthz, livez, probes, gates           *prometheus.CounterVec
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
@@ -90,7 +90,9 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Help: "Probes of backends by result: passed, refused, timeout, status, failed, or too-late where the node itself " +
 				"was too slow to tell."}, []string{"result"}),
 	}
-	registry.MustRegister(m.rules, m.probes)
+	m.gates = prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "readiness_gates_opened_total",
+		Help: "Readiness gates of pods that were opened, by reason: Programmed, NoService or TimedOut."}, []string{"reason"})
+	registry.MustRegister(m.rules, m.probes, m.gates)
 	return m
 }
 
@@ -145,6 +147,8 @@ func (m *metrics) answered(path string, code int) {
 }
 
 func (m *metrics) asked(result probe.Result) { m.probes.WithLabelValues(string(result)).Inc() }
+
+func (m *metrics) opened(reason lb.Reason) { m.gates.WithLabelValues(string(reason)).Inc() }
 
 func (m *metrics) programmed(d time.Duration) { m.network.Observe(d.Seconds()) }
 

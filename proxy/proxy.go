@@ -18,6 +18,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/health"
 	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/readiness"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 )
@@ -41,6 +42,8 @@ type sources struct {
 	update   func() (lb.FeedUpdate, bool)
 	networks table[string, []netip.Prefix] // of cluster IPs
 	pools    table[string, []lb.Range]     // the addresses of IPAddressPools
+	// gated are this node's pods with a readiness gate; nil if none waits for the proxy.
+	gated table[lb.Key, lb.GatedPod]
 	// path returns what of the way to endpoints has changed, and whether it is known; nil if nothing
 	// looks.
 	path func() (news path.News, known bool)
@@ -92,6 +95,10 @@ type sinks struct {
 		SetBlocked(families map[lb.Family]bool)
 		State() relayfeed.State
 	}
+	// gates opens readiness gates; nil if no pod waits for the proxy.
+	gates interface {
+		Set(open map[lb.Key]readiness.Gate)
+	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
 	// probed reports what probes have found of a Service.
@@ -136,8 +143,9 @@ type proxy struct {
 	// yielded is set while large Services wait that have let the others go first. Only the step uses it.
 	yielded bool
 
-	// nodesChanged is set by the watch of Nodes, factsChanged by whatever the facts are read from.
-	nodesChanged, factsChanged atomic.Bool
+	// nodesChanged is set by the watch of Nodes, gatesChanged by that of pods, factsChanged by whatever the
+	// facts are read from.
+	nodesChanged, gatesChanged, factsChanged atomic.Bool
 	// ending is set when the proxy is about to remove its rules.
 	ending atomic.Bool
 
@@ -170,6 +178,7 @@ type proxy struct {
 	heard   bool            // a speaker
 	dead    map[string]bool // nodes, as the speaker says
 	direct  direct
+	gates   gates
 	origins map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
@@ -190,7 +199,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		self: self, settings: settings, families: families, log: log, now: now,
 		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
-		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(),
+		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
 		leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
@@ -228,6 +237,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.hear(now)
 	walked := p.walk(now)
 	p.heed(now)
+	p.meetGated(now)
 	early, _ := p.collect(now) // a large plan shall not delay the news of others
 	if len(early) > 0 {
 		p.announce(early)
@@ -254,7 +264,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	forget(p, dirty)
 	forget(p, early)
 	forget(p, confirmed)
-	return sooner(p.lingers.next(now), p.tellProbes(now)), nil
+	return sooner(sooner(p.lingers.next(now), p.tellProbes(now)), p.openGates(now)), nil
 }
 
 // sooner returns the shorter of two waits, of which 0 is none.
@@ -404,7 +414,9 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	}
 	whole := plan.Service{Key: key}
 	svc, ok := p.from.services.Get(key)
-	endpoints, _ := p.from.slices.Get(key)
+	named, _ := p.from.slices.Get(key)
+	named = p.admit(key, named)
+	endpoints := named
 	if ok {
 		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
 		r.trigger(endpoints, p.began)
@@ -433,8 +445,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 		r.live = live
 	}
 	if svc.Forwarding != "" || p.direct.asking[key] {
-		endpoints, _ := p.from.slices.Get(key)
-		p.forward(r, svc, endpoints)
+		p.forward(r, svc, named)
 	}
 	return p.claims.Set(r.live)
 }

@@ -67,6 +67,10 @@ const LabelAnnouncedBy = "landfall.dev/announced-by"
 // new pods without a preStop hook, by a policy of the chart.
 const LabelPreStopSleep = "landfall.dev/pre-stop-sleep"
 
+// LabelWaitUntilProgrammed on a Namespace, whatever its value, has the API server add the readiness gate
+// ConditionProgrammed to new pods, by a policy of the chart.
+const LabelWaitUntilProgrammed = "landfall.dev/wait-until-programmed"
+
 // LabelDashboard on a pod of the controller says that it serves the dashboard, and names the ServiceAccount
 // in its namespace that may see it.
 const LabelDashboard = "landfall.dev/dashboard-account"

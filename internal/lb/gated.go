@@ -1,0 +1,28 @@
+package lb
+
+import "net/netip"
+
+// ConditionProgrammed is a pod's readiness gate (KEP-580), and the condition that opens it: a proxy sets it
+// once its node's rules deliver to the pod.
+const ConditionProgrammed = "landfall.dev/programmed"
+
+// Why ConditionProgrammed is true.
+const (
+	// ReasonProgrammed says that the rules of the pod's node deliver to it.
+	ReasonProgrammed Reason = "Programmed"
+	// ReasonNoService says that no Service names the pod as an endpoint.
+	ReasonNoService Reason = "NoService"
+	// ReasonTimedOut says that the rules did not deliver in time, and the pod no longer waits for that.
+	ReasonTimedOut Reason = "TimedOut"
+)
+
+// GatedPod is a pod with the readiness gate ConditionProgrammed; the zero value stands for one without.
+type GatedPod struct {
+	UID   string
+	Addrs []netip.Addr
+	// Ready is set when nothing else keeps the pod from being ready: its containers and all other gates are,
+	// and it is not being deleted.
+	Ready bool
+	// Opened is set when the gate is open.
+	Opened bool
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/kube/kubetest"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/readiness"
+)
+
+// gateBench is a bench whose proxy opens readiness gates.
+type gateBench struct {
+	*bench
+	pods *kubetest.Table[lb.Key, lb.GatedPod]
+	open map[lb.Key]readiness.Gate
+}
+
+func (g *gateBench) Set(open map[lb.Key]readiness.Gate) { g.open = open }
+
+func newGateBench(t *testing.T) *gateBench {
+	g := &gateBench{bench: newBench(t, func(s *settings) { s.gateTimeout = 30 * time.Second }),
+		pods: kubetest.NewTable[lb.Key, lb.GatedPod]()}
+	g.from.gated, g.to.gates = g.pods, g
+	g.pods.OnChange(g.markGated)
+	return g
+}
+
+// pod says what is so of a pod with a gate.
+func (g *gateBench) pod(name, addr string, ready, opened bool) {
+	g.pods.Set(key(name), lb.GatedPod{UID: name, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Ready: ready,
+		Opened: opened})
+}
+
+// ready says whether the slice of a Service has an endpoint as ready.
+func (g *gateBench) ready(service, addr string, ready bool) {
+	all, _ := g.slices.Get(key(service))
+	for _, s := range all {
+		for i, ep := range s.Endpoints {
+			if ep.Addr == netip.MustParseAddr(addr) {
+				s.Endpoints[i].Ready, s.Endpoints[i].Serving = ready, ready
+			}
+		}
+	}
+	g.mark(key(service))
+}
+
+func (g *gateBench) confirm() {
+	g.t.Helper()
+	g.runAlone()
+	g.rules.confirm()
+	g.runAlone()
+}
+
+func (g *gateBench) expect(what, backends, open string) {
+	g.t.Helper()
+	g.expectBackends("web", backends)
+	var got []string
+	for pod, gate := range g.open {
+		got = append(got, fmt.Sprint(pod.Name, " ", gate.Reason))
+	}
+	if s := strings.Join(got, ", "); s != open {
+		g.t.Errorf("%s: gates open: %q, want %q", what, s, open)
+	}
+}
+
+// A pod of this node that waits only for its gate gets traffic first, and then the gate opens. It goes on
+// getting traffic until the slice says that it is ready.
+func TestRulesComeBeforeTheGateOpens(t *testing.T) {
+	g := newGateBench(t)
+	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	g.ready("web", "10.200.1.3", false)
+	g.pod("new", "10.200.1.3", false, false)
+	g.synced()
+	g.run()
+	g.confirm()
+	g.expect("its containers are not ready", "10.200.1.2", "")
+
+	g.pod("new", "10.200.1.3", true, false)
+	g.runAlone()
+	g.expect("not confirmed", "10.200.1.2 10.200.1.3", "")
+	g.rules.confirm()
+	g.runAlone()
+	g.expect("confirmed", "10.200.1.2 10.200.1.3", "new Programmed")
+
+	g.pod("new", "10.200.1.3", true, true)
+	g.confirm()
+	g.expect("opened, and the slice is late", "10.200.1.2 10.200.1.3", "")
+	g.ready("web", "10.200.1.3", true)
+	g.confirm()
+	g.clock = g.clock.Add(plan.GateHold)
+	g.confirm()
+	g.expect("ready", "10.200.1.2 10.200.1.3", "")
+	if n := len(g.gates.pods) + len(g.gates.of) + len(g.gates.naming) + len(g.gates.unready); n > 0 {
+		t.Errorf("it still remembers %d things: %+v", n, g.gates)
+	}
+
+	g.ready("web", "10.200.1.3", false)
+	g.confirm()
+	g.expect("later it is as the slice says", "10.200.1.2", "")
+}
+
+// A pod counts as ready for a while after its gate was opened, and not for ever: the Node's controller
+// may say that it is not.
+func TestAnOpenGateHoldsForAWhile(t *testing.T) {
+	g := newGateBench(t)
+	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	g.ready("web", "10.200.1.3", false)
+	g.pod("new", "10.200.1.3", true, false)
+	g.pod("old", "10.200.1.2", true, true)
+	g.synced()
+	g.run()
+	g.confirm()
+	g.pod("new", "10.200.1.3", true, true)
+	if wait := g.runAlone(); wait != plan.GateHold {
+		t.Errorf("looks again after %s, want %s", wait, plan.GateHold)
+	}
+	g.clock = g.clock.Add(plan.GateHold)
+	g.runAlone()
+	g.confirm()
+	g.expect("it never got ready", "10.200.1.2", "")
+}
+
+func TestGatesOfPodsThatGo(t *testing.T) {
+	for what, change := range map[string]func(g *gateBench){
+		"is deleted":          func(g *gateBench) { g.pod("new", "10.200.1.3", false, false) },
+		"is gone":             func(g *gateBench) { g.pods.Delete(key("new")) },
+		"lost its gate, anew": func(g *gateBench) { g.pods.Set(key("new"), lb.GatedPod{}) },
+		"has another address": func(g *gateBench) { g.pod("new", "10.200.1.9", true, false) },
+	} {
+		g := newGateBench(t)
+		g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+		g.ready("web", "10.200.1.3", false)
+		g.pod("new", "10.200.1.3", true, false)
+		g.synced()
+		g.run()
+		g.confirm()
+		g.expect(what+": before", "10.200.1.2 10.200.1.3", "new Programmed")
+		change(g)
+		g.confirm()
+		g.expect("it "+what, "10.200.1.2", "")
+	}
+}
+
+// What does not come in time opens the gate all the same.
+func TestGatesOpenInTime(t *testing.T) {
+	g := newGateBench(t)
+	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	g.ready("web", "10.200.1.3", false)
+	g.pod("new", "10.200.1.3", true, false)
+	g.pod("plain", "10.200.1.7", true, false)
+	g.synced()
+	if wait := g.run(); wait != plan.GateSettle {
+		t.Errorf("looks again after %s, want %s", wait, plan.GateSettle)
+	}
+	g.clock = g.clock.Add(plan.GateSettle)
+	if wait := g.runAlone(); wait != 28*time.Second {
+		t.Errorf("looks again after %s, want 28s", wait)
+	}
+	g.expect("no Service names it", "10.200.1.2 10.200.1.3", "plain NoService")
+	g.pods.Delete(key("plain"))
+	g.clock = g.clock.Add(28 * time.Second)
+	g.runAlone()
+	g.expect("the kernel says nothing", "10.200.1.2 10.200.1.3", "new TimedOut")
+	if got, want := g.open[key("new")].Message,
+		"the rules of here did not deliver to the pod for default/web within 30s"; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,117 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// Times of readiness gates.
+const (
+	// GateSettle is how long a pod waits for a Service to name it: an EndpointSlice may come later than the
+	// kubelet's word that containers are ready.
+	GateSettle = 2 * time.Second
+	// GateHold is how long a pod counts as ready after its gate was opened, until the kubelet and the writer
+	// of EndpointSlices have said so too.
+	GateHold = 10 * time.Second
+)
+
+// Unready returns the addresses of a node's endpoints that are neither ready nor terminating; one may be
+// there twice.
+func Unready(all []lb.Slice, node string) []netip.Addr {
+	var addrs []netip.Addr
+	for _, slice := range all {
+		for _, ep := range slice.Endpoints {
+			if ep.Node == node && !ep.Ready && !ep.Terminating {
+				addrs = append(addrs, ep.Addr)
+			}
+		}
+	}
+	return addrs
+}
+
+// Admit returns the slices with those of a node's endpoints ready that admitted names. Topology hints never
+// keep them from their own node.
+func Admit(all []lb.Slice, at lb.Place, admitted func(netip.Addr) bool) []lb.Slice {
+	all = slices.Clone(all)
+	for i, slice := range all {
+		var endpoints []lb.Endpoint
+		for j, ep := range slice.Endpoints {
+			if ep.Node != at.Node || ep.Ready || ep.Terminating || !admitted(ep.Addr) {
+				continue
+			}
+			if endpoints == nil {
+				endpoints = slices.Clone(slice.Endpoints)
+			}
+			ep.Ready, ep.Serving, ep.ForNodes, ep.ForZones = true, true, []string{at.Node}, nil
+			if at.Zone != "" {
+				ep.ForZones = []string{at.Zone}
+			}
+			endpoints[j] = ep
+		}
+		if endpoints != nil {
+			all[i].Endpoints = endpoints
+		}
+	}
+	return all
+}
+
+// DeliversTo reports whether an applied plan delivers to one of an endpoint's addresses.
+func (s Service) DeliversTo(addrs []netip.Addr) bool {
+	is := func(b lb.Backend) bool { return slices.Contains(addrs, b.Addr.Addr()) }
+	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return slices.ContainsFunc(p.Backends.Local, is) || slices.ContainsFunc(p.Backends.Cluster, is)
+	})
+}
+
+// Gate is a pod that waits for its readiness gate, and nothing else.
+type Gate struct {
+	// Since is since when.
+	Since time.Time
+	// Programmed has the Services that name the pod, each with whether the rules deliver to it.
+	Programmed map[lb.Key]bool
+}
+
+// Opening says why a gate opens, as the pod's condition does.
+type Opening struct {
+	Reason  lb.Reason
+	Message string
+}
+
+// Open decides whether the gate opens; if not, it returns nil, and when to ask again although nothing
+// changes. A gate opens after timeout in any case.
+func (g Gate) Open(node string, now time.Time, timeout time.Duration) (opening *Opening, again time.Duration) {
+	var missing []string
+	for service, programmed := range g.Programmed {
+		if !programmed {
+			missing = append(missing, service.String())
+		}
+	}
+	slices.Sort(missing)
+	waited := now.Sub(g.Since)
+	switch {
+	case len(g.Programmed) == 0 && waited >= GateSettle:
+		return &Opening{lb.ReasonNoService, "no Service names the pod as an endpoint"}, 0
+	case len(g.Programmed) == 0:
+		return nil, GateSettle - waited
+	case len(missing) == 0:
+		return &Opening{lb.ReasonProgrammed, fmt.Sprintf("the rules of %s deliver to the pod", node)}, 0
+	case waited >= timeout:
+		return &Opening{lb.ReasonTimedOut, fmt.Sprintf("the rules of %s did not deliver to the pod for %s within %s", node,
+			some(missing), timeout)}, 0
+	}
+	return nil, timeout - waited
+}
+
+// some joins the first of some names.
+func some(names []string) string {
+	const most = 3
+	if more := len(names) - most; more > 0 {
+		return fmt.Sprintf("%s and %d more Services", strings.Join(names[:most], ", "), more)
+	}
+	return strings.Join(names, ", ")
+}

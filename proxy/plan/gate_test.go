@@ -1,0 +1,80 @@
+package plan
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+func TestAdmit(t *testing.T) {
+	at := lb.Place{Node: "here", Zone: "a"}
+	waits, plain, far, ending := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"),
+		netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4")
+	all := []lb.Slice{
+		{Family: lb.IPv4, Endpoints: []lb.Endpoint{
+			{Addr: waits, Node: "here"}, {Addr: plain, Node: "here"}, {Addr: far, Node: "there"},
+			{Addr: ending, Node: "here", Serving: true, Terminating: true},
+			{Addr: netip.MustParseAddr("10.0.0.5"), Node: "here", Ready: true, Serving: true, ForZones: []string{"a"}},
+		}},
+		{Family: lb.IPv4, Endpoints: []lb.Endpoint{{Addr: waits, Node: "here"}}},
+	}
+	if diff := cmp.Diff([]netip.Addr{waits, plain, waits}, Unready(all, "here"), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("not ready (-want +got):\n%s", diff)
+	}
+	before := all[0].Endpoints[0]
+	got := Admit(all, at, func(addr netip.Addr) bool { return addr == waits || addr == far || addr == ending })
+	for i, want := range []bool{true, false, false, false, true} {
+		if got[0].Endpoints[i].Ready != want {
+			t.Errorf("endpoint %d: ready %v, want %v", i, !want, want)
+		}
+	}
+	if !got[1].Endpoints[0].Ready {
+		t.Error("the second slice was left alone")
+	}
+	if diff := cmp.Diff(before, all[0].Endpoints[0], cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Errorf("it changed what others share:\n%s", diff)
+	}
+	// Hints of the others stay valid, and none keeps it from its node.
+	others := []lb.Slice{{Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 80}}, Endpoints: []lb.Endpoint{
+		{Addr: waits, Node: "here"},
+		{Addr: far, Node: "there", Ready: true, Serving: true, ForZones: []string{"b"}},
+	}}}
+	usable := lb.Choose(Admit(others, at, func(addr netip.Addr) bool { return addr == waits }), "", lb.TCP, lb.IPv4, at)
+	if len(usable.Cluster) != 1 || usable.Cluster[0].Addr.Addr() != waits {
+		t.Errorf("with hints, this node uses %v", usable.Cluster)
+	}
+}
+
+func TestGateOpens(t *testing.T) {
+	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	a, b := lb.Key{Namespace: "shop", Name: "a"}, lb.Key{Namespace: "shop", Name: "b"}
+	for _, tt := range []struct {
+		name       string
+		programmed map[lb.Key]bool
+		after      time.Duration
+		want       lb.Reason
+		message    string
+		again      time.Duration
+	}{
+		{"no Service yet", nil, time.Second, "", "", time.Second},
+		{"no Service", nil, GateSettle, lb.ReasonNoService, "no Service names the pod as an endpoint", 0},
+		{"all", map[lb.Key]bool{a: true, b: true}, 0, lb.ReasonProgrammed, "the rules of n deliver to the pod", 0},
+		{"one of two", map[lb.Key]bool{a: true, b: false}, 10 * time.Second, "", "", 20 * time.Second},
+		{"in vain", map[lb.Key]bool{a: false, b: false}, 30 * time.Second, lb.ReasonTimedOut,
+			"the rules of n did not deliver to the pod for shop/a, shop/b within 30s", 0},
+		{"late", map[lb.Key]bool{a: true}, time.Hour, lb.ReasonProgrammed, "the rules of n deliver to the pod", 0},
+	} {
+		opening, again := Gate{since, tt.programmed}.Open("n", since.Add(tt.after), 30*time.Second)
+		var got Opening
+		if opening != nil {
+			got = *opening
+		}
+		if got != (Opening{tt.want, tt.message}) || again != tt.again {
+			t.Errorf("%s: %+v, again %s; want %s %q, %s", tt.name, got, again, tt.want, tt.message, tt.again)
+		}
+	}
+}
