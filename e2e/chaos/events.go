@@ -131,8 +131,7 @@ func (r *runner) doNode(ctx context.Context, e story.Event) error {
 		return r.during(e, onNode(r.lab.Unplug), heal)
 	case story.Crash:
 		return r.during(e, func() error { return r.crash(ctx, e.Node) }, func() error {
-			return errors.Join(heal(), r.lab.Agent("proxy", e.Node).Start(), r.lab.Agent("relay", e.Node).Start(),
-				r.lab.Agent("speaker", e.Node).Start())
+			return errors.Join(heal(), r.each(e.Node, (*lab.Agent).Start))
 		})
 	case story.FreezeNode:
 		return r.frozen(e, func(sig syscall.Signal) error {
@@ -244,10 +243,7 @@ func (r *runner) restart(ctx context.Context, e story.Event, span *contract.Span
 
 // crash takes a node away at once: its link, its programs, and what its kernel knew.
 func (r *runner) crash(ctx context.Context, node string) error {
-	err := r.lab.Unplug(ctx, node)
-	for _, program := range []string{"speaker", "relay", "proxy"} {
-		err = errors.Join(err, r.lab.Agent(program, node).Kill())
-	}
+	err := errors.Join(r.lab.Unplug(ctx, node), r.each(node, (*lab.Agent).Kill))
 	for _, argv := range [][]string{{"nft", "flush", "ruleset"}, {"conntrack", "-F"}} {
 		_, failed := r.lab.Exec(ctx, node, argv...)
 		err = errors.Join(err, failed)

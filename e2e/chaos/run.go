@@ -75,7 +75,7 @@ type runner struct {
 func Run(ctx context.Context, o Options) (result Result, err error) {
 	j := &journal{progress: o.Progress}
 	o.Lab.Args = o.Args
-	o.Lab.Values = map[string]any{"relay": map[string]any{"enabled": true},
+	o.Lab.Values = map[string]any{"relay": map[string]any{"enabled": o.Story.Config.Relay()},
 		"proxy": map[string]any{"mode": o.Story.Config.Mode, "directForwarding": o.Story.Config.Direct}}
 	l, err := lab.Start(ctx, cluster(), o.Lab)
 	if err != nil {

@@ -62,9 +62,7 @@ func (r *runner) restoreEtcd(ctx context.Context, e story.Event) error {
 func (r *runner) shiftClock(e story.Event) error {
 	agents := r.lab.Agents(e.Program)
 	if e.Program == "" {
-		for _, program := range []string{"speaker", "proxy", "relay"} {
-			agents = append(agents, r.lab.Agent(program, e.Node))
-		}
+		agents = r.agentsOf(e.Node)
 	}
 	shift := func(by time.Duration) (err error) {
 		for _, a := range agents {
@@ -110,10 +108,7 @@ func (r *runner) fullDisk(e story.Event) error {
 
 // leave ends the programs of a node, and deletes its Node.
 func (r *runner) leave(ctx context.Context, node string) error {
-	var err error
-	for _, program := range []string{"speaker", "relay", "proxy"} {
-		err = errors.Join(err, r.lab.Agent(program, node).Stop())
-	}
+	err := r.each(node, (*lab.Agent).Stop)
 	return errors.Join(err, try(ctx, "delete node "+node, func(ctx context.Context) error {
 		if err := r.lab.RemoveNode(ctx, node); !apierrors.IsNotFound(err) {
 			return err
@@ -131,8 +126,24 @@ func (r *runner) join(ctx context.Context, node string) error {
 		}
 		return err
 	})
-	for _, program := range []string{"proxy", "relay", "speaker"} {
-		err = errors.Join(err, r.lab.Agent(program, node).Start())
+	return errors.Join(err, r.each(node, (*lab.Agent).Start))
+}
+
+// agentsOf returns the programs of a node.
+func (r *runner) agentsOf(node string) []*lab.Agent {
+	var agents []*lab.Agent
+	for _, program := range []string{"speaker", "relay", "proxy"} {
+		if a := r.lab.Agent(program, node); a != nil {
+			agents = append(agents, a)
+		}
+	}
+	return agents
+}
+
+// each does something to all of them.
+func (r *runner) each(node string, do func(*lab.Agent) error) (err error) {
+	for _, a := range r.agentsOf(node) {
+		err = errors.Join(err, do(a))
 	}
 	return err
 }
