@@ -91,8 +91,8 @@ func (t *traffic) sample(ctx context.Context, g target, every time.Duration) {
 
 // one asks once.
 func (t *traffic) one(g target) {
-	s := contract.Sample{Service: g.service, Wanted: g.app, Local: g.local, Direct: g.direct, Network: g.network, Target: g.to,
-		Client: g.client, Began: time.Now()}
+	s := contract.Sample{Service: g.service, Wanted: g.app, Local: g.local, Direct: g.direct, Network: g.network,
+		Target: g.to, Client: g.client, Began: time.Now()}
 	// Not the round's context: what is under way when the round ends runs to its own end.
 	answer, err := t.l.Attempt(context.WithoutCancel(t.ctx), g.from, g.network, g.to)
 	s.Ended = time.Now()

@@ -44,12 +44,11 @@ func again(while, every time.Duration, f func() error) error {
 
 // slow stops a program for most of the time.
 func (r *runner) slow(e story.Event, signal func(syscall.Signal) error) error {
-	err := again(e.For, slowRuns, func() error {
+	return again(e.For, slowRuns, func() error {
 		err := signal(syscall.SIGSTOP)
 		time.Sleep(slowStands)
 		return errors.Join(err, signal(syscall.SIGCONT))
 	})
-	return err
 }
 
 // restoreEtcd keeps what etcd holds, waits, and puts it back. Whoever writes endpoints writes them anew.
@@ -208,7 +207,9 @@ func foreignTable() string {
 }
 
 // foreignRules makes that table and removes it. What a node misses of the kernel's notifications it must ask for.
-var foreignRules = fmt.Sprintf(`for i in $(seq %d); do nft "$1" && nft delete table ip foreign || exit 1; done`, foreignTimes)
+var foreignRules = fmt.Sprintf(`for i in $(seq %d); do
+	nft "$1" && nft delete table ip foreign || exit 1
+done`, foreignTimes)
 
 // deadPeer is a peer that does not answer: the host of a client.
 func deadPeer(c lab.Cluster) string {

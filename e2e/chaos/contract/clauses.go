@@ -2,6 +2,7 @@ package contract
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -360,20 +361,24 @@ func theRightServiceAnswers(e Evidence) (bad []Violation) {
 }
 
 // returningNodesTakeNothing judges storms in which one node alone was away: what it did not own before it leaves to
-// those who have served it meanwhile.
+// those who have served it meanwhile. That are the addresses of Services that are always there, save those that
+// another event was about.
 func returningNodesTakeNothing(e Evidence) (bad []Violation) {
 	away := []story.Kind{story.Cut, story.Unplug, story.Crash, story.FreezeNode, story.FreezeSpeaker, story.Deaf}
 	var nodes []Span
+	served := maps.Clone(e.Settled.Expected)
 	for _, s := range e.Spans {
 		if s.Node != "" {
 			nodes = append(nodes, s)
 		}
+		delete(served, s.Service)
 	}
 	if e.Round.Calm || len(nodes) != 1 || !slices.Contains(away, nodes[0].Kind) {
 		return nil
 	}
+	others := slices.Concat(slices.Collect(maps.Values(served))...)
 	for _, a := range nodes[0].Took {
-		if !slices.Contains(nodes[0].OwnedBefore, a) {
+		if !slices.Contains(nodes[0].OwnedBefore, a) && slices.Contains(others, a) {
 			bad = append(bad, Violation{At: nodes[0].Ended, Text: fmt.Sprintf("after %s the node took %s, which another served",
 				nodes[0].Event, a)})
 		}

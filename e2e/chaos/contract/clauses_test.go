@@ -192,6 +192,9 @@ func TestStorms(t *testing.T) {
 		{"it took what it had not", []Span{cut}, 1},
 		{"beside the API server", []Span{cut, {Event: story.Event{Kind: story.StormAPI}}}, 1},
 		{"beside another node", []Span{cut, {Event: story.Event{Kind: story.Cut, Node: "n1"}}}, 0},
+		{"beside another Service", []Span{cut, {Event: story.Event{Kind: story.Unready, Service: "idle"}}}, 1},
+		{"of a Service that came meanwhile", []Span{{Event: cut.Event, Took: []netip.Addr{routed}}}, 0},
+		{"of a Service that became ready meanwhile", []Span{cut, {Event: story.Event{Kind: story.Ready, Service: "web"}}}, 0},
 		{"its own", []Span{{Event: cut.Event, Took: cut.Took, OwnedBefore: cut.Took}}, 0},
 	} {
 		e.Spans = tc.spans

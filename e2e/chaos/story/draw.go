@@ -86,8 +86,8 @@ func (g *generator) program(kind Kind) Event {
 }
 
 // clocksBy are what clocks are set wrong by: certificates are not valid yet, or tokens no longer, at the ends.
-var clocksBy = []time.Duration{-48 * time.Hour, -30 * time.Minute, -10 * time.Second, 10 * time.Second, 30 * time.Minute,
-	48 * time.Hour}
+var clocksBy = []time.Duration{-48 * time.Hour, -30 * time.Minute, -10 * time.Second, 10 * time.Second,
+	30 * time.Minute, 48 * time.Hour}
 
 // clock draws a wall clock that is wrong for a while: in one of five cases the controller's, or else a node's.
 func (g *generator) clock(kind Kind) Event {

@@ -91,7 +91,8 @@ const (
 	RemovePeer Kind = "remove-peer"
 	// LeaveNode ends the programs of a node as an upgrade does, deletes its Node, and brings both back.
 	LeaveNode Kind = "leave-node"
-	// StormClock, StormSlowAPI, StormStop, StormKill, StormAPI and StormEtcd are what calm rounds have too, here beside other faults.
+	// StormClock, StormSlowAPI, StormStop, StormKill, StormAPI and StormEtcd are what calm rounds have too, here
+	// beside other faults.
 	StormStop    Kind = "storm-stop"
 	StormKill    Kind = "storm-kill"
 	StormAPI     Kind = "storm-api"
