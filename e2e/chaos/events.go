@@ -324,6 +324,12 @@ func (r *runner) addService(ctx context.Context, name string, calm bool) error {
 		r.journal.add("%v", err)
 		return nil // whether it is in the end is judged when all has settled
 	}
+	if found.BGP {
+		if err := r.routed(ctx, found); err != nil {
+			r.journal.add("%v", err)
+			return nil // as above
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, shown)
 	defer cancel()
 	for _, t := range targetsOf(r.lab.Cluster(), s, found.Addresses) {
@@ -331,6 +337,19 @@ func (r *runner) addService(ctx context.Context, name string, calm bool) error {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// routed waits until the router knows the way to a Service: a speaker does not hear when it does.
+func (r *runner) routed(ctx context.Context, svc contract.Service) error {
+	return try(ctx, svc.Name+" is routed", func(ctx context.Context) error {
+		routes, err := r.routes(ctx)
+		for _, a := range svc.Addresses {
+			if err == nil && len(routes[a]) == 0 {
+				err = fmt.Errorf("the router has no way to %s", a)
+			}
+		}
+		return err
+	})
 }
 
 // create creates a Service, however often it takes.

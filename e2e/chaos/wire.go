@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/mdlayher/ndp"
@@ -44,7 +45,10 @@ func openWire(l *lab.Lab) (*wire, error) {
 			return err
 		}
 		w.mac = i.HardwareAddr
-		if w.ndp, w.link, err = ndp.Listen(i, ndp.LinkLocal); err != nil {
+		// By its number: Go remembers for a minute which number a name has, be it of the lab before.
+		numbered := *i
+		numbered.Name = strconv.Itoa(i.Index)
+		if w.ndp, w.link, err = ndp.Listen(&numbered, ndp.LinkLocal); err != nil {
 			return err
 		}
 		w.arp, err = packet.Listen(i, packet.Raw, typeARP, nil)
