@@ -103,9 +103,21 @@ func TestFrames(t *testing.T) {
 	}
 }
 
+func TestAdvertisementFrame(t *testing.T) {
+	w := &wire{mac: net.HardwareAddr{2, 0, 0, 0, 0, 1}}
+	na, err := w.advertisement(netip.MustParseAddr("fd00::180"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "\x33\x33\x00\x00\x00\x01\x02\x00\x00\x00\x00\x01\x86\xdd\x60\x00\x00\x00\x00\x20\x3a\xff\xfd\x00"; string(na[:24]) != want ||
+		len(na) != 14+40+32 || na[54] != 136 {
+		t.Errorf("% x", na)
+	}
+}
+
 func TestReport(t *testing.T) {
-	s := story.Story{Seed: 7}
-	if text := Report(s, Result{Rounds: 3}); !strings.Contains(text, "seed 7: 3 rounds") || !strings.Contains(text, "every clause held") {
+	s := story.Story{Seed: 7, Config: story.Config{Mode: "nftables", Direct: true}}
+	if text := Report(s, Result{Rounds: 3}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 3 rounds") || !strings.Contains(text, "every clause held") {
 		t.Error(text)
 	}
 	var bad []contract.Violation

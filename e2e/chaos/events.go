@@ -52,6 +52,12 @@ func (r *runner) do(ctx context.Context, e story.Event, span *contract.Span, cal
 		return r.frozen(e, r.lab.SignalAPI)
 	case story.FreezeEtcd, story.StormEtcd:
 		return r.frozen(e, r.lab.SignalEtcd)
+	case story.SlowAPI, story.StormSlowAPI:
+		return r.slow(e, r.lab.SignalAPI)
+	case story.RestoreEtcd:
+		return r.restoreEtcd(ctx, e)
+	case story.ShiftClock, story.StormClock:
+		return r.shiftClock(e)
 	case story.MalformedARP:
 		return r.wire.malformed(r.seed+uint64(e.ID), badPackets)
 	case story.HungProxy:
@@ -65,13 +71,26 @@ func (r *runner) do(ctx context.Context, e story.Event, span *contract.Span, cal
 		return r.removeService(ctx, e.Service)
 	case story.Unready, story.Ready, story.Burst:
 		return r.idlePods(ctx, e.Kind)
+	case story.Flood:
+		return r.flood(ctx, e)
+	case story.AddPeer:
+		return r.during(e, func() error { return r.lab.ApplyYAML(ctx, deadPeer(r.lab.Cluster())) },
+			func() error { return r.removePeers(ctx, deadPeerName) })
+	case story.RemovePeer:
+		return r.during(e, func() error { return r.removePeers(ctx, peerNames...) }, func() error {
+			return try(ctx, "apply the peers", func(ctx context.Context) error {
+				return r.lab.ApplyYAML(ctx, peers(r.lab.Cluster()))
+			})
+		})
 	case story.KillRouter:
 		router := r.lab.Routers()[0]
 		return r.during(e, func() error { router.Kill("bgpd"); return nil }, func() error { return router.Launch(ctx) })
 	case story.FreezeRouter:
 		return r.lab.Routers()[0].Freeze(ctx, e.For)
 	case story.Spoof:
-		return r.wire.spoof(r.expected[e.Service][0])
+		return r.wire.spoof(r.expected[e.Service][:1])
+	case story.SpoofOn:
+		return again(e.For, spoofEvery, func() error { return r.wire.spoof(r.expected[e.Service]) })
 	default:
 		return r.doNode(ctx, e)
 	}
@@ -112,13 +131,26 @@ func (r *runner) doNode(ctx context.Context, e story.Event) error {
 		return r.during(e, onNode(r.lab.Unplug), heal)
 	case story.Crash:
 		return r.during(e, func() error { return r.crash(ctx, e.Node) }, func() error {
-			return errors.Join(heal(), r.lab.Agent("proxy", e.Node).Start(), r.lab.Agent("relay", e.Node).Start(),
-				r.lab.Agent("speaker", e.Node).Start())
+			return errors.Join(heal(), r.each(e.Node, (*lab.Agent).Start))
 		})
 	case story.FreezeNode:
 		return r.frozen(e, func(sig syscall.Signal) error {
 			return errors.Join(r.lab.Agent("speaker", e.Node).Signal(sig), r.lab.Agent("proxy", e.Node).Signal(sig))
 		})
+	case story.LeaveNode:
+		return r.during(e, func() error { return r.leave(ctx, e.Node) }, func() error { return r.join(ctx, e.Node) })
+	case story.NoDescriptors:
+		return r.noDescriptors(e)
+	case story.FullDisk:
+		return r.fullDisk(e)
+	case story.ForeignRules:
+		return exec("sh", "-c", foreignRules, "sh", foreignTable())()
+	case story.ConntrackFull:
+		// After conntrack, at -200, has looked a packet up: what the kernel drops then if it can make no entry.
+		return r.during(e, exec("nft", "add table inet chaos; add chain inet chaos in { type filter hook prerouting "+
+			"priority -190; }; add chain inet chaos out { type filter hook output priority -190; }; "+
+			"add rule inet chaos in ct state new drop; add rule inet chaos out ct state new drop"),
+			exec("nft", "delete table inet chaos"))
 	case story.FreezeSpeaker:
 		return r.frozen(e, r.lab.Agent("speaker", e.Node).Signal)
 	case story.Lossy:
@@ -211,10 +243,7 @@ func (r *runner) restart(ctx context.Context, e story.Event, span *contract.Span
 
 // crash takes a node away at once: its link, its programs, and what its kernel knew.
 func (r *runner) crash(ctx context.Context, node string) error {
-	err := r.lab.Unplug(ctx, node)
-	for _, program := range []string{"speaker", "relay", "proxy"} {
-		err = errors.Join(err, r.lab.Agent(program, node).Kill())
-	}
+	err := errors.Join(r.lab.Unplug(ctx, node), r.each(node, (*lab.Agent).Kill))
 	for _, argv := range [][]string{{"nft", "flush", "ruleset"}, {"conntrack", "-F"}} {
 		_, failed := r.lab.Exec(ctx, node, argv...)
 		err = errors.Join(err, failed)
@@ -275,13 +304,7 @@ func (r *runner) usedEverywhere(ctx context.Context, service string, addr netip.
 // when on no request may fail.
 func (r *runner) addService(ctx context.Context, name string, calm bool) error {
 	s := churnService(name)
-	if err := try(ctx, "create "+name, func(ctx context.Context) error {
-		err := r.lab.AddService(ctx, s)
-		if err != nil && strings.Contains(err.Error(), "already exists") { // of a try whose answer was lost
-			return errors.Join(err, r.lab.RemoveService(ctx, namespace, name))
-		}
-		return err
-	}); err != nil || !calm {
+	if err := r.create(ctx, s); err != nil || !calm {
 		return err
 	}
 	var found contract.Service
@@ -301,6 +324,12 @@ func (r *runner) addService(ctx context.Context, name string, calm bool) error {
 		r.journal.add("%v", err)
 		return nil // whether it is in the end is judged when all has settled
 	}
+	if found.BGP {
+		if err := r.routed(ctx, found); err != nil {
+			r.journal.add("%v", err)
+			return nil // as above
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, shown)
 	defer cancel()
 	for _, t := range targetsOf(r.lab.Cluster(), s, found.Addresses) {
@@ -308,6 +337,30 @@ func (r *runner) addService(ctx context.Context, name string, calm bool) error {
 	}
 	<-ctx.Done()
 	return nil
+}
+
+// routed waits until the router knows the way to a Service: a speaker does not hear when it does.
+func (r *runner) routed(ctx context.Context, svc contract.Service) error {
+	return try(ctx, svc.Name+" is routed", func(ctx context.Context) error {
+		routes, err := r.routes(ctx)
+		for _, a := range svc.Addresses {
+			if err == nil && len(routes[a]) == 0 {
+				err = fmt.Errorf("the router has no way to %s", a)
+			}
+		}
+		return err
+	})
+}
+
+// create creates a Service, however often it takes.
+func (r *runner) create(ctx context.Context, s lab.Service) error {
+	return try(ctx, "create "+s.Name, func(ctx context.Context) error {
+		err := r.lab.AddService(ctx, s)
+		if err != nil && strings.Contains(err.Error(), "already exists") { // of a try whose answer was lost
+			return errors.Join(err, r.lab.RemoveService(ctx, namespace, s.Name))
+		}
+		return err
+	})
 }
 
 func (r *runner) removeService(ctx context.Context, name string) error {

@@ -72,7 +72,7 @@ func (r *runner) look(ctx context.Context) contract.Snapshot {
 			s.Answering[a] = append(s.Answering[a], node)
 		}
 	}
-	services, err := r.services(ctx)
+	services, err := r.readServices(ctx)
 	if cannot("the API server", err) {
 		return s
 	}
@@ -111,8 +111,8 @@ func poolAddresses() []netip.Addr {
 	return all
 }
 
-// services reads the Services of the run, with their ready pods.
-func (r *runner) services(ctx context.Context) ([]contract.Service, error) {
+// readServices reads the Services of the run, with their ready pods.
+func (r *runner) readServices(ctx context.Context) ([]contract.Service, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	all, err := r.listServices(ctx)

@@ -29,8 +29,8 @@ func Report(s story.Story, r Result) string {
 	for _, took := range r.Settled {
 		slowest = max(slowest, took)
 	}
-	fmt.Fprintf(&b, "seed %d: %d rounds, %d events, %d requests and %d connections; settled after at most %v\n", s.Seed,
-		r.Rounds, r.Events, r.Samples, r.Flows, slowest.Round(100*time.Millisecond))
+	fmt.Fprintf(&b, "seed %d: %s, %d rounds, %d events, %d requests and %d connections; settled after at most %v\n",
+		s.Seed, s.Config, r.Rounds, r.Events, r.Samples, r.Flows, slowest.Round(100*time.Millisecond))
 	if len(r.Violations) == 0 {
 		b.WriteString("every clause held\n")
 		return b.String()

@@ -55,6 +55,7 @@ type Result struct {
 type runner struct {
 	lab      *lab.Lab
 	cast     story.Cast
+	services []lab.Service // those that are always there
 	wire     *wire
 	macs     map[string]string
 	expected map[string][]netip.Addr
@@ -74,14 +75,16 @@ type runner struct {
 func Run(ctx context.Context, o Options) (result Result, err error) {
 	j := &journal{progress: o.Progress}
 	o.Lab.Args = o.Args
-	o.Lab.Values = map[string]any{"relay": map[string]any{"enabled": true}, "proxy": map[string]any{"mode": "nftables"}}
+	o.Lab.Values = map[string]any{"relay": map[string]any{"enabled": o.Story.Config.Relay()},
+		"proxy": map[string]any{"mode": o.Story.Config.Mode, "directForwarding": o.Story.Config.Direct}}
 	l, err := lab.Start(ctx, cluster(), o.Lab)
 	if err != nil {
 		return result, err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	r := &runner{lab: l, cast: Cast(), journal: j, seed: o.Story.Seed, macs: map[string]string{},
-		expected: map[string][]netip.Addr{}}
+	r := &runner{lab: l, cast: Cast(), services: configured(o.Story.Config), journal: j, seed: o.Story.Seed,
+		macs: map[string]string{}, expected: map[string][]netip.Addr{}}
+	j.add("seed %d: %s", o.Story.Seed, o.Story.Config)
 	if r.wire, err = openWire(l); err != nil {
 		return result, err
 	}
@@ -122,7 +125,7 @@ func (r *runner) prepare(ctx context.Context) error {
 	if err := r.lab.ApplyYAML(ctx, pools(false)+peers(r.lab.Cluster())); err != nil {
 		return err
 	}
-	for _, s := range services() {
+	for _, s := range r.services {
 		if err := r.lab.AddService(ctx, s); err != nil {
 			return err
 		}
@@ -171,7 +174,7 @@ func (r *runner) round(ctx context.Context, round story.Round) (e contract.Evide
 			r.journal.add("LOST %s", what)
 		}
 	})
-	for _, s := range services() {
+	for _, s := range r.services {
 		if s.Name == idleService {
 			continue
 		}
@@ -244,7 +247,8 @@ func (r *runner) atOnce(ctx context.Context, events []story.Event) error {
 }
 
 func isChurn(k story.Kind) bool {
-	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst}, k)
+	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst,
+		story.Flood}, k)
 }
 
 // event does one event, and notes how it went. All that it did has ended when it returns, save what stays.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/mdlayher/ndp"
@@ -44,7 +45,10 @@ func openWire(l *lab.Lab) (*wire, error) {
 			return err
 		}
 		w.mac = i.HardwareAddr
-		if w.ndp, w.link, err = ndp.Listen(i, ndp.LinkLocal); err != nil {
+		// By its number: Go remembers for a minute which number a name has, be it of the lab before.
+		numbered := *i
+		numbered.Name = strconv.Itoa(i.Index)
+		if w.ndp, w.link, err = ndp.Listen(&numbered, ndp.LinkLocal); err != nil {
 			return err
 		}
 		w.arp, err = packet.Listen(i, packet.Raw, typeARP, nil)
@@ -132,14 +136,19 @@ func (w *wire) solicitation(a netip.Addr) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return w.ipv6Frame(link, group, message), nil
+}
+
+// ipv6Frame returns an ICMPv6 message to a multicast group.
+func (w *wire) ipv6Frame(from, group netip.Addr, message []byte) []byte {
 	to := group.As16()
 	b := append([]byte{0x33, 0x33, to[12], to[13], to[14], to[15]}, w.mac...)
 	b = binary.BigEndian.AppendUint16(b, typeIPv6)
 	b = append(b, 0x60, 0, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, uint16(len(message)))
 	b = append(b, 58, 255) // ICMPv6, and the hop limit that tells a neighbor
-	b = append(append(b, link.AsSlice()...), group.AsSlice()...)
-	return append(b, message...), nil
+	b = append(append(b, from.AsSlice()...), group.AsSlice()...)
+	return append(b, message...)
 }
 
 // read notes the answers that come until a time, ARP's first.
@@ -204,12 +213,34 @@ func (w *wire) malformed(seed uint64, n int) error {
 	return nil
 }
 
-// spoof announces an address as the client's own.
-func (w *wire) spoof(a netip.Addr) error {
-	for range 3 {
-		if err := w.send(w.arpFrame(2, a, a)); err != nil {
-			return err
+// spoof announces addresses as the client's own, over ARP or NDP.
+func (w *wire) spoof(addrs []netip.Addr) error {
+	for _, a := range addrs {
+		var frame []byte
+		if a.Is4() {
+			frame = w.arpFrame(2, a, a)
+		} else {
+			var err error
+			if frame, err = w.advertisement(a); err != nil {
+				return err
+			}
+		}
+		for range 3 {
+			if err := w.send(frame); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// advertisement tells all that the client has an IPv6 address.
+func (w *wire) advertisement(a netip.Addr) ([]byte, error) {
+	allNodes := netip.MustParseAddr("ff02::1")
+	message, err := ndp.MarshalMessageChecksum(&ndp.NeighborAdvertisement{Override: true, TargetAddress: a,
+		Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Target, Addr: w.mac}}}, a, allNodes)
+	if err != nil {
+		return nil, err
+	}
+	return w.ipv6Frame(a, allNodes, message), nil
 }

@@ -69,6 +69,9 @@ spec: {myASN: %d, peerASN: %d, peerAddress: "%s"}
 	return b.String()
 }
 
+// peerNames are the names of those sessions.
+var peerNames = []string{"tor", "tor-v6"}
+
 // cluster returns a lab of five nodes, four of which announce, behind a router that speaks BGP, with both families.
 func cluster() lab.Cluster {
 	c := lab.SeedCluster()
@@ -141,6 +144,21 @@ func services() []lab.Service {
 		service("rlocal", "routed", true, nil, tcp, udp),
 		service(idleService, "lan", false, nil, tcp),
 	}
+}
+
+// configured returns them as a run has them: two are forwarded directly if it says so, and none is relayed if there is
+// no relay.
+func configured(c story.Config) []lab.Service {
+	all := services()
+	for _, s := range all {
+		if c.Direct && (s.Name == "cluster" || s.Name == "routed") {
+			s.Annotations[lb.AnnotationForwarding] = lb.ForwardingDirect
+		}
+		if !c.Relay() {
+			delete(s.Annotations, lb.AnnotationRelay)
+		}
+	}
+	return all
 }
 
 // churnService returns one that comes and goes; its number picks pool and policy.

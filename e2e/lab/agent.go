@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Agent is one container of the chart on one node: a process in the node's network namespace, with
@@ -82,6 +84,23 @@ func (a *Agent) Start() error {
 	return err
 }
 
+// StartOnFullDisk starts the process where no file can be made in the folder of its sockets. What the other programs
+// of the node made there is out of its sight too.
+func (a *Agent) StartOnFullDisk() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.process != nil && a.process.running() {
+		return fmt.Errorf("%s runs already", a.Name())
+	}
+	spec := a.spec
+	spec.Mounts = append(slices.Clone(spec.Mounts), mount{From: fullDisk, To: "/run/landfall"})
+	p, err := a.lab.startProcess(a.Name(), spec)
+	if err == nil {
+		a.process = p
+	}
+	return err
+}
+
 // Stop sends SIGTERM and waits until the process has ended. A process that outlives the pod's grace
 // period is killed. That, and an exit status other than 0, is an error.
 func (a *Agent) Stop() error {
@@ -121,6 +140,24 @@ func (a *Agent) Signal(sig syscall.Signal) error {
 		return fmt.Errorf("%s does not run", a.Name())
 	}
 	return p.signal(sig)
+}
+
+// LimitFiles lets the running process open no file or socket whose descriptor would be so or higher, and returns the
+// limit that it had. Those that are open stay so.
+func (a *Agent) LimitFiles(descriptors uint64) (before uint64, err error) {
+	p := a.current()
+	if p == nil {
+		return 0, fmt.Errorf("%s does not run", a.Name())
+	}
+	var now unix.Rlimit
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &now); err != nil {
+		return 0, fmt.Errorf("limit of %s: %w", a.Name(), err)
+	}
+	before, now.Cur = now.Cur, descriptors
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &now, nil); err != nil {
+		return 0, fmt.Errorf("limit %s: %w", a.Name(), err)
+	}
+	return before, nil
 }
 
 // Running reports whether the process is there.

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // SnapshotEtcd keeps what etcd holds now, for [Lab.RestoreEtcd]. The API server is away for a
@@ -24,6 +28,27 @@ func (l *Lab) RestoreEtcd(ctx context.Context) error {
 			os.CopyFS(l.state.path("etcd"), os.DirFS(l.state.path("snapshot"))),
 			os.Chmod(l.state.path("etcd"), 0o700))
 	})
+}
+
+// Resync does what the endpoint controller does after [Lab.RestoreEtcd]: it writes the endpoints of all Services anew,
+// and forgets those that are no longer there.
+func (l *Lab) Resync(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list, err := l.kube.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	for _, s := range list.Items {
+		there[s.Namespace+"/"+s.Name] = true
+	}
+	maps.DeleteFunc(l.services, func(key string, _ Service) bool { return !there[key] })
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(l.services)) {
+		errs = append(errs, l.writeSlice(ctx, l.services[key]))
+	}
+	return errors.Join(errs...)
 }
 
 // withoutEtcd stops the API server and etcd, calls f, and starts them again.

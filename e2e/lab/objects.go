@@ -84,6 +84,20 @@ func (l *Lab) createNode(ctx context.Context, n Node) error {
 	return err
 }
 
+// RemoveNode deletes the Node object of a node. Its programs and pods stay, for the caller to end.
+func (l *Lab) RemoveNode(ctx context.Context, name string) error {
+	return l.kube.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{})
+}
+
+// AddNode creates the object again, after [Lab.RemoveNode].
+func (l *Lab) AddNode(ctx context.Context, name string) error {
+	n, ok := l.nodes[name]
+	if !ok {
+		return fmt.Errorf("no node %q", name)
+	}
+	return l.createNode(ctx, n)
+}
+
 // AddService creates a Service, and its EndpointSlice from the pods of its app.
 func (l *Lab) AddService(ctx context.Context, s Service) error {
 	object := &corev1.Service{

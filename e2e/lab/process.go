@@ -13,8 +13,11 @@ import (
 	"time"
 )
 
-// mount binds From over To, for one process only.
+// mount binds From over To, for one process only. From may be [fullDisk].
 type mount struct{ From, To string }
+
+// fullDisk is a file system that has no room for another file.
+const fullDisk = "full"
 
 // command is a program to run on a host.
 type command struct {
@@ -28,7 +31,12 @@ type command struct {
 
 const (
 	minimalPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	mountScript = `while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 125; shift 2; done; shift; exec "$@"`
+	mountScript = `while [ "$1" != -- ]; do
+case "$1" in
+` + fullDisk + `) mount -t tmpfs -o nr_inodes=1 none "$2" || exit 125 ;;
+*) mount --bind "$1" "$2" || exit 125 ;;
+esac
+shift 2; done; shift; exec "$@"`
 )
 
 // argv returns the command line that runs c in a network namespace and a mount namespace of its

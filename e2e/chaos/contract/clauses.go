@@ -2,6 +2,7 @@ package contract
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -27,6 +28,7 @@ func Clauses() []Clause {
 		{Number: 1, Name: "what has no ready endpoints is announced by none", Settled: nothingIsAnnouncedInVain},
 		{Number: 1, Name: "what is announced answers while proxies hang", Seen: noLossWhile(story.HungProxy)},
 		{Number: 2, Name: "Local keeps the client's address", Seen: localKeepsTheClient},
+		{Number: 2, Name: "direct forwarding keeps the client's address", Seen: directKeepsTheClient},
 		{Number: 2, Name: "Local is announced where it has pods", Settled: localIsWhereItsPodsAre},
 		{Number: 4, Name: "the health port tells the truth", Settled: healthPortsTellTheTruth},
 		{Number: 5, Name: "planned changes lose nothing",
@@ -34,7 +36,8 @@ func Clauses() []Clause {
 		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.Kill)},
 		{Number: 6, Name: "a speaker that is back in time keeps its addresses", Seen: restartsKeepTheOwner},
 		{Number: 7, Name: "nothing is lost without the API server",
-			Seen: noLossWhile(story.StopAPI, story.FreezeAPI, story.FreezeEtcd)},
+			Seen: noLossWhile(story.StopAPI, story.FreezeAPI, story.FreezeEtcd, story.SlowAPI)},
+		{Number: 7, Name: "nothing is lost when a clock is set", Seen: noLossWhile(story.ShiftClock)},
 		{Number: 8, Name: "an address has one holder", Seen: oneHolder},
 		{Number: 8, Name: "holders keep their addresses", Settled: holdersKeepTheirs},
 		{Number: 8, Name: "the right Service answers", Seen: theRightServiceAnswers},
@@ -43,7 +46,7 @@ func Clauses() []Clause {
 		{Number: 10, Name: "the status says what is", Settled: statusIsTrue},
 		{Number: 11, Name: "neighbours and churn cost nobody",
 			Seen: noLossWhile(story.MalformedARP, story.AddService, story.RemoveService, story.Unready, story.Ready,
-				story.Burst)},
+				story.Burst, story.Flood, story.AddPeer, story.ForeignRules)},
 		{Number: 11, Name: "a returning node takes nothing", Seen: returningNodesTakeNothing},
 	}
 }
@@ -283,12 +286,23 @@ func cause(spans []Span, ended time.Time) Span {
 }
 
 func isChurn(k story.Kind) bool {
-	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst}, k)
+	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst,
+		story.Flood}, k)
 }
 
-func localKeepsTheClient(e Evidence) (bad []Violation) {
+func localKeepsTheClient(e Evidence) []Violation {
+	return wrongSources(e, func(s Sample) bool { return s.Local })
+}
+
+// directKeepsTheClient judges calm rounds: a node that has just started may masquerade until it knows the others.
+func directKeepsTheClient(e Evidence) []Violation {
+	return wrongSources(e, func(s Sample) bool { return s.Direct && e.Round.Calm })
+}
+
+// wrongSources returns the requests, of those that matter, that a pod saw from another address than the client's.
+func wrongSources(e Evidence, matters func(Sample) bool) (bad []Violation) {
 	for _, s := range e.Samples {
-		if s.Local && s.Err == "" && s.Source != s.Client {
+		if matters(s) && s.Err == "" && s.Source != s.Client {
 			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s saw %s, the client is %s", s.Target,
 				s.Service, s.Pod, s.Source, s.Client)})
 		}
@@ -347,20 +361,24 @@ func theRightServiceAnswers(e Evidence) (bad []Violation) {
 }
 
 // returningNodesTakeNothing judges storms in which one node alone was away: what it did not own before it leaves to
-// those who have served it meanwhile.
+// those who have served it meanwhile. That are the addresses of Services that are always there, save those that
+// another event was about.
 func returningNodesTakeNothing(e Evidence) (bad []Violation) {
 	away := []story.Kind{story.Cut, story.Unplug, story.Crash, story.FreezeNode, story.FreezeSpeaker, story.Deaf}
 	var nodes []Span
+	served := maps.Clone(e.Settled.Expected)
 	for _, s := range e.Spans {
 		if s.Node != "" {
 			nodes = append(nodes, s)
 		}
+		delete(served, s.Service)
 	}
 	if e.Round.Calm || len(nodes) != 1 || !slices.Contains(away, nodes[0].Kind) {
 		return nil
 	}
+	others := slices.Concat(slices.Collect(maps.Values(served))...)
 	for _, a := range nodes[0].Took {
-		if !slices.Contains(nodes[0].OwnedBefore, a) {
+		if !slices.Contains(nodes[0].OwnedBefore, a) && slices.Contains(others, a) {
 			bad = append(bad, Violation{At: nodes[0].Ended, Text: fmt.Sprintf("after %s the node took %s, which another served",
 				nodes[0].Event, a)})
 		}

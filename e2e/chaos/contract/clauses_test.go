@@ -100,8 +100,9 @@ func calm() Evidence {
 		{Event: story.Event{ID: 4, Kind: story.StopAPI}, Began: at(30), Ended: at(31)},
 		{Event: story.Event{ID: 5, Kind: story.HungProxy, Nodes: []string{"n2"}}, Began: at(40), Ended: at(41)},
 		{Event: story.Event{ID: 6, Kind: story.RollPod, Service: "web"}, Began: at(50), Ended: at(51), Gone: []string{"web-0"}},
+		{Event: story.Event{ID: 7, Kind: story.ShiftClock, Node: "n1", By: time.Hour}, Began: at(60), Ended: at(61)},
 	}
-	for i := range 55 {
+	for i := range 65 {
 		e.Samples = append(e.Samples,
 			Sample{Service: "local", Target: netip.AddrPortFrom(routed, 80), Client: client, Source: client, App: "local", Wanted: "local", Local: true, Pod: "local-0",
 				Began: at(i), Ended: at(i)},
@@ -130,6 +131,7 @@ func TestSeenClauses(t *testing.T) {
 		{"a loss in a drain", "planned changes lose nothing", 5, lost(11)},
 		{"a loss in a restart", "restarts lose nothing", 6, lost(22)},
 		{"a loss without the API server", "nothing is lost without the API server", 7, lost(33)},
+		{"a loss when a clock is set", "nothing is lost when a clock is set", 7, lost(62)},
 		{"a loss while a proxy hangs", "what is announced answers while proxies hang", 1, lost(42)},
 		{"a flow breaks in a drain", "planned changes lose nothing", 5, func(e *Evidence) {
 			e.Flows[1].Asked, e.Flows[1].Broke = began.Add(11*time.Second), began.Add(21*time.Second)
@@ -138,6 +140,8 @@ func TestSeenClauses(t *testing.T) {
 			func(e *Evidence) { e.Spans[2].Lost = []netip.Addr{lan} }},
 		{"a client's address is lost", "Local keeps the client's address", 2,
 			func(e *Evidence) { e.Samples[0].Source = netip.MustParseAddr("172.26.236.177") }},
+		{"a client's address is lost in direct forwarding", "direct forwarding keeps the client's address", 2,
+			func(e *Evidence) { e.Samples[1].Direct = true }},
 		{"two holders", "an address has one holder", 8,
 			func(e *Evidence) { e.Holders[1].Address = lan }},
 		{"two holders of different keys", "an address has one holder", 8,
@@ -188,6 +192,9 @@ func TestStorms(t *testing.T) {
 		{"it took what it had not", []Span{cut}, 1},
 		{"beside the API server", []Span{cut, {Event: story.Event{Kind: story.StormAPI}}}, 1},
 		{"beside another node", []Span{cut, {Event: story.Event{Kind: story.Cut, Node: "n1"}}}, 0},
+		{"beside another Service", []Span{cut, {Event: story.Event{Kind: story.Unready, Service: "idle"}}}, 1},
+		{"of a Service that came meanwhile", []Span{{Event: cut.Event, Took: []netip.Addr{routed}}}, 0},
+		{"of a Service that became ready meanwhile", []Span{cut, {Event: story.Event{Kind: story.Ready, Service: "web"}}}, 0},
 		{"its own", []Span{{Event: cut.Event, Took: cut.Took, OwnedBefore: cut.Took}}, 0},
 	} {
 		e.Spans = tc.spans

@@ -43,8 +43,10 @@ type Sample struct {
 	// Service was asked, of App, with policy Local or not; it may be gone by now.
 	Service, Wanted string
 	Local           bool
-	Network         string // tcp or udp
-	Target          netip.AddrPort
+	// Direct is whether the Service asks for direct forwarding.
+	Direct  bool
+	Network string // tcp or udp
+	Target  netip.AddrPort
 	// Client is the address of the host that asked.
 	Client       netip.Addr
 	Began, Ended time.Time

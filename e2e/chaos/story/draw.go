@@ -56,6 +56,10 @@ func (g *generator) calm() []Event {
 		func() Event { return Event{Kind: MalformedARP} },
 		func() Event { return Event{Kind: EditPool, For: time.Second} },
 		func() Event { return g.hung() },
+		func() Event { return g.clock(ShiftClock) },
+		func() Event { return Event{Kind: SlowAPI, For: g.between(1e9, 4e9)} },
+		func() Event { return Event{Kind: AddPeer, For: g.between(1e9, 2e9)} },
+		func() Event { return Event{Kind: ForeignRules, Node: pick(g.rand, g.cast.Nodes)} },
 	}
 	var events []Event
 	at := time.Duration(0)
@@ -79,6 +83,19 @@ func (g *generator) program(kind Kind) Event {
 	}
 	return onItsNode(Event{Kind: kind, Node: pick(g.rand, g.cast.Nodes), Program: pick(g.rand, programs),
 		For: g.between(3e8, 1e9)})
+}
+
+// clocksBy are what clocks are set wrong by: certificates are not valid yet, or tokens no longer, at the ends.
+var clocksBy = []time.Duration{-48 * time.Hour, -30 * time.Minute, -10 * time.Second, 10 * time.Second,
+	30 * time.Minute, 48 * time.Hour}
+
+// clock draws a wall clock that is wrong for a while: in one of five cases the controller's, or else a node's.
+func (g *generator) clock(kind Kind) Event {
+	e := Event{Kind: kind, Node: pick(g.rand, g.cast.Nodes), By: pick(g.rand, clocksBy), For: g.between(1e9, 3e9)}
+	if g.rand.IntN(5) == 0 {
+		e.Program = "controller"
+	}
+	return onItsNode(e)
 }
 
 // onItsNode takes the node off an event of the controller, which runs where it runs.
@@ -107,7 +124,9 @@ func (g *generator) newService() string {
 
 // churn draws one change of Services or endpoints that others need not notice.
 func (g *generator) churn() Event {
-	switch n := g.rand.IntN(10); {
+	switch n := g.rand.IntN(11); {
+	case n == 10:
+		return Event{Kind: Flood}
 	case len(g.there) > 0 && (n < 3 || len(g.there) >= kept):
 		at := g.rand.IntN(len(g.there))
 		name := g.there[at]
@@ -152,17 +171,27 @@ func (g *generator) storm() []Event {
 // fault draws one fault.
 func (g *generator) fault() Event {
 	kinds := []Kind{Cut, Cut, Unplug, Crash, FreezeNode, FreezeSpeaker, Lossy, DropGossipIn, DropGossipOut, DropGossip,
-		Deaf, DeleteRules, FlushConntrack, Spoof, StormStop, StormKill, StormKill, StormAPI, StormEtcd}
+		Deaf, DeleteRules, FlushConntrack, Spoof, SpoofOn, ConntrackFull, NoDescriptors, FullDisk, RestoreEtcd, LeaveNode,
+		StormStop, StormKill, StormKill, StormAPI, StormEtcd, StormClock, StormSlowAPI}
 	if g.cast.Router {
-		kinds = append(kinds, KillRouter, FreezeRouter)
+		kinds = append(kinds, KillRouter, FreezeRouter, RemovePeer)
 	}
 	e := Event{Kind: pick(g.rand, kinds), At: g.between(0, 2e9), For: g.between(1e9, stormLength-2e9)}
 	switch e.Kind {
-	case StormAPI, StormEtcd, KillRouter, FreezeRouter:
+	case StormAPI, StormEtcd, StormSlowAPI, RestoreEtcd, KillRouter, FreezeRouter, RemovePeer:
 	case Spoof:
 		e.Service, e.For = pick(g.rand, g.cast.Services), 0
-	case StormStop, StormKill:
+	case SpoofOn:
+		e.Service = pick(g.rand, g.cast.Services)
+	case StormClock:
+		at := e.At
+		e = g.clock(e.Kind)
+		e.At = at
+	case StormStop, StormKill, NoDescriptors, FullDisk:
 		e.Node, e.Program = pick(g.rand, g.cast.Nodes), pick(g.rand, g.cast.Programs)
+		if e.Kind == FullDisk && e.Program == "controller" { // which makes no files
+			e.Program = "speaker"
+		}
 	case DeleteRules, FlushConntrack:
 		e.Node, e.For = pick(g.rand, g.cast.Nodes), 0
 	default:
@@ -174,11 +203,11 @@ func (g *generator) fault() Event {
 // touches names what a fault is done to; two faults of one thing would heal one another.
 func touches(e Event) string {
 	switch e.Kind {
-	case StormAPI, StormEtcd:
+	case StormAPI, StormEtcd, StormSlowAPI, RestoreEtcd:
 		return "control plane"
-	case KillRouter, FreezeRouter:
+	case KillRouter, FreezeRouter, RemovePeer:
 		return "router"
-	case Spoof:
+	case Spoof, SpoofOn:
 		return "LAN"
 	}
 	if e.Node == "" {

@@ -38,6 +38,14 @@ const (
 	HungProxy Kind = "hung-proxy"
 	// EditPool gives a pool more addresses, and takes the additional ones away again.
 	EditPool Kind = "edit-pool"
+	// ShiftClock sets the wall clock of a node's programs, or of the controller, wrong by [Event.By].
+	ShiftClock Kind = "shift-clock"
+	// SlowAPI lets the API server run for a tenth of the time.
+	SlowAPI Kind = "slow-api"
+	// AddPeer adds a BGP peer that does not answer, and removes it.
+	AddPeer Kind = "add-peer"
+	// ForeignRules has other software make and remove large tables in nftables, of which the kernel tells everyone.
+	ForeignRules Kind = "foreign-rules"
 )
 
 // Faults that may cost connections until they have healed. Only storms hold them.
@@ -69,11 +77,28 @@ const (
 	FreezeRouter Kind = "freeze-router"
 	// Spoof has a host announce an address of a Service over ARP as its own.
 	Spoof Kind = "spoof"
-	// StormStop, StormKill, StormAPI and StormEtcd are what calm rounds have too, here beside other faults.
-	StormStop Kind = "storm-stop"
-	StormKill Kind = "storm-kill"
-	StormAPI  Kind = "storm-api"
-	StormEtcd Kind = "storm-etcd"
+	// SpoofOn has it do so ten times a second, over ARP and NDP.
+	SpoofOn Kind = "spoof-on"
+	// ConntrackFull has a node drop the first packet of each connection, as a kernel does whose table is full.
+	ConntrackFull Kind = "conntrack-full"
+	// NoDescriptors lets a program open no file and no socket.
+	NoDescriptors Kind = "no-descriptors"
+	// FullDisk restarts a program where it can make no file, again and again.
+	FullDisk Kind = "full-disk"
+	// RestoreEtcd puts etcd back to what it held when the event began.
+	RestoreEtcd Kind = "restore-etcd"
+	// RemovePeer deletes the BGP peers, and makes them again.
+	RemovePeer Kind = "remove-peer"
+	// LeaveNode ends the programs of a node as an upgrade does, deletes its Node, and brings both back.
+	LeaveNode Kind = "leave-node"
+	// StormClock, StormSlowAPI, StormStop, StormKill, StormAPI and StormEtcd are what calm rounds have too, here
+	// beside other faults.
+	StormStop    Kind = "storm-stop"
+	StormKill    Kind = "storm-kill"
+	StormAPI     Kind = "storm-api"
+	StormEtcd    Kind = "storm-etcd"
+	StormClock   Kind = "storm-clock"
+	StormSlowAPI Kind = "storm-slow-api"
 )
 
 // Churn, which both kinds of rounds hold.
@@ -86,6 +111,8 @@ const (
 	Ready   Kind = "ready"
 	// Burst changes the readiness of one pod of that Service again and again, as fast as the API server takes it.
 	Burst Kind = "burst"
+	// Flood creates many Services at once, more than there are addresses for, and deletes them.
+	Flood Kind = "flood"
 )
 
 // Event is one thing that happens.
@@ -103,6 +130,8 @@ type Event struct {
 	Service string `json:"service,omitempty"`
 	// Nodes are more nodes, for [HungProxy].
 	Nodes []string `json:"nodes,omitempty"`
+	// By is how far ahead a clock is set, or back if it is negative.
+	By time.Duration `json:"by,omitempty"`
 }
 
 // String says it in a few words.
@@ -112,6 +141,9 @@ func (e Event) String() string {
 		if w != "" {
 			words = append(words, w)
 		}
+	}
+	if e.By != 0 {
+		words = append(words, "by "+e.By.String())
 	}
 	if e.For > 0 {
 		words = append(words, "for "+e.For.String())
@@ -129,9 +161,29 @@ type Round struct {
 	Events []Event `json:"events"`
 }
 
+// Config is what a run is configured with.
+type Config struct {
+	// Mode is how proxies program the kernel: nftables or iptables.
+	Mode string `json:"mode"`
+	// Direct has two Services forwarded directly, which nftables mode can.
+	Direct bool `json:"direct,omitempty"`
+}
+
+// Relay reports whether the relay runs, which nftables mode alone can lead connections to.
+func (c Config) Relay() bool { return c.Mode == "nftables" }
+
+// String says it in a few words.
+func (c Config) String() string {
+	if c.Direct {
+		return c.Mode + ", direct forwarding"
+	}
+	return c.Mode
+}
+
 // Story is a run.
 type Story struct {
 	Seed   uint64  `json:"seed"`
+	Config Config  `json:"config"`
 	Rounds []Round `json:"rounds"`
 }
 
@@ -153,7 +205,10 @@ func RoundsFor(length time.Duration) int { return max(2, int(length/(25*time.Sec
 // Generate draws a story of so many rounds, calm ones and storms by turns.
 func Generate(seed uint64, cast Cast, rounds int) Story {
 	g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast}
-	s := Story{Seed: seed}
+	s := Story{Seed: seed, Config: configOf(seed)}
+	if !s.Config.Relay() {
+		g.cast.Graceful = slices.DeleteFunc(slices.Clone(cast.Graceful), func(p string) bool { return p == "relay" })
+	}
 	for n := range rounds {
 		r := Round{Number: n + 1, Calm: n%2 == 0}
 		if r.Calm {
@@ -171,9 +226,16 @@ func Generate(seed uint64, cast Cast, rounds int) Story {
 	return s
 }
 
+// configOf draws what a run is configured with: each second one uses direct forwarding, and each fourth iptables.
+func configOf(seed uint64) Config {
+	r := rand.New(rand.NewPCG(seed, 0x636f6e666967))
+	return []Config{{Mode: "nftables"}, {Mode: "nftables", Direct: true}, {Mode: "nftables", Direct: true},
+		{Mode: "iptables"}}[r.IntN(4)]
+}
+
 // Only returns the part of a story with these events, without the rounds that are then empty.
 func (s Story) Only(ids []int) Story {
-	part := Story{Seed: s.Seed}
+	part := Story{Seed: s.Seed, Config: s.Config}
 	for _, r := range s.Rounds {
 		events := slices.DeleteFunc(slices.Clone(r.Events), func(e Event) bool { return !slices.Contains(ids, e.ID) })
 		if len(events) > 0 {
@@ -185,7 +247,7 @@ func (s Story) Only(ids []int) Story {
 
 // Until returns the rounds up to one.
 func (s Story) Until(number int) Story {
-	return Story{Seed: s.Seed,
+	return Story{Seed: s.Seed, Config: s.Config,
 		Rounds: slices.DeleteFunc(slices.Clone(s.Rounds), func(r Round) bool { return r.Number > number })}
 }
 

@@ -26,14 +26,18 @@ func TestTheSameSeedGivesTheSameStory(t *testing.T) {
 // TestStories checks what holds for every story.
 func TestStories(t *testing.T) {
 	calm := []Kind{DrainLabel, DrainTaint, Stop, Kill, RollPod, StopAPI, FreezeAPI, FreezeEtcd, MalformedARP, EditPool,
-		HungProxy}
+		HungProxy, ShiftClock, SlowAPI, AddPeer, ForeignRules}
 	storm := []Kind{Cut, Unplug, Crash, FreezeNode, FreezeSpeaker, Lossy, DropGossipIn, DropGossipOut, DropGossip, Deaf,
-		DeleteRules, FlushConntrack, KillRouter, FreezeRouter, Spoof, StormStop, StormKill, StormAPI, StormEtcd}
-	churn := []Kind{AddService, RemoveService, Unready, Ready, Burst}
+		DeleteRules, FlushConntrack, KillRouter, FreezeRouter, Spoof, StormStop, StormKill, StormAPI, StormEtcd, SpoofOn,
+		ConntrackFull, NoDescriptors, FullDisk, RestoreEtcd, LeaveNode, RemovePeer, StormClock, StormSlowAPI}
+	churn := []Kind{AddService, RemoveService, Unready, Ready, Burst, Flood}
+	configs := map[string]bool{}
 	drawn := map[Kind]int{}
 	for seed := range uint64(200) {
 		last, there := 0, map[string]bool{}
-		for _, r := range Generate(seed, cast, 10).Rounds {
+		told := Generate(seed, cast, 10)
+		configs[told.Config.String()] = true
+		for _, r := range told.Rounds {
 			wanted := storm
 			if r.Calm {
 				wanted = calm
@@ -73,6 +77,9 @@ func TestStories(t *testing.T) {
 		if drawn[kind] == 0 {
 			t.Errorf("no story has %s", kind)
 		}
+	}
+	if len(configs) != 3 {
+		t.Errorf("the configurations are %v", configs)
 	}
 }
 

@@ -68,7 +68,12 @@ func makeTrouble(ctx context.Context, out io.Writer, t trouble, options lab.Opti
 			o.Story = s.Only(part)
 			fmt.Fprintf(out, "\nagain with %v\n", part)
 			smaller, err := chaos.Run(ctx, o)
-			return err == nil && chaos.Alike(result.Violations, smaller.Violations)
+			if err != nil {
+				fmt.Fprintf(out, "the run failed, which does not count: %v\n", err)
+				return false
+			}
+			fmt.Fprintf(out, "%d violations\n", len(smaller.Violations))
+			return chaos.Alike(result.Violations, smaller.Violations)
 		})
 		s = s.Only(ids)
 		fmt.Fprintf(out, "\nthe fewest events that violate it:\n%s", chaos.Tell(s))
