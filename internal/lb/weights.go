@@ -46,7 +46,7 @@ func ParseWeights(text string) (Weights, error) {
 		} else if !strings.Contains(name, "/") {
 			one.Node = name
 		} else if one.Network, err = netip.ParsePrefix(name); err != nil {
-			return nil, fmt.Errorf("%.80q: %q is no network", entry, name)
+			return nil, fmt.Errorf("%.80q: %.80q is no network", entry, name)
 		}
 		all = append(all, one)
 	}
@@ -63,9 +63,27 @@ func (w Weights) Of(addr netip.Addr, node string) uint8 {
 	return 1
 }
 
+// A Weigher weighs the backends of one Service. It looks up each endpoint once, whatever the number of the
+// Service's ports. It is not safe for concurrent use.
+type Weigher struct {
+	weights Weights
+	shares  map[weighed]uint8
+}
+
+// weighed is an endpoint, as weights tell it apart.
+type weighed struct {
+	addr netip.Addr
+	node string
+}
+
+// NewWeigher returns a Weigher, which does nothing without weights.
+func NewWeigher(weights Weights) *Weigher {
+	return &Weigher{weights: weights, shares: map[weighed]uint8{}}
+}
+
 // Weigh writes the weights into what [Choose] returned for some slices.
-func (w Weights) Weigh(all []Slice, usable Usable) {
-	if len(w) == 0 {
+func (w *Weigher) Weigh(all []Slice, usable Usable) {
+	if len(w.weights) == 0 {
 		return
 	}
 	nodes := map[netip.Addr]string{}
@@ -77,7 +95,16 @@ func (w Weights) Weigh(all []Slice, usable Usable) {
 	for _, list := range [][]Backend{usable.Cluster, usable.Local} {
 		for i := range list {
 			addr := list[i].Addr.Addr()
-			list[i].Weight = w.Of(addr, nodes[addr])
+			list[i].Weight = w.share(weighed{addr, nodes[addr]})
 		}
 	}
+}
+
+func (w *Weigher) share(of weighed) uint8 {
+	share, known := w.shares[of]
+	if !known {
+		share = w.weights.Of(of.addr, of.node)
+		w.shares[of] = share
+	}
+	return share
 }
