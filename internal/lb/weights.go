@@ -12,6 +12,8 @@ const (
 	maxWeights = 256
 	// maxWeight is more than IPVS' users need, and what the largest tables can tell apart.
 	maxWeight = 100
+	// maxNodeName is the length of the longest name of a Node, as the API server takes it.
+	maxNodeName = 253
 )
 
 // Weights are the shares of new connections that a Service gives to backends. The first that
@@ -36,7 +38,7 @@ func ParseWeights(text string) (Weights, error) {
 	for _, entry := range entries {
 		name, value, _ := strings.Cut(entry, "=")
 		share, err := strconv.ParseUint(value, 10, 8)
-		if err != nil || share < 1 || share > maxWeight || name == "" {
+		if err != nil || share < 1 || share > maxWeight || name == "" || len(name) > maxNodeName {
 			return nil, fmt.Errorf("%.80q: want the name of a node, an address or a network, = and a weight from 1 to %d, "+
 				"as in worker-1=3", entry, maxWeight)
 		}
@@ -44,7 +46,7 @@ func ParseWeights(text string) (Weights, error) {
 		if addr, err := ParseAddr(name); err == nil {
 			one.Network = netip.PrefixFrom(addr, addr.BitLen())
 		} else if !strings.Contains(name, "/") {
-			one.Node = name
+			one.Node = strings.Clone(name) // the rest of the text may be long
 		} else if one.Network, err = netip.ParsePrefix(name); err != nil {
 			return nil, fmt.Errorf("%.80q: %.80q is no network", entry, name)
 		}
