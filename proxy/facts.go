@@ -32,10 +32,10 @@ type settings struct {
 	answerPing        bool
 	externalIPs       plan.ExternalIPs
 	// apiServers are the addresses by which the proxy itself was told to reach the API server.
-	apiServers []netip.Addr
-	acceptForwarded   bool
-	drain             time.Duration
-	scheduler         plan.Scheduler
+	apiServers      []netip.Addr
+	acceptForwarded bool
+	drain           time.Duration
+	scheduler       plan.Scheduler
 	// allAddresses lists the node's addresses where node ports are not limited, for rules that cannot
 	// ask the kernel.
 	allAddresses bool
