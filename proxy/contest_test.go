@@ -239,6 +239,38 @@ func TestContract11ATenantTakesNoPortOfANode(t *testing.T) {
 	serves(true)
 }
 
+// A tenant that lists the address of an API server, or of the load balancer in front of it, does not take its
+// port on all nodes, from kubelets and from the proxies themselves.
+func TestContract11ATenantTakesNoPortOfAnAPIServer(t *testing.T) {
+	const server, balancer = "192.168.7.1", "192.168.7.100"
+	b := newBench(t, func(s *settings) { s.apiServers = []netip.Addr{netip.MustParseAddr(balancer)} })
+	b.list("x", time.Time{}, 6443, server, balancer)
+	b.synced()
+	serves := func(address string, want bool) {
+		t.Helper()
+		b.run()
+		b.rules.confirm()
+		b.run()
+		if b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr(address), 6443) != want {
+			t.Errorf("%s is served: %v", address, !want)
+		}
+	}
+	serves(server, true) // none has said that it is one
+	serves(balancer, false)
+	b.slices.Set(apiServers, []lb.Slice{{Service: apiServers, Family: lb.IPv4,
+		Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr(server), Ready: true, Serving: true}}}})
+	b.markEndpoints(apiServers)
+	serves(server, false)
+	serves(balancer, false)
+	if said := strings.Join(b.warnings, "\n"); !strings.Contains(said, "ExternalIPRefused here: spec.externalIPs: "+server+
+		" is the address of an API server") {
+		t.Errorf("Events %v", b.warnings)
+	}
+	b.settings.externalIPs.Allowed = []netip.Prefix{netip.MustParsePrefix(server + "/32")}
+	b.markFacts()
+	serves(server, true)
+}
+
 // A Service with many addresses makes one Event of a bounded length.
 func TestEventsOfManyFrontendsAreShort(t *testing.T) {
 	b := newBench(t, func(s *settings) { s.externalIPs.Deny = true })

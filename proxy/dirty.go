@@ -21,7 +21,7 @@ func (p *proxy) mark(key lb.Key) { p.note(key, false) }
 // markEndpoints notes that endpoints of a Service have changed. It never blocks.
 func (p *proxy) markEndpoints(key lb.Key) {
 	if key == apiServers {
-		p.factsChanged.Store(true) // no probe may ask them
+		p.factsChanged.Store(true) // no probe may ask them, and no external IP be one
 	}
 	p.note(key, true)
 }

@@ -31,8 +31,10 @@ type settings struct {
 	dropInvalid       bool
 	answerPing        bool
 	externalIPs       plan.ExternalIPs
-	acceptForwarded   bool
-	drain             time.Duration
+	// apiServers are the addresses by which the proxy itself was told to reach the API server.
+	apiServers      []netip.Addr
+	acceptForwarded bool
+	drain           time.Duration
 	// gateTimeout is how long a pod's readiness gate stays closed at most; 0 if none waits for the proxy.
 	gateTimeout time.Duration
 	scheduler   plan.Scheduler
@@ -112,6 +114,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	}
 	f.external, f.own, f.networks = s.externalIPs, own, networksOf(interfaces)
 	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
+	f.external.APIServers = s.allAPIServers(from)
 	f.healthAddresses = f.config.NodePortAddresses
 	switch {
 	case s.allAddresses:
@@ -127,6 +130,23 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		f.node.Direct[family] = f.config.Pods.Tells(family)
 	}
 	return f, ""
+}
+
+// apiServers is the Service whose endpoints are the API servers.
+var apiServers = lb.Key{Namespace: "default", Name: "kubernetes"}
+
+// allAPIServers returns the addresses of the API servers, sorted: those that they tell of, and those that the
+// proxy was told, which may be a load balancer in front of them.
+func (s settings) allAPIServers(from sources) []netip.Addr {
+	all := slices.Clone(s.apiServers)
+	endpoints, _ := from.slices.Get(apiServers)
+	for _, slice := range endpoints {
+		for _, ep := range slice.Endpoints {
+			all = append(all, ep.Addr)
+		}
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
 }
 
 // serviceNetworks returns the networks of all ServiceCIDRs in a stable order.

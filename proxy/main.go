@@ -120,6 +120,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	if err != nil {
 		return false, err
 	}
+	set.apiServers = client.Servers()
 	kernel, err := open(ctx, f.mode, rt.Log)
 	if err != nil {
 		return false, err

@@ -12,9 +12,6 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// apiServers is the Service whose endpoints are the API servers.
-var apiServers = lb.Key{Namespace: "default", Name: "kubernetes"}
-
 // What probes find of a Service is told a while after it has changed, as one endpoint follows the other,
 // and not too often.
 const (
@@ -55,12 +52,6 @@ func (p *proxy) heed(now time.Time) {
 // or the relay as dirty if that has changed.
 func (p *proxy) rescope(now time.Time) {
 	scope := plan.ProbeScope{Own: p.facts.own, Others: p.facts.external}
-	endpoints, _ := p.from.slices.Get(apiServers)
-	for _, slice := range endpoints {
-		for _, ep := range slice.Endpoints {
-			scope.APIServers = append(scope.APIServers, ep.Addr)
-		}
-	}
 	nodes := len(p.from.nodes.Keys())
 	if scope.Equal(p.scope) && nodes == p.askers {
 		return

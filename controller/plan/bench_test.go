@@ -191,3 +191,40 @@ func BenchmarkShared(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkSharersWithManyPorts has a Service look for an address to share among those of n others, of which
+// none has one of its ports.
+func BenchmarkSharersWithManyPorts(b *testing.B) {
+	const ports = 16_000
+	for _, n := range []int{1, 5, 20} {
+		with := func(name string, protocol lb.Protocol) lb.Service {
+			w := newWorld(Config{})
+			service(name, shares("k", 0))(w)
+			s := w.services[key(name)]
+			s.Ports = nil
+			for port := range uint16(ports) {
+				s.Ports = append(s.Ports, lb.ServicePort{Protocol: protocol, Port: port + 1})
+			}
+			return s
+		}
+		w := newWorld(Config{})
+		newPool("p", "10.0.0.0/24")(w)
+		book := NewBook(Config{}, n)
+		book.SetPools(w.pools, nil)
+		for i := range n {
+			s := with(fmt.Sprint(i), lb.UDP)
+			s.Ingress = []lb.Ingress{{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})}}
+			book.Set(s, Pending{}, time.Time{})
+		}
+		book.Plan(time.Time{})
+		joiner := with("joiner", lb.TCP)
+		joiner.ExternalPolicy = lb.Local // so that it may join none of them
+		b.Run(fmt.Sprint("addresses=", n), func(b *testing.B) {
+			for b.Loop() {
+				book.Set(joiner, Pending{}, time.Time{})
+				book.Plan(time.Time{})
+				book.Delete(joiner.Key, time.Time{})
+			}
+		})
+	}
+}

@@ -292,6 +292,9 @@ func (b *Book) Plan(now time.Time) Plan {
 	for _, addr := range b.kept.expired(now, b.pools) {
 		b.unkeep(addr)
 	}
+	for _, addr := range b.kept.beyond(b.pools, func(addr netip.Addr) bool { return len(b.at(addr)) > 0 }) {
+		b.unkeep(addr)
+	}
 	p := Plan{Services: make(map[lb.Key]Decision, len(b.dirty)), Pools: make(map[string]PoolPlan, len(b.pools.ordered))}
 	for b.freed || len(b.dirty) > 0 {
 		for _, e := range b.due() {

@@ -23,8 +23,9 @@ func (b *Book) gain(e *entry, addr netip.Addr) {
 			b.freed = true // not free, but those who wait do so for another reason now
 		}
 	}
-	if !hasNamespace(others, e.Key.Namespace) && b.pools.used(addr, e.Key.Namespace, 1) {
-		b.freed = true // likewise
+	if !hasNamespace(others, e.Key.Namespace) {
+		b.freed = b.pools.used(addr, e.Key.Namespace, 1) || b.freed // likewise
+		b.kept.crowd(e.Key.Namespace)
 	}
 	b.freed = b.freed || e.Request.Share != "" // to be shared by those who wait
 	for waiter := range b.asking[addr] {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -16,6 +17,8 @@ const maxReleased = 1000
 type keptAddresses struct {
 	at map[netip.Addr]lb.Released
 	of map[lb.Key][]netip.Addr
+	// crowded are the namespaces for which more may be kept than their quotas have room for.
+	crowded map[string]bool
 	// next is not after the moment when the first of them is free for everybody; zero when none ever
 	// is.
 	next time.Time
@@ -27,6 +30,7 @@ func (k *keptAddresses) add(r lb.Released, ps *pools) {
 	k.remove(r.Addr)
 	k.at[r.Addr] = r
 	k.of[r.Service] = append(k.of[r.Service], r.Addr)
+	k.crowd(r.Service.Namespace)
 	k.lists = nil
 	k.until(r, ps)
 }
@@ -71,6 +75,7 @@ func (k *keptAddresses) reschedule(ps *pools) {
 	k.next, k.lists = time.Time{}, nil
 	for _, r := range k.at {
 		k.until(r, ps)
+		k.crowd(r.Service.Namespace)
 	}
 }
 
@@ -109,14 +114,61 @@ func (k *keptAddresses) list(pool string, ps *pools) []lb.Released {
 
 func newest(list []lb.Released) []lb.Released {
 	if len(list) > maxReleased {
-		slices.SortFunc(list, func(a, b lb.Released) int {
-			if order := b.At.Compare(a.At); order != 0 {
-				return order
-			}
-			return a.Addr.Compare(b.Addr)
-		})
-		list = slices.Clone(list[:maxReleased])
+		list = slices.Clone(byAge(list)[:maxReleased])
 	}
 	slices.SortFunc(list, func(a, b lb.Released) int { return a.Addr.Compare(b.Addr) })
+	return list
+}
+
+// crowd notes that a namespace has more addresses, or may have fewer.
+func (k *keptAddresses) crowd(namespace string) {
+	if k.crowded == nil {
+		k.crowded = map[string]bool{}
+	}
+	k.crowded[namespace] = true
+}
+
+// beyond returns what is kept for namespaces beyond their quotas, the oldest of it: what a namespace holds
+// and what is kept for it are together no more than the quota of a pool. Otherwise a tenant with a quota of
+// one address, who creates and deletes Services, could have all addresses of a pool kept for it.
+func (k *keptAddresses) beyond(ps *pools, held func(netip.Addr) bool) (beyond []netip.Addr) {
+	if len(k.crowded) == 0 {
+		return nil
+	}
+	var of []lb.Released
+	for addr, r := range k.at {
+		if k.crowded[r.Service.Namespace] && !held(addr) {
+			of = append(of, r)
+		}
+	}
+	k.crowded = nil
+	kept := map[*pool]map[namespaceFamily]int{}
+	for _, r := range byAge(of) {
+		over := false
+		where := namespaceFamily{r.Service.Namespace, lb.FamilyOf(r.Addr)}
+		ps.containing(r.Addr, func(p *pool) bool {
+			over = over || p.PerNamespace > 0 && p.byNamespace[where]+kept[p][where] >= p.PerNamespace
+			return true
+		})
+		if over {
+			beyond = append(beyond, r.Addr)
+			continue
+		}
+		ps.containing(r.Addr, func(p *pool) bool {
+			if kept[p] == nil {
+				kept[p] = map[namespaceFamily]int{}
+			}
+			kept[p][where]++
+			return true
+		})
+	}
+	return beyond
+}
+
+// byAge returns the list with what was freed last first.
+func byAge(list []lb.Released) []lb.Released {
+	slices.SortFunc(list, func(a, b lb.Released) int {
+		return cmp.Or(b.At.Compare(a.At), a.Addr.Compare(b.Addr))
+	})
 	return list
 }

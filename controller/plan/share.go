@@ -35,11 +35,15 @@ func differentKeys(a, b *lb.Service) string {
 	return ""
 }
 
+// commonPort returns the first port of a that b has too; nil if there is none. Tenants write lists of many
+// thousands, so it goes through each list once.
 func commonPort(a, b *lb.Service) *lb.ServicePort {
-	for i, port := range a.Ports {
-		if slices.ContainsFunc(b.Ports, func(p lb.ServicePort) bool {
-			return p.Port == port.Port && p.Protocol == port.Protocol
-		}) {
+	uses := make(map[portProtocol]bool, len(b.Ports))
+	for _, p := range b.Ports {
+		uses[portProtocol{p.Port, p.Protocol}] = true
+	}
+	for i, p := range a.Ports {
+		if uses[portProtocol{p.Port, p.Protocol}] {
 			return &a.Ports[i]
 		}
 	}

@@ -15,7 +15,7 @@ const maxSharers = 1000
 // sharers are the Services that hold one address.
 type sharers struct {
 	entries []*entry // oldest first
-	// ports has who uses a port, as soon as there are several Services.
+	// ports has who uses a port, once somebody has asked: see users.
 	ports map[portProtocol][]*entry
 	// first is the Service that held the address before the others, and best its rank, if found says so.
 	first *entry
@@ -40,14 +40,7 @@ func (b *Book) enter(e *entry, addr netip.Addr) {
 	i, _ := slices.BinarySearchFunc(h.entries, e, func(x, y *entry) int { return Older(&x.Service, &y.Service) })
 	h.entries = slices.Insert(h.entries, i, e)
 	b.reranked(e, addr)
-	switch {
-	case len(h.entries) == 1:
-	case h.ports == nil:
-		h.ports = map[portProtocol][]*entry{}
-		for _, other := range h.entries {
-			h.usePorts(other)
-		}
-	default:
+	if h.ports != nil {
 		h.usePorts(e)
 	}
 	if !e.over {
@@ -61,13 +54,11 @@ func (b *Book) leave(e *entry, addr netip.Addr) {
 	h := b.holders[addr]
 	b.markHindered(e, addr, h)
 	h.entries, h.found = slices.DeleteFunc(h.entries, func(x *entry) bool { return x == e }), false
-	switch len(h.entries) {
-	case 0:
-		delete(b.holders, addr)
-	case 1:
-		h.ports = nil
-	default:
+	if h.ports != nil {
 		h.freePorts(e)
+	}
+	if len(h.entries) == 0 {
+		delete(b.holders, addr)
 	}
 	b.unshare(addr, e.Request.Share)
 }
@@ -88,19 +79,37 @@ func (h *sharers) freePorts(e *entry) {
 	}
 }
 
-// apart calls yield for all others that hold the address and cannot do so together with e, some of
-// them more than once.
-func (h *sharers) apart(e *entry, yield func(*entry)) {
-	for _, other := range h.entries {
-		if other != e && (differentKeys(&e.Service, &other.Service) != "" || differentPods(&e.Service, &other.Service)) {
-			yield(other)
+// users returns who uses each port. It is made when it is first needed, as most addresses have one holder, and
+// others ask for few of them.
+func (h *sharers) users() map[portProtocol][]*entry {
+	if h.ports == nil {
+		h.ports = map[portProtocol][]*entry{}
+		for _, e := range h.entries {
+			h.usePorts(e)
 		}
 	}
-	if len(h.entries) == 1 && h.entries[0] != e && commonPort(&e.Service, &h.entries[0].Service) != nil {
-		yield(h.entries[0])
+	return h.ports
+}
+
+// apart calls yield for all others that hold the address and cannot do so together with e, some of
+// them more than once. It costs the ports of e, and those of the others once, however often it is called.
+func (h *sharers) apart(e *entry, yield func(*entry)) {
+	left := false // others for which it depends on ports
+	for _, other := range h.entries {
+		switch {
+		case other == e:
+		case differentKeys(&e.Service, &other.Service) != "" || differentPods(&e.Service, &other.Service):
+			yield(other)
+		default:
+			left = true
+		}
 	}
+	if !left {
+		return
+	}
+	users := h.users()
 	for _, p := range e.Ports {
-		for _, other := range h.ports[portProtocol{p.Port, p.Protocol}] {
+		for _, other := range users[portProtocol{p.Port, p.Protocol}] {
 			if other != e {
 				yield(other)
 			}

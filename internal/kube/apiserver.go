@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -80,6 +81,18 @@ func dialThrough(config *rest.Config, log *slog.Logger, servers []string, fold F
 func newDialer(log *slog.Logger, server string, servers []string) *dialer {
 	d := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}
 	return &dialer{log: log, server: server, servers: servers, folding: newFolding(Fold{}), dial: d.DialContext}
+}
+
+// addresses returns those of the API server that are no names.
+func (d *dialer) addresses() (all []netip.Addr) {
+	for _, server := range append([]string{d.server}, d.servers...) {
+		if host, _, err := net.SplitHostPort(server); err == nil {
+			if addr, err := netip.ParseAddr(host); err == nil {
+				all = append(all, addr.Unmap().WithZone(""))
+			}
+		}
+	}
+	return all
 }
 
 // DialContext connects to the address, or to one of the others. It tries first the one that

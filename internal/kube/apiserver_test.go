@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -140,6 +141,14 @@ func TestDialerOfAnotherAddress(t *testing.T) {
 	}
 	if asked, _ := servers.take(); asked != "proxy:3128" {
 		t.Errorf("asked %s", asked)
+	}
+}
+
+func TestAddressesOfAPIServers(t *testing.T) {
+	d := newDialer(slog.New(slog.DiscardHandler), "10.96.0.1:443",
+		[]string{"api.example.com:6443", "[2001:db8::1]:6443", "[::ffff:192.0.2.1]:6443"})
+	if got := fmt.Sprint(d.addresses()); got != "[10.96.0.1 2001:db8::1 192.0.2.1]" {
+		t.Errorf("addresses %s", got)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -193,6 +194,10 @@ func (c *Client) Config() (*rest.Config, *http.Client) { return rest.CopyConfig(
 
 // Host returns the address of the API server.
 func (c *Client) Host() string { return c.host }
+
+// Servers returns the addresses by which the client was told to reach the API server. One that is a name has
+// none.
+func (c *Client) Servers() []netip.Addr { return c.dialer.addresses() }
 
 // OnSync has f called each time after a full list of some kind has arrived, or was refused. Call it
 // before Run.

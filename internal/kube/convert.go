@@ -85,9 +85,10 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
-	s.Scheduler, s.Failover = o.Annotations[lb.AnnotationScheduler], o.Annotations[lb.AnnotationFailover]
-	s.Relay, s.RelayProxyProtocol = o.Annotations[lb.AnnotationRelay], o.Annotations[lb.AnnotationRelayProxyProtocol]
-	s.Forwarding = o.Annotations[lb.AnnotationForwarding]
+	annotation := func(name string) string { return kept(o.Annotations[name]) }
+	s.Scheduler, s.Failover = annotation(lb.AnnotationScheduler), annotation(lb.AnnotationFailover)
+	s.Relay, s.RelayProxyProtocol = annotation(lb.AnnotationRelay), annotation(lb.AnnotationRelayProxyProtocol)
+	s.Forwarding = annotation(lb.AnnotationForwarding)
 	var err error
 	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
 		s.InvalidWeights = err.Error()
@@ -106,7 +107,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 // convertLabelledService also fills what speakers read.
 func convertLabelledService(o *corev1.Service) (lb.Key, lb.Service) {
 	key, s := convertService(o)
-	s.OnConflict = o.Annotations[lb.AnnotationOnConflict]
+	s.OnConflict = kept(o.Annotations[lb.AnnotationOnConflict])
 	fillProbe(&s, o)
 	fillShown(&s, o)
 	return key, s
@@ -135,20 +136,21 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	addresses, pool, share := of.addresses(o.Spec.LoadBalancerIP), of.annotation(lb.AnnotationPool),
 		of.annotation(lb.AnnotationShare)
 	s.Request = lb.Request{
-		Addresses: splitAddresses(addresses), Pool: pool, Share: common(share), // compared with those of all sharers
-		PerFamily: o.Annotations[lb.AnnotationPerFamily], Mode: o.Annotations[lb.AnnotationMode],
-		WhenOutside: o.Annotations[lb.AnnotationWhenOutside], Disagreement: of.disagreement,
+		Addresses: splitAddresses(addresses), Pool: kept(pool),
+		Share:     common(keptKey(share)), // compared with those of all sharers
+		PerFamily: kept(o.Annotations[lb.AnnotationPerFamily]), Mode: kept(o.Annotations[lb.AnnotationMode]),
+		WhenOutside: kept(o.Annotations[lb.AnnotationWhenOutside]), Disagreement: of.disagreement,
 	}
 	for _, name := range []string{lb.AnnotationAllocatedFrom, lb.AnnotationAllocatedFromOld} {
 		if pool, ok := o.Annotations[name]; ok {
 			if s.AllocatedFrom == nil {
 				s.AllocatedFrom = map[string]string{}
 			}
-			s.AllocatedFrom[name] = pool
+			s.AllocatedFrom[name] = kept(pool)
 		}
 	}
 	if s.Request.Share != "" {
-		s.Request.Selector = common(labels.Set(o.Spec.Selector).String())
+		s.Request.Selector = common(keptKey(labels.Set(o.Spec.Selector).String()))
 	}
 	if len(s.Ingress) > 0 {
 		s.StatusWriter = statusWriter(o.ManagedFields)

@@ -83,13 +83,19 @@ func sortedAddresses(list string) []string {
 	return addresses
 }
 
+// splitAddresses returns the entries of a list, each once.
 func splitAddresses(list string) []string {
 	if strings.TrimSpace(list) == "" {
 		return nil
 	}
 	var addresses []string
 	for a := range strings.SplitSeq(list, ",") {
-		addresses = append(addresses, strings.TrimSpace(a))
+		if a = kept(strings.TrimSpace(a)); !slices.Contains(addresses, a) {
+			addresses = append(addresses, strings.Clone(a))
+		}
+		if len(addresses) == maxKeptAddresses {
+			break
+		}
 	}
 	return addresses
 }

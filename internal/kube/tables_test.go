@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -154,6 +155,47 @@ func TestSourceRangesOfNoFamily(t *testing.T) {
 
 // TestAnnotationOfATenantIsNotKept checks that no more of the annotation is kept than a speaker
 // writes, and that one is still seen where it must be replaced or removed.
+// What tenants write into annotations takes no more memory in each program than it can mean.
+func TestContract11AnnotationsAreKeptToALimit(t *testing.T) {
+	const services, size = 100, 100_000
+	named := []string{lb.AnnotationScheduler, lb.AnnotationFailover, lb.AnnotationRelay, lb.AnnotationRelayProxyProtocol,
+		lb.AnnotationForwarding, lb.AnnotationWeights, lb.AnnotationProbe, lb.AnnotationOnConflict, lb.AnnotationAddresses,
+		lb.AnnotationPool, lb.AnnotationShare, lb.AnnotationPerFamily, lb.AnnotationMode, lb.AnnotationWhenOutside,
+		lb.AnnotationAllocatedFrom, lb.AnnotationAnnouncements}
+	inUse := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	for _, name := range named {
+		for _, text := range []string{"x", "n/", "a,", " , ,", "http:/", "\x00"} {
+			keep := make([]lb.Service, 0, 3*services)
+			before := inUse()
+			for range services {
+				o := testService()
+				value := strings.Repeat(text, size/len(text))
+				if name == lb.AnnotationWeights {
+					value += "=3"
+				}
+				o.Annotations = map[string]string{name: value}
+				_, forwarded := convertForwardedService(o)
+				_, labelled := convertLabelledService(o)
+				_, requesting := convertRequestingService(o, true)
+				keep = append(keep, forwarded, labelled, requesting)
+			}
+			if used := int64(inUse()-before) / services; used > size/2 {
+				t.Errorf("%s of %d bytes %q: %d bytes are kept of each Service", name, size, text, used)
+			}
+			runtime.KeepAlive(keep)
+		}
+	}
+	long := strings.Repeat("k", size)
+	if keptKey(long+"a") == keptKey(long+"b") || keptKey(long) != keptKey(strings.Clone(long)) {
+		t.Error("keys that differ are taken for one, or equal ones for two")
+	}
+}
+
 func TestAnnotationOfATenantIsNotKept(t *testing.T) {
 	written := lb.EncodeAnnouncements([]lb.Announcement{{VIP: netip.MustParseAddr("192.0.2.1"),
 		Reason: lb.ReasonNoBackends}})

@@ -12,6 +12,8 @@ const (
 	maxWeights = 256
 	// maxWeight is more than IPVS' users need, and what the largest tables can tell apart.
 	maxWeight = 100
+	// maxNodeName is the length of the longest name of a Node, as the API server takes it.
+	maxNodeName = 253
 )
 
 // Weights are the shares of new connections that a Service gives to backends. The first that
@@ -36,7 +38,7 @@ func ParseWeights(text string) (Weights, error) {
 	for _, entry := range entries {
 		name, value, _ := strings.Cut(entry, "=")
 		share, err := strconv.ParseUint(value, 10, 8)
-		if err != nil || share < 1 || share > maxWeight || name == "" {
+		if err != nil || share < 1 || share > maxWeight || name == "" || len(name) > maxNodeName {
 			return nil, fmt.Errorf("%.80q: want the name of a node, an address or a network, = and a weight from 1 to %d, "+
 				"as in worker-1=3", entry, maxWeight)
 		}
@@ -44,9 +46,9 @@ func ParseWeights(text string) (Weights, error) {
 		if addr, err := ParseAddr(name); err == nil {
 			one.Network = netip.PrefixFrom(addr, addr.BitLen())
 		} else if !strings.Contains(name, "/") {
-			one.Node = name
+			one.Node = strings.Clone(name) // the rest of the text may be long
 		} else if one.Network, err = netip.ParsePrefix(name); err != nil {
-			return nil, fmt.Errorf("%.80q: %q is no network", entry, name)
+			return nil, fmt.Errorf("%.80q: %.80q is no network", entry, name)
 		}
 		all = append(all, one)
 	}
@@ -63,9 +65,27 @@ func (w Weights) Of(addr netip.Addr, node string) uint8 {
 	return 1
 }
 
+// A Weigher weighs the backends of one Service. It looks up each endpoint once, whatever the number of the
+// Service's ports. It is not safe for concurrent use.
+type Weigher struct {
+	weights Weights
+	shares  map[weighed]uint8
+}
+
+// weighed is an endpoint, as weights tell it apart.
+type weighed struct {
+	addr netip.Addr
+	node string
+}
+
+// NewWeigher returns a Weigher, which does nothing without weights.
+func NewWeigher(weights Weights) *Weigher {
+	return &Weigher{weights: weights, shares: map[weighed]uint8{}}
+}
+
 // Weigh writes the weights into what [Choose] returned for some slices.
-func (w Weights) Weigh(all []Slice, usable Usable) {
-	if len(w) == 0 {
+func (w *Weigher) Weigh(all []Slice, usable Usable) {
+	if len(w.weights) == 0 {
 		return
 	}
 	nodes := map[netip.Addr]string{}
@@ -77,7 +97,16 @@ func (w Weights) Weigh(all []Slice, usable Usable) {
 	for _, list := range [][]Backend{usable.Cluster, usable.Local} {
 		for i := range list {
 			addr := list[i].Addr.Addr()
-			list[i].Weight = w.Of(addr, nodes[addr])
+			list[i].Weight = w.share(weighed{addr, nodes[addr]})
 		}
 	}
+}
+
+func (w *Weigher) share(of weighed) uint8 {
+	share, known := w.shares[of]
+	if !known {
+		share = w.weights.Of(of.addr, of.node)
+		w.shares[of] = share
+	}
+	return share
 }

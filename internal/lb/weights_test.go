@@ -19,6 +19,8 @@ func TestParseWeights(t *testing.T) {
 		{"=3", `"=3": want`},
 		{"192.0.2.0/33=2", `"192.0.2.0/33" is no network`},
 		{"a=b=3", `"a=b=3": want`},
+		{strings.Repeat("n", 253) + "=3", ""},
+		{strings.Repeat("n", 254) + "=3", "want the name of a node"},
 		{strings.Repeat("a=1,", maxWeights+1), "257 entries: at most 256"},
 	} {
 		_, err := ParseWeights(tt.text)
@@ -31,6 +33,7 @@ func TestParseWeights(t *testing.T) {
 // FuzzParseWeights checks that every share is in its range, and that what is wrong is said shortly.
 func FuzzParseWeights(f *testing.F) {
 	f.Add("worker-1=3, 192.0.2.0/28=2")
+	f.Add(strings.Repeat("n/", 100) + "=3")
 	f.Fuzz(func(t *testing.T, text string) {
 		all, err := ParseWeights(text)
 		if err != nil && (all != nil || len(err.Error()) > 600) {
@@ -54,7 +57,7 @@ func TestWeigh(t *testing.T) {
 		slice.Endpoints = append(slice.Endpoints, Endpoint{Addr: netip.MustParseAddr(addr), Node: node, Ready: true})
 	}
 	usable := Choose([]Slice{slice}, "", TCP, IPv4, Place{Node: "big"})
-	weights.Weigh([]Slice{slice}, usable)
+	NewWeigher(weights).Weigh([]Slice{slice}, usable)
 	want := map[string]uint8{"192.0.2.1": 3, "192.0.2.2": 7, "192.0.2.3": 2, "10.0.0.1": 1}
 	for _, b := range append(usable.Cluster, usable.Local...) {
 		if addr := b.Addr.Addr().String(); b.Weight != want[addr] {

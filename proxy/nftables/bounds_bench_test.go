@@ -124,3 +124,32 @@ func benchLarge(b *testing.B, ports, endpoints int, scheduler plan.Scheduler) {
 		b.Logf("last round: %.200v", last.Err)
 	}
 }
+
+// BenchmarkContested has a Service ask for the frontends that another one has, as for a moment when these
+// change hands.
+func BenchmarkContested(b *testing.B) {
+	for _, addresses := range []int{125, 1000, 2000} {
+		b.Run(fmt.Sprint("frontends=", 8*addresses), func(b *testing.B) {
+			asking := func(name string, created int64) plan.Service {
+				s := plan.Service{Key: lb.Key{Namespace: "default", Name: name}, Age: plan.Age{Created: created, UID: name}}
+				for port := range uint16(8) {
+					p := plan.Port{Family: lb.IPv4, Protocol: lb.TCP, Name: fmt.Sprint(port), Number: 8080}
+					p.Backends.Cluster = []lb.Backend{{Addr: netip.AddrPortFrom(addr("172.16.0.1"), 0), Ready: true}}
+					for i := range addresses {
+						p.Frontends = append(p.Frontends, plan.Frontend{Kind: plan.ExternalIP, Port: port + 1,
+							Addr: netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), Action: plan.ToCluster})
+					}
+					s.Ports = append(s.Ports, p)
+				}
+				return s
+			}
+			first, second := asking("first", 1), asking("second", 2)
+			c := newClaims(lb.IPv4, func(lb.Key) {})
+			c.set(first.Key, first)
+			for b.Loop() {
+				c.set(second.Key, second)
+				c.set(second.Key, plan.Service{Key: second.Key})
+			}
+		})
+	}
+}

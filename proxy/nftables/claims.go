@@ -137,6 +137,14 @@ func (s *service) precedes(other *service, f frontend) bool {
 	return plan.Precedes(mine.kind, s.input.Age, theirs.kind, other.input.Age)
 }
 
+// part returns what the Service brings for a frontend, which it must have. The places are noted when they are
+// first needed, as few frontends are contested, and a Service that is contested at all may be at thousands.
 func (s *service) part(f frontend) part {
-	return s.parts[slices.IndexFunc(s.parts, func(p part) bool { return p.frontend == f })]
+	if s.places == nil {
+		s.places = make(map[frontend]int, len(s.parts))
+		for i, p := range s.parts {
+			s.places[p.frontend] = i
+		}
+	}
+	return s.parts[s.places[f]]
 }

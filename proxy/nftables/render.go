@@ -14,6 +14,8 @@ type service struct {
 	key   lb.Key
 	input plan.Service
 	parts []part
+	// places are those of frontends in parts; nil until they are needed, see part.
+	places map[frontend]int
 	// shared are elements that other Services may bring too: they stay as long as one does.
 	shared []common
 	// memory is how its groups remember clients.

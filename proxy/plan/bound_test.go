@@ -269,3 +269,34 @@ func TestFrozenIsBounded(t *testing.T) {
 		t.Errorf("%+v", frozen.Ports)
 	}
 }
+
+// BenchmarkNewWeighted plans a Service with as many weights, ports and endpoints as it may have, whose slices
+// have different numbers for its ports.
+func BenchmarkNewWeighted(b *testing.B) {
+	for _, weights := range []int{0, 1, 256} {
+		b.Run(fmt.Sprintf("weights=%d", weights), func(b *testing.B) {
+			svc := service(func(s *lb.Service) { s.Scheduler, s.Ports = "wrr", nil })
+			for i := range weights {
+				svc.Weights = append(svc.Weights, lb.Weight{
+					Network: netip.PrefixFrom(netip.AddrFrom4([4]byte{11, 0, byte(i), 0}), 24), Share: uint8(i%100 + 1)})
+			}
+			slices := []lb.Slice{{Family: lb.IPv4}, {Family: lb.IPv4}}
+			for port := range 256 {
+				name := fmt.Sprint(port)
+				svc.Ports = append(svc.Ports, lb.ServicePort{Name: name, Protocol: lb.TCP, Port: uint16(port + 1)})
+				for i := range slices {
+					slices[i].Ports = append(slices[i].Ports,
+						lb.SlicePort{Name: name, Protocol: lb.TCP, Port: uint16(port + 1 + i)})
+				}
+			}
+			for i := range 500 {
+				to := &slices[i%2]
+				to.Endpoints = append(to.Endpoints, lb.Endpoint{Ready: true, Serving: true,
+					Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Node: fmt.Sprint("node-", i%20)})
+			}
+			for b.Loop() {
+				New(svc, slices, Node{Name: "node-1"})
+			}
+		})
+	}
+}

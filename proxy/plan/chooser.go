@@ -12,7 +12,7 @@ import (
 // grow with its ports times its endpoints.
 type chooser struct {
 	at      lb.Place
-	weights lb.Weights
+	weights *lb.Weigher
 	places  map[portID][]place
 	// slices is how many slices with endpoints there are.
 	slices map[lb.Family]int
@@ -34,7 +34,7 @@ type place struct {
 }
 
 func newChooser(endpoints []lb.Slice, at lb.Place) chooser {
-	c := chooser{at, nil, map[portID][]place{}, map[lb.Family]int{}, map[lb.Family]chosen{}}
+	c := chooser{at, lb.NewWeigher(nil), map[portID][]place{}, map[lb.Family]int{}, map[lb.Family]chosen{}}
 	for _, slice := range endpoints {
 		if len(slice.Endpoints) == 0 {
 			continue

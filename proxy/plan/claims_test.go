@@ -140,6 +140,20 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a S
 			[]lb.Service{tenant("dev/x", 1, external("198.51.100.2"), at(10250))},
 			"x: ExternalIPRefused: spec.externalIPs: 198.51.100.2 is an address of the Node b; " +
 				"the proxy's flag --external-ips can allow it"},
+		{"an API server", ExternalIPs{APIServers: []netip.Addr{netip.MustParseAddr("172.31.0.9")}},
+			[]lb.Service{tenant("dev/x", 1, external("172.31.0.9"), at(6443))},
+			"x: ExternalIPRefused: spec.externalIPs: 172.31.0.9 is the address of an API server; the proxy's flag " +
+				"--external-ips can allow it"},
+		{"an API server that is allowed", ExternalIPs{Deny: true, APIServers: []netip.Addr{netip.MustParseAddr("172.31.0.9")},
+			Allowed: []netip.Prefix{netip.MustParsePrefix("172.31.0.9/32")}},
+			[]lb.Service{tenant("dev/x", 1, external("172.31.0.9"), at(6443))},
+			"x: ExternalIP 172.31.0.9:6443/tcp Cluster"},
+		{"no address of one host", ExternalIPs{Allowed: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
+			[]lb.Service{tenant("dev/x", 1, external("239.192.0.1", "255.255.255.255"), at(67))},
+			"x: ExternalIPRefused: spec.externalIPs: 239.192.0.1 is no address of one host, but a multicast or " +
+				"broadcast address, which programs on the nodes may use\n" +
+				"x: ExternalIPRefused: spec.externalIPs: 255.255.255.255 is no address of one host, but a multicast or " +
+				"broadcast address, which programs on the nodes may use"},
 		{"the gateway of pods", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("10.244.2.1"))},
 			"x: ExternalIPRefused: spec.externalIPs: 10.244.2.1 lies in 10.244.2.0/24, the network of pods on the Node b; " +
 				"the proxy's flag --external-ips can allow it"},

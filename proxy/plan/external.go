@@ -21,6 +21,9 @@ type ExternalIPs struct {
 	Networks []netip.Prefix
 	// Nodes have addresses that are served only if they are in Allowed; nil for none.
 	Nodes *Nodes
+	// APIServers are served only if they are in Allowed too: who takes the API server's port from its clients
+	// takes the cluster's control from every node, and keeps the proxies from hearing that it is over.
+	APIServers []netip.Addr
 }
 
 // ParseExternalIPs reads allow, deny, or the networks whose addresses are allowed.
@@ -50,11 +53,16 @@ func (e ExternalIPs) Equal(other ExternalIPs) bool {
 		samePools = samePools && ok && slices.Equal(ranges, theirs)
 	}
 	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
-		slices.Equal(e.Networks, other.Networks) && e.Nodes.Equal(other.Nodes)
+		slices.Equal(e.Networks, other.Networks) && e.Nodes.Equal(other.Nodes) &&
+		slices.Equal(e.APIServers, other.APIServers)
 }
 
 // Refuse returns why no Service is served at an external IP; nil if Services are.
 func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
+	if !addr.IsGlobalUnicast() {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is no address of one host, but a multicast or "+
+			"broadcast address, which programs on the nodes may use", addr)
+	}
 	for _, network := range e.Networks {
 		if network.Contains(addr) {
 			return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s lies in %s, the network of cluster IPs", addr,
@@ -72,8 +80,13 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 		return lb.Refuse(lb.ReasonExternalIPRefused,
 			"spec.externalIPs: the proxy's flag --external-ips does not allow %s", addr)
 	}
+	if slices.Contains(e.APIServers, addr) {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the address of an API server; %s", addr, allow)
+	}
 	return e.Nodes.refuse(addr)
 }
+
+const allow = "the proxy's flag --external-ips can allow it"
 
 // refuse returns why a Service does not get an external IP, whoever else asks for it.
 func (c *Claims) refuse(s *claimant, protocol lb.Protocol, f Frontend) *lb.Refusal {

@@ -47,7 +47,6 @@ func (n *Nodes) refuse(addr netip.Addr) *lb.Refusal {
 	if n == nil {
 		return nil
 	}
-	const allow = "the proxy's flag --external-ips can allow it"
 	if node, has := n.addresses[addr]; has {
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is an address of the Node %s; %s", addr, node,
 			allow)

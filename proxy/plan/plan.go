@@ -179,7 +179,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	}
 	choose := newChooser(endpoints, lb.Place{Node: node.Name, Zone: node.Zone})
 	if s.Scheduler.Weighted() {
-		choose.weights = svc.Weights
+		choose.weights = lb.NewWeigher(svc.Weights)
 	}
 	for _, clusterIP := range svc.ClusterIPs {
 		for _, port := range svc.Ports {

@@ -58,15 +58,13 @@ func ConnectTime(interval time.Duration) time.Duration { return min(interval/5*4
 type ProbeScope struct {
 	// Own are the node's own addresses.
 	Own []netip.Addr
-	// APIServers are those of the API servers.
-	APIServers []netip.Addr
-	// Others has what belongs to Nodes, pools and cluster IPs.
+	// Others has what belongs to Nodes, API servers, pools and cluster IPs.
 	Others ExternalIPs
 }
 
 // Equal reports whether both allow the same.
 func (s ProbeScope) Equal(other ProbeScope) bool {
-	return slices.Equal(s.Own, other.Own) && slices.Equal(s.APIServers, other.APIServers) && s.Others.Equal(other.Others)
+	return slices.Equal(s.Own, other.Own) && s.Others.Equal(other.Others)
 }
 
 // Allows reports whether a node asks an endpoint.
@@ -82,7 +80,7 @@ func (s ProbeScope) foreign(addr netip.Addr) string {
 		return "no unicast address of a network"
 	case slices.Contains(s.Own, addr) || s.Others.Nodes.has(addr):
 		return "a node's"
-	case slices.Contains(s.APIServers, addr):
+	case slices.Contains(s.Others.APIServers, addr):
 		return "an API server's"
 	case s.Others.pool(addr) != "":
 		return "in a pool"

@@ -21,11 +21,12 @@ func probing(text string) func(*lb.Service) {
 }
 
 var scope = ProbeScope{
-	Own: []netip.Addr{addr("10.99.0.1")}, APIServers: []netip.Addr{addr("203.0.113.6")},
+	Own: []netip.Addr{addr("10.99.0.1")},
 	Others: ExternalIPs{
-		Nodes:    NewNodes(map[string]lb.Node{"there": {Name: "there", Addresses: []netip.Addr{addr("192.0.2.9")}}}),
-		Networks: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-		Pools:    map[string][]lb.Range{"lan": {mustRange("198.51.100.0/24")}},
+		Nodes:      NewNodes(map[string]lb.Node{"there": {Name: "there", Addresses: []netip.Addr{addr("192.0.2.9")}}}),
+		Networks:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+		Pools:      map[string][]lb.Range{"lan": {mustRange("198.51.100.0/24")}},
+		APIServers: []netip.Addr{addr("203.0.113.6")},
 	},
 }
 
