@@ -458,3 +458,17 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 helm.sh/hook: post-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
+
+{{/* The node that a request comes from, for the policies of nodes, and that there is one. */}}
+{{- define "landfall.policyNode" -}}
+- name: node
+  expression: >-
+    'authentication.kubernetes.io/node-name' in request.userInfo.extra ?
+    request.userInfo.extra['authentication.kubernetes.io/node-name'][0] : ''
+{{- end -}}
+
+{{- define "landfall.policyNeedsNode" -}}
+- expression: variables.node != ''
+  message: >-
+    the token names no node; use the token of a pod on it, or switch off nodePolicies.enabled in the chart
+{{- end -}}
