@@ -190,8 +190,9 @@ func without(values, others map[string]any, depth int) map[turn][][]string {
 // TestNullTakesOut has null take parts out of what Kubernetes defines, and give the default elsewhere.
 func TestNullTakesOut(t *testing.T) {
 	t.Parallel()
-	objects := render(t, "relay.enabled=true", "relay.resources.limits=null", "relay.tries=null", "dashboards.enabled=true",
-		"dashboards.labels.grafana_dashboard=null", "serviceMonitor.enabled=true", "serviceMonitor.tlsConfig.insecureSkipVerify=null")
+	objects := render(t, "relay.enabled=true", "relay.resources.limits=null", "relay.tries=null",
+		"dashboards.enabled=true", "dashboards.labels.grafana_dashboard=null", "serviceMonitor.enabled=true",
+		"serviceMonitor.tlsConfig.insecureSkipVerify=null")
 	containers := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec.Containers
 	relay := containers[slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == "relay" })]
 	if len(relay.Resources.Limits) > 0 || len(relay.Resources.Requests) == 0 || !slices.Contains(relay.Args, "--tries=3") {

@@ -290,7 +290,8 @@ func eventWriter(t *testing.T, l *lab.Lab) kubernetes.Interface {
 	if _, err := l.Kube().RbacV1().Roles(namespace).Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Kube().RbacV1().RoleBindings(namespace).Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+	bindings := l.Kube().RbacV1().RoleBindings(namespace)
+	if _, err := bindings.Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	client, err := l.KubeWithToken(tokenOf(t, l, name))

@@ -118,8 +118,8 @@ func (h Host) unheard() []lb.Finding {
 	switch live := len(h.Speakers.Live); {
 	case len(h.Speakers.Missing) > 0: // some of which may be down
 		return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
-			"the speaker on %s hears %d of %d ready speakers, itself included, and no longer hears %s: %s", h.Self, live, h.Ready,
-			firstOf(h.Speakers.Missing, maxMissing), ends)}
+			"the speaker on %s hears %d of %d ready speakers, itself included, and no longer hears %s: %s", h.Self, live,
+			h.Ready, firstOf(h.Speakers.Missing, maxMissing), ends)}
 	case live < 2:
 		return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
 			"the speaker on %s has met no other, although speakers on other nodes are ready: %s", h.Self, ends)}

@@ -53,7 +53,7 @@ func TestFindings(t *testing.T) {
 			want: "GossipBlocked: the speaker on n has met 2 of 5 ready speakers, itself included: open TCP"},
 		"some missing": {host: Host{Unheard: time.Hour, Ready: 5, Speakers: Speakers{Live: []string{"n"},
 			Missing: []string{"a", "b", "c", "d"}}, Port: 7947},
-			want: "GossipBlocked: hears 1 of 5 ready speakers, itself included, and no longer hears a, b, c and 1 more: open TCP"},
+			want: "GossipBlocked: 1 of 5 ready speakers, itself included, and no longer hears a, b, c and 1 more: open TCP"},
 		"a conflicting host": {host: Host{Conflicts: conflicts(1, "02:00:00:00:00:09")},
 			want: "AddressConflict: 02:00:00:00:00:09 on eth0 of n, uses addresses of Services: 192.0.2.0; give it another"},
 		"a virtual router": {host: Host{Conflicts: conflicts(1, "00:00:5e:00:01:33")},
