@@ -93,6 +93,11 @@ func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, er
 		return explain.Verdict{}, err
 	}
 	d.PodSecurity = labels["pod-security.kubernetes.io/enforce"]
+	if g.cluster.Installed && len(g.cluster.Agents) == 0 {
+		if d.Refused, err = g.client.RefusedPod(ctx, d.Namespace); g.unread("events", err) != nil {
+			return explain.Verdict{}, err
+		}
+	}
 	if node != "" {
 		g.ask(ctx, []string{node}, nil, nothing)
 		return explain.DoctorNode(g.cluster, d, node), nil

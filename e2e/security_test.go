@@ -13,10 +13,12 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
@@ -30,6 +32,7 @@ func TestContract11WhoMayAskAndWrite(t *testing.T) {
 	t.Run("metrics", func(t *testing.T) { metricsAreForReaders(t, l) })
 	t.Run("status", func(t *testing.T) { statusIsForThePod(t, l) })
 	t.Run("conditions of Services", func(t *testing.T) { conditionsAreLandfalls(t, l) })
+	t.Run("Events about Nodes", func(t *testing.T) { eventsAreOfTheirNode(t, l) })
 	t.Run("writes of a node", func(t *testing.T) { nodesWriteTheirOwn(t, l) })
 }
 
@@ -186,6 +189,116 @@ func statusIsForThePod(t *testing.T, l *lab.Lab) {
 			t.Errorf("landfall-%s status: %v\n%s", program, err, text)
 		}
 	}
+}
+
+// eventsAreOfTheirNode has a node that was taken over, and a stranger who may write Events, try to forge what
+// the programs of other nodes report.
+func eventsAreOfTheirNode(t *testing.T, l *lab.Lab) {
+	self, other := l.Cluster().Nodes[1].Name, l.Cluster().Nodes[2].Name
+	clients := map[string]kubernetes.Interface{}
+	for _, name := range []string{self, other} {
+		client, err := l.KubeAs(l.Agent("speaker", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients[name] = client
+	}
+	clients["stranger"] = eventWriter(t, l)
+	event := func(about, by, on string) *corev1.Event {
+		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-", Namespace: "default"},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: about, Namespace: "default"},
+			Source:         corev1.EventSource{Component: by, Host: on}, ReportingController: by, ReportingInstance: on,
+			Type: corev1.EventTypeWarning, Reason: "ForwardingOff", Message: "made up"}
+	}
+	half := event(self, "landfall-speaker", self)
+	half.ReportingController = "kubelet"
+	ofService := event("my-nginx", "landfall-speaker", self)
+	ofService.InvolvedObject.Kind = "Service"
+	create := func(e *corev1.Event) func(kubernetes.Interface) error {
+		return func(k kubernetes.Interface) error {
+			_, err := k.CoreV1().Events("default").Create(t.Context(), e, metav1.CreateOptions{})
+			return err
+		}
+	}
+	patch := func(name, body string) func(kubernetes.Interface) error {
+		return func(k kubernetes.Interface) error {
+			_, err := k.CoreV1().Events("default").Patch(t.Context(), name, types.MergePatchType, []byte(body),
+				metav1.PatchOptions{})
+			return err
+		}
+	}
+	const cured, unsigned = `{"message":"no longer: made up"}`, `{"source":null,"reportingComponent":"x"}`
+	reported := event(other, "landfall-proxy", other)
+	reported.Name = "reported"
+	const another, signature, noNode = "may write Events about its own Node only",
+		"may sign Events with the names of its speaker and proxy only", "the token names no node"
+	for _, test := range []struct {
+		what, who string
+		do        func(kubernetes.Interface) error
+		refusal   string // "" if it is allowed
+	}{
+		{"its own Node", self, create(event(self, "landfall-speaker", self)), ""},
+		{"its own Node, by the proxy", self, create(event(self, "landfall-proxy", self)), ""},
+		{"a Service", self, create(ofService), ""},
+		{"another's Node", self, create(event(other, "landfall-speaker", self)), another},
+		{"another's Node in its name", self, create(event(other, "landfall-speaker", other)), another},
+		{"its own Node in another's name", self, create(event(self, "landfall-speaker", other)), signature},
+		{"in the controller's name", self, create(event(self, "landfall-controller", self)), signature},
+		{"in two names", self, create(half), signature},
+		{"what another reports", other, create(reported), ""},
+		{"a change of what another reports", self, patch(reported.Name, cured), another},
+		{"a stranger's change of it", "stranger", patch(reported.Name, cured), noNode},
+		{"a stranger's change of the signature", "stranger", patch(reported.Name, unsigned), noNode},
+		{"its own change of it", other, patch(reported.Name, cured), ""},
+		{"a stranger in the name of a speaker", "stranger", create(event(self, "landfall-speaker", self)), noNode},
+		{"a stranger half in the name of a speaker", "stranger", create(half), noNode},
+		{"a stranger in the name of a proxy, by the other API", "stranger", func(k kubernetes.Interface) error {
+			_, err := k.EventsV1().Events("default").Create(t.Context(), &eventsv1.Event{
+				ObjectMeta: metav1.ObjectMeta{Name: "new-api", Namespace: "default"},
+				Regarding:  corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: self, Namespace: "default"},
+				EventTime:  metav1.NowMicro(), ReportingController: "landfall-proxy", ReportingInstance: self, Action: "Look",
+				Type: corev1.EventTypeWarning, Reason: "ForwardingOff", Note: "made up"}, metav1.CreateOptions{})
+			return err
+		}, noNode},
+		{"a stranger in its own name", "stranger", create(event(self, "kubelet", self)), ""},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			eventually(t, "the API server knows the role and the policy", func() error {
+				switch err := test.do(clients[test.who]); {
+				case test.refusal == "":
+					return err
+				case err == nil:
+					return fmt.Errorf("it is accepted, want a refusal with %q", test.refusal)
+				case !strings.Contains(err.Error(), test.refusal):
+					return fmt.Errorf("want a refusal with %q: %w", test.refusal, err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// eventWriter returns a client that may write Events in the namespace default.
+func eventWriter(t *testing.T, l *lab.Lab) kubernetes.Interface {
+	t.Helper()
+	const namespace, name = "default", "event-writer"
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}}}}
+	binding := &rbacv1.RoleBinding{ObjectMeta: role.ObjectMeta,
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: namespace}}}
+	if _, err := l.Kube().RbacV1().Roles(namespace).Create(t.Context(), role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	bindings := l.Kube().RbacV1().RoleBindings(namespace)
+	if _, err := bindings.Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	client, err := l.KubeWithToken(tokenOf(t, l, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
 }
 
 // nodesWriteTheirOwn does as one who has taken over a node: with the token of its pod.

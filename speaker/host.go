@@ -26,9 +26,10 @@ const interfaceParameters = "/proc/sys/net/ipv4/conf"
 type host struct {
 	speaker *speaker
 	port    uint16
-	// alone is since when it has met no other although others are ready; belongs to the actor that
-	// looks.
-	alone time.Time
+	// unheardSince is since when more speakers are ready than it hears, and unheard for how long that was
+	// so at the last look; both belong to the actor that looks.
+	unheardSince time.Time
+	unheard      time.Duration
 	// ignoreExclude has the node announce although a label says not to.
 	ignoreExclude bool
 	parameters    string // the folder with those of interfaces
@@ -73,11 +74,13 @@ func (h *host) look(now time.Time) (found []lb.Finding, known bool) {
 	}
 	facts := plan.Host{
 		Self: s.self, Nodes: s.from.nodes.All(), IgnoreExclude: h.ignoreExclude, Interfaces: interfaces,
-		Unmet: h.unmet(now), Port: h.port, Conflicts: h.conflicts(),
+		Speakers: s.from.liveness.Speakers(), Ready: s.from.ready(), Port: h.port, Conflicts: h.conflicts(),
 	}
 	if err := h.unreachable(); err != nil {
 		facts.Unreachable = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
+	h.hear(facts, now)
+	facts.Unheard = h.unheard
 	if text, err := os.ReadFile(filepath.Join(h.parameters, "all", "arp_ignore")); err == nil {
 		facts.AnswersAll = strings.TrimSpace(string(text)) == "0"
 	}
@@ -115,16 +118,22 @@ func (h *host) interfaces() []string {
 	return slices.Compact(names)
 }
 
-// unmet returns for how long the speaker has met no other although others are ready: two or more
-// are, and one of them may be this one.
-func (h *host) unmet(now time.Time) time.Duration {
-	seen := h.speaker.from.liveness.Speakers()
-	if len(seen.Live)+len(seen.Missing) > 1 || h.speaker.from.ready() < 2 {
-		h.alone = time.Time{}
-		return 0
+// tellers is how many nodes of a majority tell that they do not hear others: one node's firewall
+// is no reason for an Event on every node. A node without a majority tells too.
+const tellers = 2
+
+// hear notes for how long more speakers were ready than this one hears. While the node does not reach the
+// API server, who is ready is not known: what was so stays.
+func (h *host) hear(facts plan.Host, now time.Time) {
+	seen := facts.Speakers
+	tells := !seen.Majority || seen.Rank < tellers
+	switch {
+	case !tells || facts.Ready <= len(seen.Live):
+		h.unheardSince, h.unheard = time.Time{}, 0
+	case facts.Unreachable != "":
+	case h.unheardSince.IsZero():
+		h.unheardSince = now
+	default:
+		h.unheard = now.Sub(h.unheardSince)
 	}
-	if h.alone.IsZero() {
-		h.alone = now
-	}
-	return now.Sub(h.alone)
 }

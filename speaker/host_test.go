@@ -61,7 +61,8 @@ func TestHostLooks(t *testing.T) {
 		look()
 		look() // it has met the other
 		met := s.from.liveness
-		s.from.liveness = nobody{met}
+		alone := plan.Speakers{Live: []string{w177}}
+		s.from.liveness = sees{met, alone}
 		look()
 		look(lb.ReasonGossipBlocked)
 		ready(1) // the other node is down, or no speaker is to run there
@@ -70,10 +71,38 @@ func TestHostLooks(t *testing.T) {
 		ready(2)
 		look() // for a moment
 		look(lb.ReasonGossipBlocked)
+		cut = errors.New("no route to host")
+		look(lb.ReasonAPIServerUnreachable, lb.ReasonGossipBlocked) // who is ready now is not known
+		cut = nil
 		s.from.daemonSet = nil // nobody knows
 		look()
 		look()
-		s.from.daemonSet, s.from.liveness = sets, met
+		s.from.daemonSet = sets
+
+		// It has met the other, and hears it no longer.
+		s.from.liveness = sees{met, plan.Speakers{Live: alone.Live, Missing: []string{w178}}}
+		look()
+		look(lb.ReasonGossipBlocked)
+		s.from.liveness = met
+		look()
+		cut, s.from.liveness = errors.New("no route to host"), sees{met, alone}
+		look(lb.ReasonAPIServerUnreachable)
+		look(lb.ReasonAPIServerUnreachable)
+		look(lb.ReasonAPIServerUnreachable) // the other may have died since
+		cut = nil
+		// Of those that hear one another, the first two tell of a node that they do not hear.
+		many := plan.Speakers{Live: []string{"a", "b", w177}, Missing: []string{w178},
+			Quorum: plan.Quorum{Majority: true, Rank: 1}}
+		ready(4)
+		s.from.liveness = sees{met, many}
+		look()
+		look(lb.ReasonGossipBlocked)
+		many.Rank = 2
+		s.from.liveness = sees{met, many}
+		look()
+		look()
+		ready(2)
+		s.from.liveness = met
 		node, _ := r.api.nodes.Get(s.self)
 		node.Labels = labels.Set{plan.LabelExclude: ""}
 		r.api.nodes.Set(s.self, node)
@@ -95,7 +124,10 @@ func TestHostLooks(t *testing.T) {
 	})
 }
 
-// nobody is liveness that has met no other speaker.
-type nobody struct{ diagnosis }
+// sees is liveness with what a speaker sees of the others.
+type sees struct {
+	diagnosis
+	speakers plan.Speakers
+}
 
-func (nobody) Speakers() plan.Speakers { return plan.Speakers{Live: []string{w177}} }
+func (s sees) Speakers() plan.Speakers { return s.speakers }

@@ -21,7 +21,10 @@ type DoctorFacts struct {
 	Others []string
 	// Namespace is that of Landfall; PodSecurity is its level that is enforced, "" if there is none.
 	Namespace, PodSecurity string
-	Services               []lb.Service
+	// Refused says why the API server refuses the pods of speaker and proxy while there are none; "" if it
+	// does not, or if that is not known.
+	Refused  string
+	Services []lb.Service
 }
 
 // leastMinor is the oldest Kubernetes that Landfall runs on: 1.31.
@@ -33,7 +36,7 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 	checks := append([]Check{version(d.Version)}, c.podSecurity(d))
 	if c.Installed {
 		checks = append(checks, c.controller())
-		checks = append(checks, c.allPrograms()...)
+		checks = append(checks, c.allPrograms(d)...)
 		for _, node := range slices.Sorted(maps.Keys(c.Agents)) {
 			a := c.Agents[node]
 			for _, check := range append([]Check{c.hears(a)}, gate(a)...) {
@@ -137,23 +140,40 @@ func (c Cluster) podSecurity(d DoctorFacts) Check {
 	if c.hasUnread("namespaces") {
 		return Check{}
 	}
-	check := Check{Level: OK, What: "Pod Security", Text: "namespace " + d.Namespace + " enforces no level"}
-	switch d.PodSecurity {
-	case "":
-	case "privileged":
+	check := Check{Level: OK, What: "Pod Security", Text: "namespace " + d.Namespace + " sets no level"}
+	switch {
+	case d.PodSecurity == "" && !c.Installed:
+		check.Text += "; if the API server enforces one by default, label the namespace privileged"
+	case d.PodSecurity == "privileged":
 		check.Text = "namespace " + d.Namespace + " enforces privileged"
-	default:
+	case d.PodSecurity != "":
 		check.Level = Wrong
 		check.Text = fmt.Sprintf("namespace %s enforces Pod Security %s, so the pods of speaker and proxy are refused",
 			d.Namespace, d.PodSecurity)
+	case strings.Contains(d.Refused, "violates PodSecurity"):
+		check.Level = Wrong
+		check.Text = fmt.Sprintf("the API server enforces Pod Security by default, and namespace %s sets no level, so the "+
+			"pods of speaker and proxy are refused", d.Namespace)
+	}
+	if check.Level == Wrong {
 		check.Cure = fmt.Sprintf("kubectl label namespace %s pod-security.kubernetes.io/enforce=privileged --overwrite",
 			d.Namespace)
 	}
 	return check
 }
 
+// maxRefusal is how much is shown of why the API server refuses pods, in bytes.
+const maxRefusal = 200
+
+func shortened(text string) string {
+	if len(text) <= maxRefusal {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxRefusal], "") + "…"
+}
+
 // allPrograms checks the pods of all nodes: which do not run, and whether all have one version.
-func (c Cluster) allPrograms() []Check {
+func (c Cluster) allPrograms(d DoctorFacts) []Check {
 	if c.hasUnread("pods") {
 		return nil
 	}
@@ -179,8 +199,11 @@ func (c Cluster) allPrograms() []Check {
 	}
 	switch {
 	case len(c.Agents) == 0:
-		checks = append(checks, Check{Level: Wrong, What: "programs",
-			Text: "speaker and proxy run on no node, so no address is announced",
+		text := "speaker and proxy run on no node, so no address is announced"
+		if d.Refused != "" {
+			text += ": " + shortened(d.Refused)
+		}
+		checks = append(checks, Check{Level: Wrong, What: "programs", Text: text,
 			Cure: "kubectl -n landfall-system describe daemonset   # why it has no pods"})
 	case len(without) > 0:
 		checks = append(checks, Check{Level: Note, What: "programs",

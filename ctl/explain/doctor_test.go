@@ -59,6 +59,12 @@ func TestDoctor(t *testing.T) {
 		}, Warning, "n2 is not ready: no kubelet"},
 		"no controller": {func(w *world, _ *DoctorFacts) { w.Controllers = nil }, Wrong, "the controller does not run"},
 		"no speaker":    {func(w *world, _ *DoctorFacts) { w.Agents = nil }, Wrong, "speaker and proxy run on no node"},
+		"no speaker may start": {func(w *world, d *DoctorFacts) {
+			w.Agents, d.Refused = nil, `pods "landfall-node-x" is forbidden: exceeded quota`+strings.Repeat("x", 300)
+		}, Wrong, `speaker and proxy run on no node, so no address is announced: pods "landfall-node-x" is forbidden`},
+		"Pod Security by default": {func(w *world, d *DoctorFacts) {
+			w.Agents, d.Refused = nil, `pods "landfall-node-x" is forbidden: violates PodSecurity "restricted:latest"`
+		}, Wrong, "the API server enforces Pod Security by default, and namespace landfall-system sets no level"},
 		"versions": {func(w *world, _ *DoctorFacts) {
 			a := w.Agents["n2"]
 			a.Speaker.Image, a.Proxy.Image = "landfall:2", "landfall:2"

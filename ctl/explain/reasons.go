@@ -253,7 +253,6 @@ var Reasons = map[lb.Reason]Entry{
 		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, and in /etc/sysctl.d"},
 	lb.ReasonMTUMismatch: {"Nodes in one subnet send packets of different sizes: the larger ones are lost.",
 		"ip link set dev eth0 mtu 1500   # on each node of the subnet, what the switch has"},
-	lb.ReasonGossipBlocked: {"The speaker has met no other, although speakers on other nodes are ready: a firewall, or " +
-		"another " +
+	lb.ReasonGossipBlocked: {"The speaker does not hear speakers on other nodes that are ready: a firewall, or another " +
 		"gossip key.", "open TCP and UDP port 7947 between the nodes; all speakers need one gossip key"},
 }

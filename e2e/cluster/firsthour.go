@@ -81,6 +81,8 @@ func (c *Cluster) traps() []trap {
 				}
 				return c.restart(ctx) // it was there before the speakers
 			}, clear: on(c.nodes, "nft delete table inet firewall")},
+		{name: "a firewall drops gossip of speakers that have met", reason: lb.ReasonGossipBlocked,
+			set: on(c.nodes, firewall), clear: on(c.nodes, "nft delete table inet firewall")},
 		{name: "ServiceLB of k3s is at work", reason: lb.ReasonForeignAddress, about: "Service", ask: "doctor",
 			told: "ServiceLB of k3s also gives addresses", notes: "ServiceLB of k3s (DaemonSet kube-system/svclb-l2-cluster)",
 			set: func(ctx context.Context) error {

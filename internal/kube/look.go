@@ -355,6 +355,25 @@ func (c *Client) NamespaceLabels(ctx context.Context, name string) (map[string]s
 	return o.Labels, nil
 }
 
+// RefusedPod says why the API server lately refused a pod of a DaemonSet in a namespace; "" if it did not.
+func (c *Client) RefusedPod(ctx context.Context, namespace string) (string, error) {
+	list, err := c.core.Events(namespace).List(ctx,
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=DaemonSet,reason=FailedCreate", ResourceVersion: "0"})
+	if err != nil {
+		return "", c.looked(err, "list", "", "events", namespace)
+	}
+	return refusedPod(list.Items), nil
+}
+
+func refusedPod(events []corev1.Event) string {
+	if len(events) == 0 {
+		return ""
+	}
+	latest := slices.MaxFunc(events, func(a, b corev1.Event) int { return a.LastTimestamp.Compare(b.LastTimestamp.Time) })
+	_, why, _ := strings.Cut(latest.Message, "Error creating: ")
+	return why
+}
+
 // ConfigMapValue reads one key of a ConfigMap; found is false without it.
 func (c *Client) ConfigMapValue(ctx context.Context, key lb.Key, name string) (value string, found bool, err error) {
 	o, err := c.core.ConfigMaps(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})

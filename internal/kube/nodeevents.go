@@ -31,8 +31,8 @@ func (e *Events) Finding(node string, f lb.Finding, gone bool) {
 }
 
 // ownReport reports whether an Event says of itself that a speaker or proxy sent it about its own Node.
-// Only these report of Nodes. Whoever may create Events can claim that, too: a diagnosis asks the programs
-// themselves where they answer.
+// Only these report of Nodes. The chart's policy node-events has the API server refuse that to others; it
+// may be switched off, so a diagnosis asks the programs themselves where they answer.
 func ownReport(e corev1.Event) bool {
 	by := e.Source.Component
 	return (by == "landfall-speaker" || by == "landfall-proxy") && e.ReportingController == by &&

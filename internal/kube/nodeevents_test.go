@@ -65,3 +65,23 @@ func TestNodeWarningsHaveABound(t *testing.T) {
 		t.Errorf("%d warnings, the last: %s", len(got), last)
 	}
 }
+
+func TestRefusedPod(t *testing.T) {
+	event := func(message string, at int64) corev1.Event {
+		return corev1.Event{Message: message, LastTimestamp: metav1.Unix(at, 0)}
+	}
+	for _, test := range []struct {
+		events []corev1.Event
+		want   string
+	}{
+		{nil, ""},
+		{[]corev1.Event{event("Error creating: quota", 1)}, "quota"},
+		{[]corev1.Event{event("(combined from similar events): Error creating: Pod Security", 2),
+			event("Error creating: quota", 1)}, "Pod Security"},
+		{[]corev1.Event{event("something else", 1)}, ""},
+	} {
+		if got := refusedPod(test.events); got != test.want {
+			t.Errorf("%v: %q, want %q", test.events, got, test.want)
+		}
+	}
+}

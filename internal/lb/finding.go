@@ -46,7 +46,7 @@ const (
 	ReasonPodNetworkUnmatched Reason = "PodNetworkUnmatched"
 	// the node answers ARP for addresses of Services that kube-proxy has put on an interface
 	ReasonARPNotStrict Reason = "ARPNotStrict"
-	// the speaker has met no other, although the cluster has more
+	// the speaker does not hear speakers on other nodes that are ready
 	ReasonGossipBlocked Reason = "GossipBlocked"
 	// the node does not reach the API server
 	ReasonAPIServerUnreachable Reason = "APIServerUnreachable"

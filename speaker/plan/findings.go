@@ -14,9 +14,9 @@ import (
 // ipvsInterface is where kube-proxy in mode ipvs puts the addresses of all Services.
 const ipvsInterface = "kube-ipvs0"
 
-// unmetFor is how long a speaker may look for the others before that is remarkable. It takes up to
+// unheardFor is how long a speaker may look for the others before that is remarkable. It takes up to
 // 40 s until the API server says of the pods on a node that is down that they are not ready.
-const unmetFor = time.Minute
+const unheardFor = time.Minute
 
 // Host is what a speaker sees of its node and its cluster that decides whether its announcements
 // make sense.
@@ -28,9 +28,11 @@ type Host struct {
 	// AnswersAll is set while the kernel answers ARP for the addresses of all its interfaces on each
 	// of them (arp_ignore=0).
 	AnswersAll bool
-	// Unmet is for how long this speaker has met no other although others are ready.
-	Unmet time.Duration
-	Port  uint16 // of gossip
+	// Unheard is for how long more speakers were ready than this one hears.
+	Unheard  time.Duration
+	Ready    int // speakers, as the API server says
+	Speakers Speakers
+	Port     uint16 // of gossip
 	// Unreachable says why the node does not reach the API server; "" if it does.
 	Unreachable string
 	// Conflicts are the conflicting hosts that this node has seen lately, by VIP.
@@ -45,7 +47,7 @@ type Host struct {
 
 // Findings says what keeps announcements of the node from clients.
 func Findings(h Host) []lb.Finding {
-	return slices.Concat(h.unreachable(), h.excluded(), h.answers(), h.unmet(), h.strict(), h.conflicts())
+	return slices.Concat(h.unreachable(), h.excluded(), h.answers(), h.unheard(), h.strict(), h.conflicts())
 }
 
 // excluded names the label that keeps the node from announcing: on purpose, unless no node is
@@ -107,14 +109,36 @@ func (h Host) unreachable() []lb.Finding {
 		"%s does not reach the API server, and knows of no change since: %s", h.Self, h.Unreachable)}
 }
 
-// unmet finds a speaker that hears no other although there are some.
-func (h Host) unmet() []lb.Finding {
-	if h.Unmet < unmetFor {
+// unheard finds speakers that are ready and that this one does not hear.
+func (h Host) unheard() []lb.Finding {
+	if h.Unheard < unheardFor {
 		return nil
 	}
-	return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
-		"the speaker on %s has met no other, although speakers on other nodes are ready: open TCP and UDP port %d between "+
-			"all nodes, and give all the same gossip key", h.Self, h.Port)}
+	ends := fmt.Sprintf("open TCP and UDP port %d between all nodes, and give all the same gossip key", h.Port)
+	switch live := len(h.Speakers.Live); {
+	case len(h.Speakers.Missing) > 0: // some of which may be down
+		return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
+			"the speaker on %s hears %d of %d ready speakers, itself included, and no longer hears %s: %s", h.Self, live,
+			h.Ready, firstOf(h.Speakers.Missing, maxMissing), ends)}
+	case live < 2:
+		return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
+			"the speaker on %s has met no other, although speakers on other nodes are ready: %s", h.Self, ends)}
+	default:
+		return []lb.Finding{lb.Find(lb.ReasonGossipBlocked,
+			"the speaker on %s has met %d of %d ready speakers, itself included: %s", h.Self, live, h.Ready, ends)}
+	}
+}
+
+// maxMissing is how many nodes a finding names.
+const maxMissing = 3
+
+// firstOf lists the first of many.
+func firstOf(all []string, most int) string {
+	text := strings.Join(all[:min(len(all), most)], ", ")
+	if more := len(all) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // Bounds of findings about conflicting hosts: another cluster may use every address.
@@ -140,16 +164,12 @@ func (h Host) conflicts() (found []lb.Finding) {
 		vips := uses[host]
 		slices.SortFunc(vips, netip.Addr.Compare)
 		var list []string
-		for _, vip := range vips[:min(len(vips), maxConflictsVIPs)] {
+		for _, vip := range vips {
 			list = append(list, vip.String())
-		}
-		addresses := strings.Join(list, ", ")
-		if more := len(vips) - maxConflictsVIPs; more > 0 {
-			addresses += fmt.Sprintf(" and %d more", more)
 		}
 		found = append(found, lb.Find(lb.ReasonAddressConflict,
 			"a host outside of the cluster, %s of %s%s, uses addresses of Services: %s%s", host, h.Self, virtualRouter(host),
-			addresses, h.sameRange()).About(host))
+			firstOf(list, maxConflictsVIPs), h.sameRange()).About(host))
 	}
 	return found
 }

@@ -1,13 +1,13 @@
 {{/* Adds the values that an earlier version of the chart did not have, if helm upgrade --reuse-values brings the values of
-one: each template begins with this. Values of this version all have their sections; a null in them stays. */}}
+one: each template begins with this. helm leaves out a value that is null, too: it has its default. Within what null can
+take a part out of, such as a probe, parts are added only to values that lack a whole section. */}}
 {{- define "landfall.defaults" -}}
 {{- $defaults := .Files.Get "files/defaults.yaml" | fromYaml -}}
-{{- $values := .Values -}}
-{{- $old := false -}}
+{{- $asGiven := list "probes" "resources" "labels" "tlsConfig" -}}
 {{- range $section, $_ := $defaults -}}
-{{- if not (hasKey $values $section) -}}{{- $old = true -}}{{- end -}}
+{{- if not (hasKey $.Values $section) -}}{{- $asGiven = list -}}{{- end -}}
 {{- end -}}
-{{- if $old -}}{{- include "landfall.fill" (dict "values" $values "defaults" $defaults) -}}{{- end -}}
+{{- include "landfall.fill" (dict "values" .Values "defaults" $defaults "asGiven" $asGiven) -}}
 {{- end -}}
 
 {{- define "landfall.fill" -}}
@@ -15,8 +15,8 @@ one: each template begins with this. Values of this version all have their secti
 {{- $value := get $.values $key -}}
 {{- if not (hasKey $.values $key) -}}
 {{- $_ := set $.values $key $default -}}
-{{- else if and (kindIs "map" $default) (kindIs "map" $value) -}}
-{{- include "landfall.fill" (dict "values" $value "defaults" $default) -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" $value) (not (has $key $.asGiven)) -}}
+{{- include "landfall.fill" (dict "values" $value "defaults" $default "asGiven" $.asGiven) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -457,4 +457,18 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- define "landfall.cleanupHook" -}}
 helm.sh/hook: post-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{/* The node that a request comes from, for the policies of nodes, and that there is one. */}}
+{{- define "landfall.policyNode" -}}
+- name: node
+  expression: >-
+    'authentication.kubernetes.io/node-name' in request.userInfo.extra ?
+    request.userInfo.extra['authentication.kubernetes.io/node-name'][0] : ''
+{{- end -}}
+
+{{- define "landfall.policyNeedsNode" -}}
+- expression: variables.node != ''
+  message: >-
+    the token names no node; use the token of a pod on it, or switch off nodePolicies.enabled in the chart
 {{- end -}}
