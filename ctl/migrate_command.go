@@ -51,8 +51,14 @@ func (f *migrateOptions) add(cmd *cobra.Command) {
 }
 
 func migrateCommand(o *options) *cobra.Command {
-	parent := group(&cobra.Command{Use: "migrate", DisableFlagsInUseLine: true,
-		Short: "Move a cluster from another product to Landfall, or back"})
+	parent := &cobra.Command{Use: "migrate", DisableFlagsInUseLine: true,
+		Short: "Move a cluster from another product to Landfall, or back",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			return fmt.Errorf("%q is none of kube-proxy, metallb", args[0])
+		}}
 	parent.AddCommand(metallbCommand(o), kubeProxyCommand(o))
 	return parent
 }
