@@ -160,7 +160,7 @@ var metallbResources = []string{
 	"/apis/metallb.io/v1beta1/ipaddresspools", "/apis/metallb.io/v1beta1/l2advertisements",
 	"/apis/metallb.io/v1beta1/bgpadvertisements", "/apis/metallb.io/v1beta2/bgppeers",
 	"/apis/metallb.io/v1beta1/bfdprofiles", "/apis/metallb.io/v1beta1/communities",
-	"/apis/metallb.io/v1beta1/servicel2statuses",
+	"/apis/metallb.io/v1beta1/servicel2statuses", "/apis/frrk8s.metallb.io/v1beta1/frrconfigurations",
 	servicesPath, nodesPath, "/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets",
 }
 
