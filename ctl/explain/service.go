@@ -290,6 +290,21 @@ func (e explanation) endpoints() (ready, serving, all int, nodes []string) {
 	return ready, serving, len(seen), nodes
 }
 
+// unservedPorts names the ports of the Service that no EndpointSlice with endpoints has.
+func (e explanation) unservedPorts() (names []string) {
+	for _, port := range e.Service.Ports {
+		serves := func(s lb.Slice) bool {
+			return len(s.Endpoints) > 0 && slices.ContainsFunc(s.Ports, func(p lb.SlicePort) bool {
+				return p.Name == port.Name && p.Protocol == port.Protocol
+			})
+		}
+		if !slices.ContainsFunc(e.Slices, serves) {
+			names = append(names, strings.TrimPrefix(port.Name+" ", " ")+fmt.Sprintf("%d/%s", port.Port, port.Protocol))
+		}
+	}
+	return names
+}
+
 // backends checks that there is something to deliver to.
 func (e explanation) backends() Check {
 	ready, serving, all, nodes := e.endpoints()
@@ -299,7 +314,19 @@ func (e explanation) backends() Check {
 	}
 	describe := fill("kubectl get endpointslices -n NAMESPACE -l kubernetes.io/service-name=SERVICE",
 		"NAMESPACE", e.Key.Namespace, "SERVICE", e.Key.Name)
+	missing := e.unservedPorts()
 	switch {
+	case ready > 0 && len(missing) > 0:
+		check.Level, check.Reason, check.Cure = Warning, lb.ReasonNoBackends, describe
+		if len(missing) == len(e.Service.Ports) {
+			check.Level = Wrong
+		}
+		check.Text = fmt.Sprintf("its endpoints have no port for %s, so clients are refused there: targetPort names a port that "+
+			"no container of the pods has", list(missing, 4))
+	case ready > 0 && e.Service.ExternalPolicy == lb.Local && len(nodes) == 0:
+		check.Level, check.Reason, check.Cure = Wrong, lb.ReasonNoLocalBackends, describe
+		check.Text = fmt.Sprintf("none of its %s has a nodeName in its EndpointSlice, so with externalTrafficPolicy Local no "+
+			"node delivers to them", plural(ready, "ready endpoint"))
 	case ready > 0:
 	case e.hasUnread("endpointslices"):
 		check.Level, check.Text = Note, "could not be read"
@@ -342,7 +369,14 @@ func (e explanation) announced(vips []netip.Addr) Check {
 			check.Level = Warning
 		}
 	case cond.Reason == lb.ReasonContested || cond.Reason == lb.ReasonParting:
-		check.Level, check.Reason, check.Cure = Warning, cond.Reason, cureOf(cond.Reason, e.names("")...)
+		check.Level, check.Reason = Warning, cond.Reason
+		check.Cure = cureOf(cond.Reason, e.names("")...)
+		for _, node := range slices.Sorted(maps.Keys(e.Cluster.Nodes)) {
+			if e.Cluster.Nodes[node].Leaving == lb.ReasonNodeDrained {
+				check.Cure = cureOf(lb.ReasonNodeDrained, "NODE", node)
+				break
+			}
+		}
 	default:
 		for _, vip := range vips {
 			if view, heard := e.view(vip); heard && !slices.ContainsFunc(view.Nodes,
