@@ -245,6 +245,12 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 				a.Delivers.Services[0].VIPs[0] = ProxyVIP{VIP: vip, Reason: lb.ReasonNotProgrammed, Message: "the kernel refused them"}
 			}
 		}, Wrong, "n1 does not deliver 192.0.2.10: the kernel refused them (NotProgrammed)", "logs"},
+		"a node has the address": {func(w *world) {
+			w.find("n2", lb.ReasonAddressOnNode, "interface lo of n2 has 192.0.2.1, 192.0.2.10, so its kernel answers")
+		}, Wrong, "interface lo of n2 has 192.0.2.1, 192.0.2.10, so its kernel answers (AddressOnNode)", "ip addr del"},
+		"a node has the addresses of others": {func(w *world) {
+			w.find("n2", lb.ReasonAddressOnNode, "interface lo of n2 has 192.0.2.1, 192.0.2.100, so its kernel answers")
+		}, OK, "192.0.2.10 is announced from n1", ""},
 		"a targetPort that no container has": {func(w *world) {
 			w.Service.Ports = []lb.ServicePort{{Name: "web", Port: 80, Protocol: "TCP"}}
 			w.announced(false, lb.ReasonNoBackends, "no endpoint is usable on any node")

@@ -84,12 +84,21 @@ func (e explanation) checks() []Check {
 		if e.Service.Relay == "" && ofRelay(c.Reason) {
 			return true
 		}
-		return c.Reason == lb.ReasonAddressConflict // what concerns the Service's own addresses, its nodes have said
+		// What concerns the Service's own addresses, its nodes have said, but for what only the node with it sees.
+		return c.Reason == lb.ReasonAddressConflict || c.Reason == lb.ReasonAddressOnNode && !names(c.Text, vips)
 	})...)
 	checks = append(checks, e.mtus()...)
 	checks = append(checks, e.relay(), e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })
+}
+
+// names reports whether a text names one of some addresses, or may: it counts those that it leaves out.
+func names(text string, addrs []netip.Addr) bool {
+	words := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == ',' })
+	return slices.ContainsFunc(words, func(word string) bool {
+		return word == "more" || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.String() == word })
+	})
 }
 
 // fromElsewhere reports whether other checks know the cause of a reason better than the condition.
