@@ -282,7 +282,8 @@ func explainNode(ctx context.Context, g *gatherer, name string) (explain.Verdict
 		return explain.Verdict{}, err
 	}
 	g.ask(ctx, []string{name}, nil, nothing)
-	// Whether the speakers that it does not hear answer landfallctl tells a speaker that hangs from gossip that is blocked.
+	// Speakers that it does not hear hang if they do not answer landfallctl either; else gossip is
+	// blocked.
 	if said := g.cluster.Agents[name].Said; said != nil {
 		unheard := slices.DeleteFunc(g.speakers(math.MaxInt), func(node string) bool {
 			return node == name || slices.Contains(said.Members.Live, node)

@@ -348,8 +348,8 @@ func (c Cluster) members(s *SpeakerStatus) Check {
 	switch {
 	case len(hang) > 0:
 		check.Level, check.Reason = Wrong, lb.ReasonMissing
-		check.Text = fmt.Sprintf("the speakers on %s hang, or their nodes are cut off: they answer neither %s nor landfallctl",
-			list(hang, 4), s.Node)
+		check.Text = fmt.Sprintf("the speakers on %s hang, or their nodes are cut off: they answer neither %s nor "+
+			"landfallctl", list(hang, 4), s.Node)
 		check.Cure = "kubectl -n landfall-system get pods -o wide --field-selector spec.nodeName=" + hang[0] +
 			"   # delete the pod there"
 	case len(unseen) > 0 && strings.Contains(s.Members.Trouble, otherKey):

@@ -330,12 +330,12 @@ func (e explanation) backends() Check {
 		if len(missing) == len(e.Service.Ports) {
 			check.Level = Wrong
 		}
-		check.Text = fmt.Sprintf("its endpoints have no port for %s, so clients are refused there: targetPort names a port that "+
-			"no container of the pods has", list(missing, 4))
+		check.Text = fmt.Sprintf("its endpoints have no port for %s, so clients are refused there: targetPort names a port "+
+			"that no container of the pods has", list(missing, 4))
 	case ready > 0 && e.Service.ExternalPolicy == lb.Local && len(nodes) == 0:
 		check.Level, check.Reason, check.Cure = Wrong, lb.ReasonNoLocalBackends, describe
-		check.Text = fmt.Sprintf("none of its %s has a nodeName in its EndpointSlice, so with externalTrafficPolicy Local no "+
-			"node delivers to them", plural(ready, "ready endpoint"))
+		check.Text = fmt.Sprintf("none of its %s has a nodeName in its EndpointSlice, so with externalTrafficPolicy Local "+
+			"no node delivers to them", plural(ready, "ready endpoint"))
 	case ready > 0:
 	case e.hasUnread("endpointslices"):
 		check.Level, check.Text = Note, "could not be read"
