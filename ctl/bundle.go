@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -45,14 +46,19 @@ func bundleCommand(o *options) *cobra.Command {
 			"leaves out passwords, values of environment variables, and annotations that are neither Landfall's nor " +
 			"Kubernetes'. manifest.txt in it lists the files, and what could not be read. Names, addresses and selectors " +
 			"of all Services are in it.",
-		Example: "  landfallctl bundle\n  landfallctl bundle -f - | ssh admin@host 'cat > bundle.tar.gz'",
-		Args:    cobra.NoArgs,
+		Example: "  landfallctl bundle\n  landfallctl bundle -o json | jq -r '.notRead[]'\n" +
+			"  landfallctl bundle -f - | ssh admin@host 'cat > bundle.tar.gz'",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if path == "-" && o.output != "" {
+				return errors.New("-o and -f - would both write to standard output")
+			}
 			return runBundle(cmd.Context(), *o, path, unfiltered(cmd.OutOrStdout()), cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().StringVarP(&path, "filename", "f", "",
 		"`file` to write; - is standard output (default: landfall-bundle-TIME.tar.gz in this directory)")
+	o.addOutput(cmd, "json", "yaml")
 	return cmd
 }
 
@@ -80,9 +86,27 @@ func runBundle(ctx context.Context, o options, path string, stdout, stderr io.Wr
 	if err := b.write(ctx); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	_, err = fmt.Fprintf(stderr, "%s: %s, %d MiB unpacked; %s\n", path, count(len(b.files), "file"), b.size>>20,
-		b.unreadText())
-	return err
+	if o.output == "" { // standard output may be the archive
+		stdout = stderr
+	}
+	text := fmt.Sprintf("%s: %s, %d MiB unpacked; %s\n", path, count(len(b.files), "file"), b.size>>20, b.unreadText())
+	return write(stdout, o.output, bundled{path, b.files, append([]string{}, b.missed...)}, text)
+}
+
+// bundled is what --output prints of a bundle.
+type bundled struct {
+	Archive string        `json:"archive"`
+	Files   []bundledFile `json:"files"`
+	// NotRead says what could not be read, and why.
+	NotRead []string `json:"notRead"`
+}
+
+// bundledFile is a file in a bundle.
+type bundledFile struct {
+	Name  string `json:"name"`
+	Bytes int    `json:"bytes"`
+	// Part says which part of it is there, if it is not whole.
+	Part string `json:"part,omitempty"`
 }
 
 // bundle collects files into an archive.
@@ -101,7 +125,7 @@ type bundle struct {
 	mu     sync.Mutex
 	redact redactor
 	size   int
-	files  []string // with their sizes
+	files  []bundledFile
 	missed []string // what could not be read, and why
 	err    error    // the first of the archive
 }
@@ -164,11 +188,7 @@ func (b *bundle) add(name string, content []byte, cut string) {
 		return
 	}
 	b.size += len(content)
-	line := fmt.Sprintf("%10d  %s", len(content), name)
-	if cut != "" {
-		line += "  (" + cut + ")"
-	}
-	b.files = append(b.files, line)
+	b.files = append(b.files, bundledFile{name, len(content), cut})
 	err := b.tar.WriteHeader(&tar.Header{Name: b.name + "/" + name, Mode: 0o600, Size: int64(len(content)),
 		ModTime: b.server.Now, Typeflag: tar.TypeReg})
 	if err == nil {
@@ -353,9 +373,15 @@ func (b *bundle) versions() {
 func (b *bundle) manifest() []byte {
 	var out strings.Builder
 	fmt.Fprintf(&out, "landfallctl bundle of %s\n\nFiles, with their bytes:\n", b.server.Now.UTC().Format(time.RFC3339))
-	slices.Sort(b.files)
-	for _, line := range b.files {
-		fmt.Fprintln(&out, line)
+	slices.SortFunc(b.files, func(a, b bundledFile) int {
+		return cmp.Or(cmp.Compare(a.Bytes, b.Bytes), strings.Compare(a.Name, b.Name))
+	})
+	for _, f := range b.files {
+		part := ""
+		if f.Part != "" {
+			part = "  (" + f.Part + ")"
+		}
+		fmt.Fprintf(&out, "%10d  %s%s\n", f.Bytes, f.Name, part)
 	}
 	fmt.Fprintf(&out, "\nLeft out: Secrets, contents of ConfigMaps, passwords, values of environment variables, "+
 		"annotations\nthat are neither Landfall's nor Kubernetes', managedFields.\n\nNot read: %s\n", b.unreadText())

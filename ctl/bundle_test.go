@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -174,5 +175,39 @@ func TestBundleFile(t *testing.T) {
 	code, stdout, stderr = run("bundle", "-f", "-", "--kubeconfig", config)
 	if files := unpack(t, strings.NewReader(stdout)); code != 0 || files["manifest.txt"] == "" {
 		t.Errorf("exit code %d: %s", code, stderr)
+	}
+}
+
+// TestBundleSaysWhatIsInIt prints the files of a bundle as data, beside the archive.
+func TestBundleSaysWhatIsInIt(t *testing.T) {
+	f := fakeWell(2)
+	f.refused["/api/v1/events"] = true
+	path := filepath.Join(t.TempDir(), "bundle.tar.gz")
+	code, stdout, stderr := run("bundle", "-f", path, "-o", "json", "--kubeconfig", f.serve(t))
+	var said bundled
+	if err := json.Unmarshal([]byte(stdout), &said); err != nil || code != 0 || stderr != "" {
+		t.Fatalf("%d %v %s %s", code, err, stdout, stderr)
+	}
+	archive, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	files := unpack(t, archive)
+	if said.Archive != path || len(said.Files) != len(files) {
+		t.Errorf("it names %s with %d files, want %s with %d", said.Archive, len(said.Files), path, len(files))
+	}
+	for _, one := range said.Files {
+		if len(files[one.Name]) != one.Bytes {
+			t.Errorf("%s has %d bytes, not %d", one.Name, len(files[one.Name]), one.Bytes)
+		}
+	}
+	refused := func(line string) bool { return strings.HasPrefix(line, "events: ") }
+	if !slices.ContainsFunc(said.NotRead, refused) {
+		t.Errorf("what could not be read is not named: %q", said.NotRead)
+	}
+	code, _, stderr = run("bundle", "-f", "-", "-o", "json", "--kubeconfig", f.serve(t))
+	if code != 2 || !strings.Contains(stderr, "both write to standard output") {
+		t.Errorf("%d %s", code, stderr)
 	}
 }

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"path/filepath"
 	"runtime"
@@ -17,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
 )
 
@@ -70,8 +73,39 @@ func newCommand(name string) *cobra.Command {
 	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
 		importCommand(o), versionCommand(o), drainCommand(o), undrainCommand(o), watchCommand(o), bundleCommand(o),
 		traceCommand(o), flowsCommand(o), dashboardCommand(o))
+	root.SetHelpCommand(helpCommand())
 	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
 	return root
+}
+
+// helpCommand is cobra's, but a name that is none of the commands is an error.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND]", Short: "Show the help of a command",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			of, _, err := cmd.Root().Find(args)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var names []string
+			for _, c := range of.Commands() {
+				if c.IsAvailableCommand() {
+					names = append(names, cobra.CompletionWithDesc(c.Name(), c.Short))
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			of, more, err := cmd.Root().Find(args)
+			if err != nil || of.HasAvailableSubCommands() && len(more) > 0 {
+				return fmt.Errorf("%q is no command: %s --help lists them", strings.Join(args, " "),
+					cmp.Or(of, cmd.Root()).CommandPath())
+			}
+			of.InitDefaultHelpFlag()
+			of.SetOut(cmd.OutOrStdout())
+			return of.Help()
+		},
+	}
 }
 
 // timeoutFlag is --request-timeout, written as for kubectl: 30s, 30, or 0 for no limit.
@@ -121,21 +155,6 @@ func arguments(n int) cobra.PositionalArgs {
 	}
 }
 
-// group makes a command of those below it: alone it prints its help, and it knows no other names.
-func group(cmd *cobra.Command) *cobra.Command {
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return cmd.Help()
-		}
-		var names []string
-		for _, c := range cmd.Commands() {
-			names = append(names, c.Name())
-		}
-		return fmt.Errorf("%q is none of %s", args[0], strings.Join(names, ", "))
-	}
-	return cmd
-}
-
 // addOutput gives a command the flag --output.
 func (o *options) addOutput(cmd *cobra.Command, formats ...string) {
 	cmd.Flags().StringVarP(&o.output, "output", "o", "", "output `format`: "+strings.Join(formats, ", ")+
@@ -147,6 +166,19 @@ func (o *options) addOutput(cmd *cobra.Command, formats ...string) {
 			return inner(cmd, args)
 		}
 		return fmt.Errorf("--output: %q is none of %s", o.output, strings.Join(formats, ", "))
+	}
+}
+
+// addAllNamespaces gives a command the flag --all-namespaces. What it returns is the namespace of the
+// Services to show: that of -n, or "" for all.
+func (o *options) addAllNamespaces(cmd *cobra.Command) func() string {
+	all := cmd.Flags().BoolP("all-namespaces", "A", false,
+		"show Services of all namespaces, which is the default without -n")
+	return func() string {
+		if *all {
+			return ""
+		}
+		return o.user.Namespace
 	}
 }
 
@@ -187,17 +219,19 @@ func (o *options) late(ctx context.Context, client *kube.Client, err error) erro
 func statusCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show pools, addresses, the node that announces each address, and problems",
-		Example: "  landfallctl status\n  landfallctl status -o json | jq -r '.problems[]'",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runStatus(cmd.Context(), *o, cmd.OutOrStdout())
-		},
+		Example: "  landfallctl status\n  landfallctl status -n shop -o wide\n" +
+			"  landfallctl status -o json | jq -r '.problems[]'",
+		Args: cobra.NoArgs,
+	}
+	namespace := o.addAllNamespaces(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return runStatus(cmd.Context(), *o, namespace(), cmd.OutOrStdout())
 	}
 	o.addOutput(cmd, "json", "yaml", "wide")
 	return cmd
 }
 
-func runStatus(ctx context.Context, o options, stdout io.Writer) error {
+func runStatus(ctx context.Context, o options, namespace string, stdout io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	client, server, err := o.connect(ctx)
@@ -208,6 +242,9 @@ func runStatus(ctx context.Context, o options, stdout io.Writer) error {
 	if err != nil {
 		return o.late(ctx, client, err)
 	}
+	maps.DeleteFunc(w.services, func(key lb.Key, _ lb.Service) bool {
+		return namespace != "" && key.Namespace != namespace
+	})
 	r := newReport(w)
 	if err := r.write(stdout, o.output); err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -281,6 +282,14 @@ func explainNode(ctx context.Context, g *gatherer, name string) (explain.Verdict
 		return explain.Verdict{}, err
 	}
 	g.ask(ctx, []string{name}, nil, nothing)
+	// Speakers that it does not hear hang if they do not answer landfallctl either; else gossip is
+	// blocked.
+	if said := g.cluster.Agents[name].Said; said != nil {
+		unheard := slices.DeleteFunc(g.speakers(math.MaxInt), func(node string) bool {
+			return node == name || slices.Contains(said.Members.Live, node)
+		})
+		g.ask(ctx, unheard[:min(len(unheard), askFirst)], nil, nothing)
+	}
 	return explain.NodeName(g.cluster, name), nil
 }
 

@@ -51,8 +51,14 @@ func (f *migrateOptions) add(cmd *cobra.Command) {
 }
 
 func migrateCommand(o *options) *cobra.Command {
-	parent := group(&cobra.Command{Use: "migrate", DisableFlagsInUseLine: true,
-		Short: "Move a cluster from another product to Landfall, or back"})
+	parent := &cobra.Command{Use: "migrate", DisableFlagsInUseLine: true,
+		Short: "Move a cluster from another product to Landfall, or back",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			return fmt.Errorf("%q is none of kube-proxy, metallb", args[0])
+		}}
 	parent.AddCommand(metallbCommand(o), kubeProxyCommand(o))
 	return parent
 }
@@ -154,7 +160,7 @@ var metallbResources = []string{
 	"/apis/metallb.io/v1beta1/ipaddresspools", "/apis/metallb.io/v1beta1/l2advertisements",
 	"/apis/metallb.io/v1beta1/bgpadvertisements", "/apis/metallb.io/v1beta2/bgppeers",
 	"/apis/metallb.io/v1beta1/bfdprofiles", "/apis/metallb.io/v1beta1/communities",
-	"/apis/metallb.io/v1beta1/servicel2statuses",
+	"/apis/metallb.io/v1beta1/servicel2statuses", "/apis/frrk8s.metallb.io/v1beta1/frrconfigurations",
 	servicesPath, nodesPath, "/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets",
 }
 

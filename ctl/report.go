@@ -139,7 +139,7 @@ func (r *report) addService(s lb.Service, w world) {
 	switch {
 	case !known:
 		r.problem("service %s: no speaker has reported on it yet; are the speakers running?", s.Key)
-	case !announced.Status:
+	case !announced.Status, announced.Reason == lb.ReasonContested, announced.Reason == lb.ReasonParting:
 		r.problem("service %s: %s (%s)", s.Key, announced.Message, announced.Reason)
 	}
 	// A tenant who may edit the annotation may not edit the status: it says whether all are announced.

@@ -160,7 +160,8 @@ PROBLEMS
 						Message: "no endpoint is usable on any node"}), byOwner),
 				announcedBy(service("made-up", "172.26.236.15", assigned), byOwner),
 				announcedBy(service("parting", "172.26.236.16", assigned,
-					lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonParting}), byOwner),
+					lb.Condition{Type: lb.ConditionAnnounced, Status: true, Reason: lb.ReasonParting,
+						Message: "no other node can take it over"}), byOwner),
 			}, vmware,
 				pool("younger", "172.26.236.190/32", lb.Condition{Type: lb.ConditionReady, Reason: lb.ReasonPoolOverlaps,
 					Message: "overlaps with pool vmware"})),
@@ -186,6 +187,7 @@ PROBLEMS
 - service default/made-up: no speaker has reported on it yet; are the speakers running?
 - service default/nobody: no endpoint is usable on any node (NoBackends)
 - service default/older: its annotation landfall.dev/announcements is missing; the speaker that reports on the Service writes it, is it running, and of this version?
+- service default/parting: no other node can take it over (Parting)
 - service default/pending: all pools are full (PoolExhausted)
 - service default/tenant: annotation landfall.dev/announcements was not written by a speaker of this version: invalid character 'k' looking for beginning of value; the speaker that reports on the Service writes it anew, is it running?
 - service default/terminal: annotation landfall.dev/announcements was not written by a speaker of this version: vips[0].owner "\x1b[2Jk8s-worker-178" is not the name of a node; the speaker that reports on the Service writes it anew, is it running?

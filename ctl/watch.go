@@ -19,7 +19,6 @@ import (
 )
 
 func watchCommand(o *options) *cobra.Command {
-	all := false
 	cmd := &cobra.Command{
 		Use: "watch", Short: "Show live which node announces what, sessions, refusals and findings",
 		Long: "Show a line for each change: addresses of Services and the nodes that announce them, why one is not " +
@@ -27,15 +26,11 @@ func watchCommand(o *options) *cobra.Command {
 			"server is back. landfallctl status shows how it is now.",
 		Example: "  landfallctl watch\n  landfallctl watch -n shop -o json | jq -r 'select(.what==\"owner\").to'",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			namespace := ""
-			if o.user.Namespace != "" && !all {
-				namespace = o.user.Namespace
-			}
-			return runWatch(cmd.Context(), *o, namespace, cmd.OutOrStdout(), cmd.ErrOrStderr())
-		},
 	}
-	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "show Services of all namespaces, which is the default")
+	namespace := o.addAllNamespaces(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return runWatch(cmd.Context(), *o, namespace(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
 	o.addOutput(cmd, "json", "yaml")
 	return cmd
 }

@@ -134,7 +134,7 @@ func TestCatalogue(t *testing.T) {
 	})
 	t.Run("BGP", func(t *testing.T) { hostileBGP(t, l) })
 	t.Run("BFD", func(t *testing.T) { hostileBFD(t, l) })
-	t.Run("neighbours", func(t *testing.T) { hostileNeighbours(t, l) })
+	t.Run("neighbors", func(t *testing.T) { hostileNeighbors(t, l) })
 	t.Run("gossip", func(t *testing.T) { hostileGossip(t, l) })
 	t.Run("HTTP", func(t *testing.T) { hostileHTTP(t, l) })
 	t.Run("sockets", func(t *testing.T) { hostileSockets(t, l) })

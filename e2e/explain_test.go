@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -206,14 +207,18 @@ func TestExplain(t *testing.T) {
 	const excluded = "node.kubernetes.io/exclude-from-external-load-balancers"
 	local := corev1.ServiceExternalTrafficPolicyLocal
 	one := workers(l)[0]
-	unguard := func(t *testing.T, l *lab.Lab) {
-		onOne(one, "nft", "delete table inet guard")(t, l)
+	wellAgain := func(t *testing.T, l *lab.Lab) {
+		t.Helper()
 		eventually(t, one+" is well again", func() error {
 			if line, well := firstLine(t.Context(), l, ctl, "explain", "node", one); !well {
 				return fmt.Errorf("landfallctl says %s", line)
 			}
 			return nil
 		})
+	}
+	unguard := func(t *testing.T, l *lab.Lab) {
+		onOne(one, "nft", "delete table inet guard")(t, l)
+		wellAgain(t, l)
 	}
 	explainAll(t, l, []explained{
 		{name: "type", make: created("clusterip", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeClusterIP }),
@@ -262,6 +267,16 @@ func TestExplain(t *testing.T) {
 		}, ask: svc("kube-system/next"), want: "Service kube-system/next: ", has: "(AddressKept)"},
 		{name: "address of no pool", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "ip", "198.51.100.9"},
 			want: "IP 198.51.100.9: no pool contains it"},
+		{name: "a targetPort that no container has", make: func(t *testing.T, l *lab.Lab) {
+			created("misnamed", nil)(t, l)
+			endpoint(t, l, "misnamed", "ports: []", "nodeName: "+one)
+		}, ask: svc("misnamed"), want: "Service default/misnamed: its endpoints have no port for 80/TCP, so clients are refused",
+			has: "(NoBackends)"},
+		{name: "local without nodes", make: func(t *testing.T, l *lab.Lab) {
+			created("nowhere", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local })(t, l)
+			endpoint(t, l, "nowhere", `ports: [{name: "", port: 80, protocol: TCP}]`, "hostname: pod")
+		}, ask: svc("nowhere"), want: "Service default/nowhere: none of its 1 ready endpoint has a nodeName",
+			has: "(NoLocalBackends)"},
 		{name: "no endpoints", make: created("empty", nil), ask: svc("empty"),
 			want: "Service default/empty: it has no endpoints, so clients are refused"},
 		{name: "local without pods", make: created("local", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local }),
@@ -300,6 +315,25 @@ func TestExplain(t *testing.T) {
 			onOne(one, "ip", "addr", "add", "172.26.236.180/32", "dev", "kube-ipvs0")(t, l)
 		}, mend: onOne(one, "ip", "link", "delete", "kube-ipvs0"), ask: []string{"explain", "node", one},
 			want: "Node " + one + ": " + one + " answers ARP for all addresses of Services", has: "(ARPNotStrict)"},
+		{name: "an address of a Service on lo", make: onOne(one, "ip", "addr", "add", "172.26.236.180/32", "dev", "lo"),
+			mend: func(t *testing.T, l *lab.Lab) {
+				onOne(one, "ip", "addr", "del", "172.26.236.180/32", "dev", "lo")(t, l)
+				wellAgain(t, l)
+			}, ask: svc("my-nginx"), want: "Service default/my-nginx: interface lo of " + one + " has 172.26.236.180, so its " +
+				"kernel answers for what only the owner may", has: "(AddressOnNode)"},
+		{name: "all nodes are drained", make: labelled(`{"landfall.dev/drain":""}`), ask: svc("my-nginx"),
+			mend: func(t *testing.T, l *lab.Lab) {
+				labelled(`{"landfall.dev/drain":null}`)(t, l)
+				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+			}, want: "Service default/my-nginx: 172.26.236.180 is announced from k8s-worker-", has: "(Parting)"},
+		{name: "speakers that hang", make: func(t *testing.T, l *lab.Lab) { signalSpeakers(t, l, syscall.SIGSTOP) }, ask: svc("my-nginx"),
+			want: "Service default/my-nginx: k8s-worker-", has: "speaker has stopped answering the others (Missing)"},
+		{name: "speakers that hang, in the cluster", make: func(*testing.T, *lab.Lab) {}, ask: []string{"doctor"},
+			mend: func(t *testing.T, l *lab.Lab) {
+				signalSpeakers(t, l, syscall.SIGCONT)
+				waitTogether(t, l)
+				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+			}, want: "Cluster: k8s-master-176: the speakers on ", has: "hang, or their nodes are cut off"},
 		{name: "gossip port blocked", make: onOne(one, "nft", "add table inet guard; add chain inet guard in "+
 			"{ type filter hook input priority 0; }; add rule inet guard in meta l4proto { tcp, udp } th dport 7947 drop; "+
 			"add rule inet guard in meta l4proto { tcp, udp } th sport 7947 drop"), ask: []string{"explain", "node", one},
@@ -424,6 +458,29 @@ func TestExplainBGP(t *testing.T) {
 		{name: "peer", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "peer", "tor-1"},
 			want: "BGPPeer tor-1: BGP session with tor-1", has: "most likely the MD5 passwords differ"},
 	})
+}
+
+// endpoint gives a Service one endpoint, a pod of my-nginx, with these ports and this field.
+func endpoint(t *testing.T, l *lab.Lab, name, ports, field string) {
+	t.Helper()
+	applied(fmt.Sprintf(`
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: %[1]s-1, namespace: default, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: IPv4
+%[2]s
+endpoints: [{addresses: [192.168.189.131], conditions: {ready: true, serving: true}, %[3]s}]
+`, name, ports, field))(t, l)
+}
+
+// signalSpeakers sends the speakers of all workers a signal.
+func signalSpeakers(t *testing.T, l *lab.Lab, sig syscall.Signal) {
+	t.Helper()
+	for _, node := range workers(l) {
+		if err := l.Agent("speaker", node).Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // onNode gives a Service an endpoint on a node.

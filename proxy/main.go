@@ -144,11 +144,11 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	defer flows.Close()
-	neighbours, err := rescue.Open(uint16(f.rescueTunnelPort))
+	neighbors, err := rescue.Open(uint16(f.rescueTunnelPort))
 	if err != nil {
 		return false, err
 	}
-	defer neighbours.Close()
+	defer neighbors.Close()
 
 	p := newProxy(rt.NodeName, set, kernel.families, rt.Log, time.Now)
 	p.mode = kernel.mode
@@ -200,7 +200,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	}
 	defer end.close()
 	var strict, noTunnel note
-	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbours,
+	rescuer := rescue.New(rescue.Deps{Log: rt.Log, Kernel: neighbors,
 		Families: f.rescueFamilies(kernel.families, rt.Log), Ring: f.rescueRing, Limit: f.rescueLimit,
 		Confirmed: offer.Rescued, Parameters: f.procSysNet,
 		Warn: strict.set, NoTunnel: noTunnel.set})

@@ -39,6 +39,8 @@ type host struct {
 	uplink    func() string
 	// conflicts are the conflicting hosts that were seen lately, by VIP.
 	conflicts func() map[netip.Addr][]plan.ConflictingHost
+	// holds returns the addresses of Services that interfaces have, by interface.
+	holds func([]lb.Interface) map[string][]netip.Addr
 	// unreachable says why the API server is not reached; nil if it is.
 	unreachable func() error
 }
@@ -47,7 +49,7 @@ type host struct {
 func newPreflight(s *speaker, port uint16, client *kube.Client, events *kube.Events) *preflight.Preflight {
 	h := host{speaker: s, port: port, ignoreExclude: s.opts.ignoreExclude, parameters: interfaceParameters,
 		answering: func() map[netip.Addr][]string { return s.to.l2.Outcome().Answering }, uplink: links.Uplink,
-		conflicts:   s.conflicts,
+		conflicts: s.conflicts, holds: s.heldBy,
 		unreachable: client.Unreachable}
 	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func(context.Context) ([]lb.Finding, bool) {
 		return h.look(time.Now())
@@ -64,6 +66,22 @@ func (s *speaker) conflicts() map[netip.Addr][]plan.ConflictingHost {
 	return found
 }
 
+// heldBy returns the addresses of Services that interfaces have, in order, by interface.
+func (s *speaker) heldBy(interfaces []lb.Interface) map[string][]netip.Addr {
+	held := map[string][]netip.Addr{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range interfaces {
+		for _, p := range i.Addresses {
+			if s.rooms.holders.Held(p.Addr()) {
+				held[i.Name] = append(held[i.Name], p.Addr())
+			}
+		}
+		slices.SortFunc(held[i.Name], netip.Addr.Compare)
+	}
+	return held
+}
+
 // look returns what keeps announcements of this node from clients; it knows nothing before the
 // watches have all that it needs.
 func (h *host) look(now time.Time) (found []lb.Finding, known bool) {
@@ -75,6 +93,7 @@ func (h *host) look(now time.Time) (found []lb.Finding, known bool) {
 	facts := plan.Host{
 		Self: s.self, Nodes: s.from.nodes.All(), IgnoreExclude: h.ignoreExclude, Interfaces: interfaces,
 		Speakers: s.from.liveness.Speakers(), Ready: s.from.ready(), Port: h.port, Conflicts: h.conflicts(),
+		Holds: h.holds(interfaces),
 	}
 	if err := h.unreachable(); err != nil {
 		facts.Unreachable = strings.ReplaceAll(err.Error(), "\n", "; ")

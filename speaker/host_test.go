@@ -30,8 +30,8 @@ func TestHostLooks(t *testing.T) {
 		answering := map[netip.Addr][]string{}
 		h := host{speaker: s, port: 7947, parameters: t.TempDir(),
 			conflicts:   func() map[netip.Addr][]plan.ConflictingHost { return seen },
-			unreachable: func() error { return cut },
-			answering:   func() map[netip.Addr][]string { return answering }, uplink: func() string { return "eth0" }}
+			unreachable: func() error { return cut }, holds: running.heldBy,
+			answering: func() map[netip.Addr][]string { return answering }, uplink: func() string { return "eth0" }}
 		now := time.Now()
 		set := func(name, parameter, value string) {
 			folder := filepath.Join(h.parameters, name)

@@ -245,6 +245,57 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 				a.Delivers.Services[0].VIPs[0] = ProxyVIP{VIP: vip, Reason: lb.ReasonNotProgrammed, Message: "the kernel refused them"}
 			}
 		}, Wrong, "n1 does not deliver 192.0.2.10: the kernel refused them (NotProgrammed)", "logs"},
+		"a node has the address": {func(w *world) {
+			w.find("n2", lb.ReasonAddressOnNode, "interface lo of n2 has 192.0.2.1, 192.0.2.10, so its kernel answers")
+		}, Wrong, "interface lo of n2 has 192.0.2.1, 192.0.2.10, so its kernel answers (AddressOnNode)", "ip addr del"},
+		"a node has the addresses of others": {func(w *world) {
+			w.find("n2", lb.ReasonAddressOnNode, "interface lo of n2 has 192.0.2.1, 192.0.2.100, so its kernel answers")
+		}, OK, "192.0.2.10 is announced from n1", ""},
+		"a targetPort that no container has": {func(w *world) {
+			w.Service.Ports = []lb.ServicePort{{Name: "web", Port: 80, Protocol: "TCP"}}
+			w.announced(false, lb.ReasonNoBackends, "no endpoint is usable on any node")
+		}, Wrong, "its endpoints have no port for web 80/TCP, so clients are refused there: targetPort names a port that no " +
+			"container of the pods has (NoBackends)", "kubectl get endpointslices -n shop"},
+		"one targetPort of two that no container has": {func(w *world) {
+			w.Service.Ports = []lb.ServicePort{{Name: "web", Port: 80, Protocol: "TCP"}, {Name: "dns", Port: 53, Protocol: "UDP"}}
+			w.Slices[0].Ports = []lb.SlicePort{{Name: "web", Protocol: "TCP", Port: 8080}, {Name: "dns", Protocol: "TCP", Port: 53}}
+		}, Warning, "its endpoints have no port for dns 53/UDP, so clients", "endpointslices"},
+		"ports that the endpoints have": {func(w *world) {
+			w.Service.Ports = []lb.ServicePort{{Port: 80, Protocol: "TCP"}}
+			w.Slices[0].Ports = []lb.SlicePort{{Protocol: "TCP", Port: 8080}}
+		}, OK, "192.0.2.10 is announced from n1", ""},
+		"endpoints without nodes, policy Local": {func(w *world) {
+			w.Service.ExternalPolicy = lb.Local
+			for i := range w.Slices[0].Endpoints {
+				w.Slices[0].Endpoints[i].Node = ""
+			}
+			w.announced(false, lb.ReasonNoLocalBackends, "no usable endpoint on this node")
+		}, Wrong, "none of its 2 ready endpoints has a nodeName in its EndpointSlice", "endpointslices"},
+		"one node is out on purpose, and the speaker of the other hangs": {func(w *world) {
+			w.announced(false, lb.ReasonNoOwner, "NodeExcluded on n1, Missing on n2")
+			n1, n2 := w.Agents["n1"], w.Agents["n2"]
+			n1.Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonNodeExcluded, Message: "label"},
+				{Node: "n2", Reason: lb.ReasonMissing, Message: "its speaker has stopped answering"}}
+			n2.Said, n2.Speaker.Unanswered = nil, "no answer within 5s"
+			w.Agents["n2"] = n2
+		}, Wrong, "n2 does not announce 192.0.2.10: its speaker has stopped answering (Missing)", "explain node n2"},
+		"one node is out on purpose, and the other is gone": {func(w *world) {
+			w.announced(false, lb.ReasonNoOwner, "NodeExcluded on n1, Missing on n2")
+			w.Agents["n1"].Said.VIPs[0].Nodes = []NodeVIP{{Node: "n1", Reason: lb.ReasonNodeExcluded, Message: "label"},
+				{Node: "n2", Reason: lb.ReasonMissing, Message: "it has stopped"}}
+			w.Agents["n2"] = Agent{Node: "n2", Speaker: Program{There: true, Why: "NodeLost"}}
+		}, Wrong, "n1 does not announce 192.0.2.10: label (NodeExcluded)", "label"},
+		"all nodes are drained": {func(w *world) {
+			w.announced(true, lb.ReasonParting, "192.0.2.10 is announced from n1, although that node should not")
+			for node := range w.Nodes() {
+				w.Nodes()[node] = Node{Node: lb.Node{Name: node, Leaving: lb.ReasonNodeDrained}, Ready: true}
+			}
+			for _, a := range w.Agents {
+				a.Said.VIPs[0].Nodes = []NodeVIP{
+					{Node: "n1", Reason: lb.ReasonNodeDrained, Message: "drained", Answering: true},
+					{Node: "n2", Reason: lb.ReasonNodeDrained, Message: "drained"}}
+			}
+		}, Warning, "192.0.2.10 is announced from n1, although that node should not (Parting)", "landfallctl undrain n1"},
 		"one node is out, and the kernel of the other": {func(w *world) {
 			w.announced(false, lb.ReasonNotProgrammed, "not programmed")
 			for _, a := range w.Agents {
@@ -419,6 +470,14 @@ func TestNode(t *testing.T) {
 			said.Members.Trouble = ": n2: connected, but no exchange of states: a different --gossip-key-file, a newer version, " +
 				"or a speaker that hangs"
 		}, Wrong, "its speaker reaches that of n2, but they do not understand each other: most likely their gossip keys differ"},
+		"hangs": {func(w *world) {
+			said, n2 := w.Agents["n1"].Said, w.Agents["n2"]
+			said.Members.Live = []string{"n1"}
+			said.Members.Trouble = ": n2: connected, but no exchange of states: a different --gossip-key-file, a newer version, " +
+				"or a speaker that hangs"
+			n2.Said, n2.Speaker.Unanswered = nil, "no answer within 5s"
+			w.Agents["n2"] = n2
+		}, Wrong, "the speakers on n2 hang, or their nodes are cut off: they answer neither n1 nor landfallctl (Missing)"},
 		"silent": {func(w *world) {
 			a := w.Agents["n1"]
 			a.Said, a.Speaker.Unanswered = nil, "no answer within 5s"

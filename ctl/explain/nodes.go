@@ -40,13 +40,13 @@ func (e explanation) nodes(vips []netip.Addr) []Check {
 		telling := outOnPurpose
 		for _, n := range seen {
 			if n.Reason != "" {
-				telling = min(telling, outByItself(n.Reason))
+				telling = min(telling, e.outByItself(n))
 			}
 		}
 		for _, node := range slices.Sorted(maps.Keys(seen)) {
 			n := seen[node]
 			check := e.node(vip, n, len(vips) > 1)
-			if announced && !n.Answering || outByItself(n.Reason) > telling {
+			if announced && !n.Answering || e.outByItself(n) > telling {
 				soften(&check) // another node can announce, or could but for what is wrong there
 			}
 			checks = append(checks, check)
@@ -63,12 +63,17 @@ const (
 	outOnPurpose
 )
 
-// outByItself returns whether a reason keeps a node out.
-func outByItself(r lb.Reason) int {
-	switch r {
+// outByItself returns whether the reason of a node keeps it out.
+func (e explanation) outByItself(n NodeVIP) int {
+	switch n.Reason {
 	case lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
 		return outByFault
-	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping, lb.ReasonMissing:
+	case lb.ReasonMissing:
+		if e.Agents[n.Node].Speaker.Running { // it hangs, or is cut off
+			return outByFault
+		}
+		return outOnPurpose
+	case lb.ReasonNodeExcluded, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonStopping:
 		return outOnPurpose
 	}
 	return notOut
@@ -91,6 +96,9 @@ func (e explanation) node(vip netip.Addr, n NodeVIP, several bool) Check {
 	default:
 		check.Level, check.Cure = Wrong, e.cure(n.Reason, append(e.names(""), "NODE", n.Node)...)
 		check.Text = fmt.Sprintf("%s does not announce %s: %s", n.Node, vip, n.Message)
+		if n.Answering { // until another one takes over, as the check of the announcement says
+			check.Level, check.Text = Note, fmt.Sprintf("%s still announces %s: %s", n.Node, vip, n.Message)
+		}
 	}
 	check.Parts = append(check.Parts, e.programs(n.Node)...)
 	check.Parts = append(check.Parts, gate(a)...)
@@ -331,7 +339,19 @@ func (c Cluster) members(s *SpeakerStatus) Check {
 		}
 	}
 	slices.Sort(unseen)
+	var hang []string
+	for _, node := range unseen {
+		if c.Agents[node].Speaker.Unanswered != "" {
+			hang = append(hang, node)
+		}
+	}
 	switch {
+	case len(hang) > 0:
+		check.Level, check.Reason = Wrong, lb.ReasonMissing
+		check.Text = fmt.Sprintf("the speakers on %s hang, or their nodes are cut off: they answer neither %s nor "+
+			"landfallctl", list(hang, 4), s.Node)
+		check.Cure = "kubectl -n landfall-system get pods -o wide --field-selector spec.nodeName=" + hang[0] +
+			"   # delete the pod there"
 	case len(unseen) > 0 && strings.Contains(s.Members.Trouble, otherKey):
 		check.Level, check.Reason = Wrong, lb.ReasonGossipBlocked
 		check.Text = fmt.Sprintf("its speaker reaches that of %s, but they do not understand each other: most likely their "+

@@ -229,6 +229,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonARPNotStrict: {"kube-proxy has put Services' addresses on kube-ipvs0, and the kernel answers ARP for them " +
 		"on every " +
 		"node.", "kubectl -n kube-system edit configmap kube-proxy   # ipvs.strictARP: true, then restart kube-proxy"},
+	lb.ReasonAddressOnNode: {"An interface of the node has an address of a Service, so its kernel answers for the " +
+		"address, whichever node owns it: keepalived, another load balancer or a person has left it there.",
+		"ip -br addr   # on NODE: stop what has set the address there, and remove it with ip addr del"},
 	lb.ReasonAPIServerUnreachable: {"The node does not reach the API server: it goes on with what it knew, and shows " +
 		"nothing new in conditions.",
 		"kubectl cluster-info   # open the way from NODE to this address"},

@@ -84,12 +84,21 @@ func (e explanation) checks() []Check {
 		if e.Service.Relay == "" && ofRelay(c.Reason) {
 			return true
 		}
-		return c.Reason == lb.ReasonAddressConflict // what concerns the Service's own addresses, its nodes have said
+		// What concerns the Service's own addresses, its nodes have said, but for what only the node with it sees.
+		return c.Reason == lb.ReasonAddressConflict || c.Reason == lb.ReasonAddressOnNode && !names(c.Text, vips)
 	})...)
 	checks = append(checks, e.mtus()...)
 	checks = append(checks, e.relay(), e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })
+}
+
+// names reports whether a text names one of some addresses, or may: it counts those that it leaves out.
+func names(text string, addrs []netip.Addr) bool {
+	words := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == ',' })
+	return slices.ContainsFunc(words, func(word string) bool {
+		return word == "more" || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return a.String() == word })
+	})
 }
 
 // fromElsewhere reports whether other checks know the cause of a reason better than the condition.
@@ -290,6 +299,21 @@ func (e explanation) endpoints() (ready, serving, all int, nodes []string) {
 	return ready, serving, len(seen), nodes
 }
 
+// unservedPorts names the ports of the Service that no EndpointSlice with endpoints has.
+func (e explanation) unservedPorts() (names []string) {
+	for _, port := range e.Service.Ports {
+		serves := func(s lb.Slice) bool {
+			return len(s.Endpoints) > 0 && slices.ContainsFunc(s.Ports, func(p lb.SlicePort) bool {
+				return p.Name == port.Name && p.Protocol == port.Protocol
+			})
+		}
+		if !slices.ContainsFunc(e.Slices, serves) {
+			names = append(names, strings.TrimPrefix(port.Name+" ", " ")+fmt.Sprintf("%d/%s", port.Port, port.Protocol))
+		}
+	}
+	return names
+}
+
 // backends checks that there is something to deliver to.
 func (e explanation) backends() Check {
 	ready, serving, all, nodes := e.endpoints()
@@ -299,7 +323,19 @@ func (e explanation) backends() Check {
 	}
 	describe := fill("kubectl get endpointslices -n NAMESPACE -l kubernetes.io/service-name=SERVICE",
 		"NAMESPACE", e.Key.Namespace, "SERVICE", e.Key.Name)
+	missing := e.unservedPorts()
 	switch {
+	case ready > 0 && len(missing) > 0:
+		check.Level, check.Reason, check.Cure = Warning, lb.ReasonNoBackends, describe
+		if len(missing) == len(e.Service.Ports) {
+			check.Level = Wrong
+		}
+		check.Text = fmt.Sprintf("its endpoints have no port for %s, so clients are refused there: targetPort names a port "+
+			"that no container of the pods has", list(missing, 4))
+	case ready > 0 && e.Service.ExternalPolicy == lb.Local && len(nodes) == 0:
+		check.Level, check.Reason, check.Cure = Wrong, lb.ReasonNoLocalBackends, describe
+		check.Text = fmt.Sprintf("none of its %s has a nodeName in its EndpointSlice, so with externalTrafficPolicy Local "+
+			"no node delivers to them", plural(ready, "ready endpoint"))
 	case ready > 0:
 	case e.hasUnread("endpointslices"):
 		check.Level, check.Text = Note, "could not be read"
@@ -342,7 +378,14 @@ func (e explanation) announced(vips []netip.Addr) Check {
 			check.Level = Warning
 		}
 	case cond.Reason == lb.ReasonContested || cond.Reason == lb.ReasonParting:
-		check.Level, check.Reason, check.Cure = Warning, cond.Reason, cureOf(cond.Reason, e.names("")...)
+		check.Level, check.Reason = Warning, cond.Reason
+		check.Cure = cureOf(cond.Reason, e.names("")...)
+		for _, node := range slices.Sorted(maps.Keys(e.Cluster.Nodes)) {
+			if e.Cluster.Nodes[node].Leaving == lb.ReasonNodeDrained {
+				check.Cure = cureOf(lb.ReasonNodeDrained, "NODE", node)
+				break
+			}
+		}
 	default:
 		for _, vip := range vips {
 			if view, heard := e.view(vip); heard && !slices.ContainsFunc(view.Nodes,

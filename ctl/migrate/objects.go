@@ -171,6 +171,7 @@ func Convert(objects []Object) Conversion {
 			m.lose("ConfigMap %s/bgpextras is not taken over: it has raw configuration of FRR, which Landfall does not run: %q",
 				o.Metadata.Namespace, frrSecrets.ReplaceAllString(o.Data["extras"], "$1 (left out)"))
 		}
+		m.checkFRR(o)
 		if foreign(o) {
 			m.note("%s %s has no equivalent", o.Kind, o.Metadata.Name)
 		}
@@ -179,6 +180,41 @@ func Convert(objects []Object) Conversion {
 	m.checkServices(objects)
 	m.keepSharing(objects)
 	return m
+}
+
+// checkFRR names what a configuration of frr-k8s has that is not MetalLB's own: frr-k8s stops with MetalLB.
+func (m *Conversion) checkFRR(o Object) {
+	selector, _ := dig(o.Spec, "nodeSelector", "matchLabels").(map[string]any)
+	host, _ := selector[labelHostname].(string)
+	if o.Kind != "FRRConfiguration" || host != "" && o.Metadata.Name == "metallb-"+host {
+		return // MetalLB writes one for each node
+	}
+	var has []string
+	routers, _ := dig(o.Spec, "bgp", "routers").([]any)
+	for _, r := range routers {
+		neighbors, _ := dig(r, "neighbors").([]any)
+		for _, n := range neighbors {
+			session := fmt.Sprintf("a session with %v", cmp.Or(dig(n, "address"), dig(n, "interface")))
+			if dig(n, "toReceive") != nil {
+				session += ", whose routes it installs on the nodes (toReceive)"
+			}
+			has = append(has, session)
+		}
+		if prefixes, _ := dig(r, "prefixes").([]any); len(prefixes) > 0 {
+			has = append(has, fmt.Sprintf("the prefixes %v", prefixes))
+		}
+		if imports, _ := dig(r, "imports").([]any); len(imports) > 0 {
+			has = append(has, "imports of VRFs")
+		}
+	}
+	if raw, _ := dig(o.Spec, "raw", "rawConfig").(string); raw != "" {
+		has = append(has, fmt.Sprintf("raw configuration of FRR: %q", frrSecrets.ReplaceAllString(raw, "$1 (left out)")))
+	}
+	if len(has) == 0 {
+		has = append(has, "nothing that is announced")
+	}
+	m.lose("FRRConfiguration %s/%s is not taken over, and frr-k8s stops with MetalLB; it has %s", o.Metadata.Namespace,
+		o.Metadata.Name, strings.Join(has, "; "))
 }
 
 // frrSecrets are the words of FRR's configuration behind which secrets are. Plans are shown to others.

@@ -17,7 +17,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// Site is a node with its pods and neighbours as network namespaces.
+// Site is a node with its pods and neighbors as network namespaces.
 type Site struct {
 	World World
 	Node  *nstest.NS

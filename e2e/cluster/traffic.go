@@ -185,11 +185,11 @@ func (c *Cluster) owner(ctx context.Context, addr netip.Addr) (string, error) {
 		var entries []entry
 		return entries, json.Unmarshal([]byte(out), &entries)
 	}
-	neighbours, err := read(lab.ClientName, "neigh", "show", "to", addr.String())
+	neighbors, err := read(lab.ClientName, "neigh", "show", "to", addr.String())
 	if err != nil {
 		return "", err
 	}
-	if len(neighbours) == 0 {
+	if len(neighbors) == 0 {
 		return "", fmt.Errorf("the client knows no MAC address of %s", addr)
 	}
 	for _, n := range c.nodes {
@@ -197,11 +197,11 @@ func (c *Cluster) owner(ctx context.Context, addr netip.Addr) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if len(links) > 0 && links[0].Address == neighbours[0].MAC {
+		if len(links) > 0 && links[0].Address == neighbors[0].MAC {
 			return n.Name, nil
 		}
 	}
-	return "", fmt.Errorf("%s has the MAC address %q, and no node has that one", addr, neighbours[0].MAC)
+	return "", fmt.Errorf("%s has the MAC address %q, and no node has that one", addr, neighbors[0].MAC)
 }
 
 // routed waits until the router sends packets for an address to exactly these nodes.

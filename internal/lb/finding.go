@@ -46,6 +46,8 @@ const (
 	ReasonPodNetworkUnmatched Reason = "PodNetworkUnmatched"
 	// the node answers ARP for addresses of Services that kube-proxy has put on an interface
 	ReasonARPNotStrict Reason = "ARPNotStrict"
+	// an interface of the node has an address of a Service, so its kernel answers ARP or NDP for it
+	ReasonAddressOnNode Reason = "AddressOnNode"
 	// the speaker does not hear speakers on other nodes that are ready
 	ReasonGossipBlocked Reason = "GossipBlocked"
 	// the node does not reach the API server

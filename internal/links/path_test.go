@@ -7,7 +7,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// TestPaths asks a kernel for the ways to its own address, to a neighbour and to the rest of the
+// TestPaths asks a kernel for the ways to its own address, to a neighbor and to the rest of the
 // world, and for its uplink.
 func TestPaths(t *testing.T) {
 	node, other := nstest.New(t), nstest.New(t)

@@ -65,7 +65,7 @@ func (f *forwarder) rules(lines ...string) {
 	}
 }
 
-// connects wants connections from a namespace to be answered, or not. A neighbour may need some time
+// connects wants connections from a namespace to be answered, or not. A neighbor may need some time
 // for its first answer.
 func (f *forwarder) connects(what string, from *nstest.NS, to string, want bool) {
 	f.t.Helper()

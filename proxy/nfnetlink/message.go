@@ -3,7 +3,7 @@
 // It has the one netlink socket of the proxy that asks, the one that listens, and the one reader
 // and writer of netlink attributes (RFC 3549; linux/netlink.h, linux/netfilter/nfnetlink.h). What
 // the messages of a subsystem hold is for others: nft knows nftables, conntrack knows flows.
-// Interfaces, addresses, routes and neighbours are in internal/links.
+// Interfaces, addresses, routes and neighbors are in internal/links.
 package nfnetlink
 
 import (

@@ -59,7 +59,7 @@ func TestContract1AnswersOnlyWhatItShould(t *testing.T) {
 		want  Drop
 	}{
 		{"a broadcast request", ask(), dropNone},
-		{"a request to our MAC, as a neighbour that checks us sends it", ask(func(q *question) { q.to = own }), dropNone},
+		{"a request to our MAC, as a neighbor that checks us sends it", ask(func(q *question) { q.to = own }), dropNone},
 		{"a probe (RFC 5227) is told that the address is in use",
 			ask(func(q *question) { q.sender = netip.IPv4Unspecified() }), dropNone},
 		{

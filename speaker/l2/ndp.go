@@ -29,7 +29,7 @@ const (
 
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// NDPSocket sees the neighbour solicitations and advertisements of an interface, also those sent to
+// NDPSocket sees the neighbor solicitations and advertisements of an interface, also those sent to
 // an address that the kernel does not own, which it would not hand to any other kind of socket: by
 // these a client that knows the way makes sure that it still leads there (RFC 4861, 7.3).
 type NDPSocket interface {

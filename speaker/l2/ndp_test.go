@@ -22,7 +22,7 @@ var (
 	ownMAC    = net.HardwareAddr{2, 0, 0, 0, 1, 78}
 )
 
-// solicit is a neighbour solicitation as a client's kernel sends it.
+// solicit is a neighbor solicitation as a client's kernel sends it.
 type solicit struct {
 	source, destination, target netip.Addr
 	to                          net.HardwareAddr
@@ -159,7 +159,7 @@ func TestClientResolvesOverNDP(t *testing.T) {
 	l := newLAN(t)
 	l.client.Run(t, "ip", "addr", "add", "2001:db8::9/64", "dev", "eth0", "nodad")
 	first, second := l.node(t, "172.26.236.178/24"), l.node(t, "172.26.236.179/24")
-	neighbour := func() string {
+	neighbor := func() string {
 		return strings.TrimSpace(l.client.Run(t, "ip", "-6", "neigh", "show", vip6.String()))
 	}
 	knock := func() {
@@ -174,7 +174,7 @@ func TestClientResolvesOverNDP(t *testing.T) {
 		})
 	}
 	at := func(n *node) func() bool {
-		return func() bool { knock(); return strings.Contains(neighbour(), n.i.MAC.String()) }
+		return func() bool { knock(); return strings.Contains(neighbor(), n.i.MAC.String()) }
 	}
 	first.answerFor(vip6, vip)
 	eventually(t, "the first node answers for both families",
@@ -185,7 +185,7 @@ func TestClientResolvesOverNDP(t *testing.T) {
 		"probe")
 	eventually(t, "the client has made sure of it by unicast", func() bool {
 		knock()
-		return first.stats.replies.Load() > before && strings.Contains(neighbour(), "REACHABLE")
+		return first.stats.replies.Load() > before && strings.Contains(neighbor(), "REACHABLE")
 	})
 	second.answerFor(vip6)
 	eventually(t, "the client follows the announcement", at(second))
@@ -201,7 +201,7 @@ func TestClientResolvesOverNDP(t *testing.T) {
 	eventually(t, "it has stopped", func() bool { return len(second.actor.Outcome().Answering) == 0 })
 	l.client.Run(t, "ip", "-6", "neigh", "flush", "all")
 	knock()
-	eventually(t, "the client finds nobody", func() bool { return strings.Contains(neighbour(), "FAILED") })
+	eventually(t, "the client finds nobody", func() bool { return strings.Contains(neighbor(), "FAILED") })
 }
 
 // A group that cannot be joined is a problem of the interface: nobody who asks would be heard.

@@ -160,8 +160,8 @@ func (l *lan) knock(t *testing.T, addr netip.Addr) {
 	})
 }
 
-// neighbour returns the client's entry for the address, such as "dev eth0 lladdr 02:… REACHABLE".
-func (l *lan) neighbour(t *testing.T, addr netip.Addr) string {
+// neighbor returns the client's entry for the address, such as "dev eth0 lladdr 02:… REACHABLE".
+func (l *lan) neighbor(t *testing.T, addr netip.Addr) string {
 	return strings.TrimSpace(l.client.Run(t, "ip", "-4", "neigh", "show", addr.String()))
 }
 
@@ -178,7 +178,7 @@ func TestClientResolvesAndFollowsATakeover(t *testing.T) {
 	l := newLAN(t)
 	first, second := l.node(t, "172.26.236.178/24"), l.node(t, "172.26.236.179/24")
 	at := func(n *node) func() bool {
-		return func() bool { return strings.Contains(l.neighbour(t, vip), n.i.MAC.String()) }
+		return func() bool { return strings.Contains(l.neighbor(t, vip), n.i.MAC.String()) }
 	}
 
 	first.answerFor(vip)
@@ -199,7 +199,7 @@ func TestClientResolvesAndFollowsATakeover(t *testing.T) {
 	second.answer(true, vip)
 	eventually(t, "the burst is over", func() bool { return second.stats.gratuitous.Load() >= int64(2*len(burst)) })
 	if !at(second)() {
-		t.Errorf("the client has %q, want the second node", l.neighbour(t, vip))
+		t.Errorf("the client has %q, want the second node", l.neighbor(t, vip))
 	}
 
 	// The kernel of a node never answers by itself, and a withdrawn VIP gets no answer at all.
@@ -207,7 +207,7 @@ func TestClientResolvesAndFollowsATakeover(t *testing.T) {
 	eventually(t, "the second node has stopped", func() bool { return len(second.actor.Outcome().Answering) == 0 })
 	l.client.Run(t, "ip", "neigh", "flush", "all")
 	l.knock(t, vip)
-	eventually(t, "the client finds nobody", func() bool { return strings.Contains(l.neighbour(t, vip), "FAILED") })
+	eventually(t, "the client finds nobody", func() bool { return strings.Contains(l.neighbor(t, vip), "FAILED") })
 }
 
 func TestContract1NoAnswerForWhatIsNotOwned(t *testing.T) {
@@ -218,7 +218,7 @@ func TestContract1NoAnswerForWhatIsNotOwned(t *testing.T) {
 	eventually(t, "the node answers", func() bool { return len(n.actor.Outcome().Answering) == 1 })
 	l.knock(t, other)
 	eventually(t, "the client finds nobody at an address that no node owns",
-		func() bool { return strings.Contains(l.neighbour(t, other), "FAILED") })
+		func() bool { return strings.Contains(l.neighbor(t, other), "FAILED") })
 	if n.stats.notOurs.Load() == 0 {
 		t.Error("the node did not see the client's questions, so this test shows nothing")
 	}
@@ -234,16 +234,16 @@ func TestClientFollowsAChangedMAC(t *testing.T) {
 	eventually(t, "the node answers", func() bool { return len(n.actor.Outcome().Answering) == 1 })
 	l.knock(t, vip)
 	eventually(t, "the client finds the VIP",
-		func() bool { return strings.Contains(l.neighbour(t, vip), n.i.MAC.String()) })
+		func() bool { return strings.Contains(l.neighbor(t, vip), n.i.MAC.String()) })
 	n.ns.Run(t, "ip", "link", "set", "eth0", "address", "02:00:00:00:00:99")
 	n.i = n.iface(t)
 	n.answerFor(vip)
 	eventually(t, "the client has the new MAC",
-		func() bool { return strings.Contains(l.neighbour(t, vip), "02:00:00:00:00:99") })
+		func() bool { return strings.Contains(l.neighbor(t, vip), "02:00:00:00:00:99") })
 	l.client.Run(t, "ip", "neigh", "flush", "all")
 	l.knock(t, vip)
 	eventually(t, "questions are answered with the new MAC",
-		func() bool { return strings.Contains(l.neighbour(t, vip), "02:00:00:00:00:99") })
+		func() bool { return strings.Contains(l.neighbor(t, vip), "02:00:00:00:00:99") })
 }
 
 func TestAnswersAgainAfterTheInterfaceWasDown(t *testing.T) {
@@ -257,5 +257,5 @@ func TestAnswersAgainAfterTheInterfaceWasDown(t *testing.T) {
 	eventually(t, "the node answers again by itself", func() bool { return len(n.actor.Outcome().Answering) == 1 })
 	l.knock(t, vip)
 	eventually(t, "the client finds the VIP",
-		func() bool { return strings.Contains(l.neighbour(t, vip), n.i.MAC.String()) })
+		func() bool { return strings.Contains(l.neighbor(t, vip), n.i.MAC.String()) })
 }

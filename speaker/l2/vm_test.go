@@ -131,7 +131,7 @@ func TestVMAnnouncesAgainAfterTheFailOverOfABond(t *testing.T) {
 			eventually(t, "the node answers", func() bool { return len(n.actor.Outcome().Answering) == 1 })
 			l.knock(t, vip)
 			eventually(t, "the client finds the VIP",
-				func() bool { return strings.Contains(l.neighbour(t, vip), n.now().MAC.String()) })
+				func() bool { return strings.Contains(l.neighbor(t, vip), n.now().MAC.String()) })
 			fails := map[string]func(){
 				"as told": func() { n.ns.Run(t, "ip", "link", "set", "bond0", "type", "bond", "active_slave", "ethb") },
 				"a cable": func() { l.hub.Run(t, "ip", "link", "set", "portb", "down") },
@@ -151,11 +151,11 @@ func TestVMAnnouncesAgainAfterTheFailOverOfABond(t *testing.T) {
 					t.Errorf("%s: the MAC of %s was %s and is %s", why, n.iface, before.MAC, n.now().MAC)
 				}
 				eventually(t, why+": the client has the MAC",
-					func() bool { return strings.Contains(l.neighbour(t, vip), n.now().MAC.String()) })
+					func() bool { return strings.Contains(l.neighbor(t, vip), n.now().MAC.String()) })
 				l.client.Run(t, "ip", "neigh", "flush", "all")
 				l.knock(t, vip)
 				eventually(t, why+": the client finds the VIP again",
-					func() bool { return strings.Contains(l.neighbour(t, vip), n.now().MAC.String()) })
+					func() bool { return strings.Contains(l.neighbor(t, vip), n.now().MAC.String()) })
 			}
 		})
 	}

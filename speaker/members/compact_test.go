@@ -216,7 +216,7 @@ func TestStoryOfCompactStates(t *testing.T) {
 				inboxes[i] = inboxes[i][:len(inboxes[i])/3]
 			}
 		}
-		for range 2 { // around the ring twice, each hears only its neighbour
+		for range 2 { // around the ring twice, each hears only its neighbor
 			for i := range nodes {
 				hear((i+1)%nodes, state(i))
 			}

@@ -28,6 +28,8 @@ type Host struct {
 	// AnswersAll is set while the kernel answers ARP for the addresses of all its interfaces on each
 	// of them (arp_ignore=0).
 	AnswersAll bool
+	// Holds are the addresses of Services that interfaces of the node have, in order, by interface.
+	Holds map[string][]netip.Addr
 	// Unheard is for how long more speakers were ready than this one hears.
 	Unheard  time.Duration
 	Ready    int // speakers, as the API server says
@@ -47,7 +49,7 @@ type Host struct {
 
 // Findings says what keeps announcements of the node from clients.
 func Findings(h Host) []lb.Finding {
-	return slices.Concat(h.unreachable(), h.excluded(), h.answers(), h.unheard(), h.strict(), h.conflicts())
+	return slices.Concat(h.unreachable(), h.excluded(), h.answers(), h.holds(), h.unheard(), h.strict(), h.conflicts())
 }
 
 // excluded names the label that keeps the node from announcing: on purpose, unless no node is
@@ -84,6 +86,33 @@ func (h Host) answers() []lb.Finding {
 		"%s answers ARP for all addresses of Services, which kube-proxy in mode "+
 			"ipvs has put on %s, so clients reach any node: set ipvs.strictARP=true in kube-proxy's configuration", h.Self,
 		ipvsInterface)}
+}
+
+// holds finds addresses of Services on interfaces of the node, for which its kernel answers too. Those of
+// kube-proxy are found by answers, and those of Nodes belong there.
+func (h Host) holds() (found []lb.Finding) {
+	for _, i := range h.Interfaces {
+		answered := slices.DeleteFunc(slices.Clone(h.Holds[i.Name]), func(addr netip.Addr) bool {
+			elsewhere := !h.AnswersAll || !addr.Is4() // the kernel answers on the interface that has the address alone
+			return elsewhere && (i.Loopback || i.NoARP) || slices.Contains(h.Nodes[h.Self].Addresses, addr)
+		})
+		if len(answered) == 0 || i.Name == ipvsInterface {
+			continue
+		}
+		found = append(found, lb.Find(lb.ReasonAddressOnNode,
+			"interface %s of %s has %s, so its kernel answers for what only the owner may: find what has put it there, such as "+
+				"keepalived, and remove it", i.Name, h.Self, listAddresses(answered)).About(i.Name))
+	}
+	return found
+}
+
+// listAddresses names the first of some addresses of Services.
+func listAddresses(vips []netip.Addr) string {
+	names := make([]string, len(vips))
+	for i, vip := range vips {
+		names[i] = vip.String()
+	}
+	return firstOf(names, maxNamedVIPs)
 }
 
 // strict finds interfaces whose kernel drops what clients behind a router send to addresses of
@@ -143,8 +172,8 @@ func firstOf(all []string, most int) string {
 
 // Bounds of findings about conflicting hosts: another cluster may use every address.
 const (
-	maxConflicts     = 10 // findings
-	maxConflictsVIPs = 3  // addresses that a finding names
+	maxConflicts = 10 // findings
+	maxNamedVIPs = 3  // addresses that a finding names
 )
 
 // conflicts has one finding for each conflicting host, with the addresses that it uses.
@@ -163,13 +192,9 @@ func (h Host) conflicts() (found []lb.Finding) {
 		}
 		vips := uses[host]
 		slices.SortFunc(vips, netip.Addr.Compare)
-		var list []string
-		for _, vip := range vips {
-			list = append(list, vip.String())
-		}
 		found = append(found, lb.Find(lb.ReasonAddressConflict,
 			"a host outside of the cluster, %s of %s%s, uses addresses of Services: %s%s", host, h.Self, virtualRouter(host),
-			firstOf(list, maxConflictsVIPs), h.sameRange()).About(host))
+			listAddresses(vips), h.sameRange()).About(host))
 	}
 	return found
 }

@@ -28,6 +28,10 @@ func TestFindings(t *testing.T) {
 		}
 		return all
 	}
+	holding := func(name, addr string, answersAll bool) Host {
+		return Host{Interfaces: []lb.Interface{{Name: name, Loopback: name == "lo"}}, AnswersAll: answersAll,
+			Holds: map[string][]netip.Addr{name: {netip.MustParseAddr(addr)}}}
+	}
 	for name, c := range map[string]struct {
 		host Host
 		want string // the reason and a part of the message
@@ -54,6 +58,22 @@ func TestFindings(t *testing.T) {
 		"some missing": {host: Host{Unheard: time.Hour, Ready: 5, Speakers: Speakers{Live: []string{"n"},
 			Missing: []string{"a", "b", "c", "d"}}, Port: 7947},
 			want: "GossipBlocked: 1 of 5 ready speakers, itself included, and no longer hears a, b, c and 1 more: open TCP"},
+		"an address on lo": {host: holding("lo", "192.0.2.10", true),
+			want: "AddressOnNode: interface lo of n has 192.0.2.10, so its kernel answers"},
+		"an address on lo, which is not answered for": {host: holding("lo", "192.0.2.10", false)},
+		"an IPv6 address on lo":                       {host: holding("lo", "2001:db8::10", true)},
+		"an IPv6 address on a port": {host: holding("eth0", "2001:db8::10", false),
+			want: "AddressOnNode: interface eth0 of n has 2001:db8::10"},
+		"several on a port": {host: Host{Interfaces: []lb.Interface{{Name: "eth0"}}, Holds: map[string][]netip.Addr{"eth0": {
+			netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3"),
+			netip.MustParseAddr("192.0.2.4")}}}, want: "AddressOnNode: has 192.0.2.1, 192.0.2.2, 192.0.2.3 and 1 more, so"},
+		"an address that is the Node's": {host: func() Host {
+			h := holding("eth0", "192.0.2.10", true)
+			h.Nodes = map[string]lb.Node{"n": {Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.10")}}}
+			return h
+		}()},
+		"an address on kube-ipvs0": {host: Host{Interfaces: ipvs, Holds: map[string][]netip.Addr{"kube-ipvs0": {
+			netip.MustParseAddr("192.0.2.1")}}}},
 		"a conflicting host": {host: Host{Conflicts: conflicts(1, "02:00:00:00:00:09")},
 			want: "AddressConflict: 02:00:00:00:00:09 on eth0 of n, uses addresses of Services: 192.0.2.0; give it another"},
 		"a virtual router": {host: Host{Conflicts: conflicts(1, "00:00:5e:00:01:33")},

@@ -70,7 +70,7 @@ func weight(vip netip.Addr, node string) uint64 {
 	addr := vip.As16()
 	h.Write(addr[:])
 	h.Write([]byte(node))
-	// FNV leaves neighbours near each other; this finalizer (splitmix64) spreads them over all bits.
+	// FNV leaves neighbors near each other; this finalizer (splitmix64) spreads them over all bits.
 	x := h.Sum64()
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

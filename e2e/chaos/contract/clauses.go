@@ -44,7 +44,7 @@ func Clauses() []Clause {
 		{Number: 9, Name: "without endpoints connections are refused", Settled: refusedAtOnce},
 		{Number: 9, Name: "free addresses are silent", Settled: freeAddressesAreSilent},
 		{Number: 10, Name: "the status says what is", Settled: statusIsTrue},
-		{Number: 11, Name: "neighbours and churn cost nobody",
+		{Number: 11, Name: "neighbors and churn cost nobody",
 			Seen: noLossWhile(story.MalformedARP, story.AddService, story.RemoveService, story.Unready, story.Ready,
 				story.Burst, story.Flood, story.AddPeer, story.ForeignRules)},
 		{Number: 11, Name: "a returning node takes nothing", Seen: returningNodesTakeNothing},

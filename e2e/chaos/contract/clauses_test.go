@@ -127,7 +127,7 @@ func TestSeenClauses(t *testing.T) {
 		number     int
 		change     func(*Evidence)
 	}{
-		{"a loss after churn alone", "neighbours and churn cost nobody", 11, lost(5)},
+		{"a loss after churn alone", "neighbors and churn cost nobody", 11, lost(5)},
 		{"a loss in a drain", "planned changes lose nothing", 5, lost(11)},
 		{"a loss in a restart", "restarts lose nothing", 6, lost(22)},
 		{"a loss without the API server", "nothing is lost without the API server", 7, lost(33)},

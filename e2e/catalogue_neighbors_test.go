@@ -127,7 +127,7 @@ func brokenARP(own, node net.HardwareAddr) []broken {
 	}
 }
 
-// solicitation returns a neighbour solicitation for an address, changed before and after its
+// solicitation returns a neighbor solicitation for an address, changed before and after its
 // checksum is made.
 func solicitationOf(to, from net.HardwareAddr, source, destination, target netip.Addr,
 	before, after func(ip, icmp []byte)) []byte {
@@ -199,9 +199,9 @@ func brokenNDP(own, node net.HardwareAddr, vip netip.Addr) []broken {
 	}
 }
 
-// hostileNeighbours sends frames that no host would to the nodes that answer for the VIPs of the
+// hostileNeighbors sends frames that no host would to the nodes that answer for the VIPs of the
 // bystander.
-func hostileNeighbours(t *testing.T, l *lab.Lab) {
+func hostileNeighbors(t *testing.T, l *lab.Lab) {
 	w := openWire(t, l, hostileHost)
 	vip6 := lab.Twin(seedVIP.Addr())
 	owner, owner6 := answerer(t, l, seedVIP.Addr()), answerer(t, l, vip6)
