@@ -159,7 +159,7 @@ conformance: require-root build bin/landfall-lab ## upstream's suite on such a c
 bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine
 
 .PHONY: bench-proxy
-bench-proxy: require-root ## Landfall's proxy beside kube-proxy, as a table and in bench.json; ARGS="-services 1000"
+bench-proxy: require-root ## Landfall's proxy beside kube-proxy, as a table and in bench.json; ARGS="-no-churn -no-load" for the share of a bare node alone
 	@go run ./e2e/bench -json bench.json $(ARGS)
 
 .PHONY: bench-faults

@@ -36,7 +36,7 @@ func (b *bench) churn(ctx context.Context, c contender, services int) (row churn
 	if err := b.fleet.point(ctx, target, endpoint(b.fleet.podAddress(podA), churnNode)); err != nil {
 		return row, err
 	}
-	p, err := b.startProxy(c, churnNode)
+	p, err := b.startProxy(c, churnNode, churnNode)
 	if err != nil {
 		return row, err
 	}

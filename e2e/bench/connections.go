@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
@@ -39,7 +40,7 @@ func (b *bench) loadNodes() []loadNode {
 	nodes := []loadNode{{name: bareNode}}
 	for _, c := range b.contenders() {
 		nodes = append(nodes, loadNode{name: c.name + fewSuffix, contender: c})
-		if c.program == "landfall" || b.services[len(b.services)-1] <= b.quickAbove {
+		if c.program == landfall || b.services[len(b.services)-1] <= b.quickAbove {
 			nodes = append(nodes, loadNode{name: c.name, contender: c, full: true})
 		}
 	}
@@ -69,11 +70,15 @@ func (b *bench) cluster() lab.Cluster {
 		}
 	}
 	add(churnNode, clientPod, podA, podB)
-	if b.noLoad {
-		return c
+	if !b.noLoad {
+		for _, n := range b.loadNodes() {
+			add(n.name, podOf(n.name))
+		}
 	}
-	for _, n := range b.loadNodes() {
-		add(n.name, podOf(n.name))
+	if !b.noOutside {
+		for _, p := range b.outsidePlans() {
+			add(p.host)
+		}
 	}
 	return c
 }
@@ -88,7 +93,8 @@ func (b *bench) prepareLoad(ctx context.Context) error {
 			continue
 		}
 		for policy, vip := range n.vips {
-			if err := b.fleet.createVIP(ctx, n.name, policy, vip); err != nil {
+			if err := b.fleet.createVIP(ctx, n.name+"-"+strings.ToLower(string(policy)), policy, vip,
+				endpoint(b.fleet.podAddress(podOf(n.name)), n.name)); err != nil {
 				return err
 			}
 		}
@@ -96,11 +102,10 @@ func (b *bench) prepareLoad(ctx context.Context) error {
 	return b.program(ctx, func(n loadNode) bool { return !n.full })
 }
 
-// createVIP creates a Service of type LoadBalancer that has a node's pod as its only endpoint.
-func (f *fleet) createVIP(
-	ctx context.Context, node string, policy corev1.ServiceExternalTrafficPolicy, vip netip.Addr) error {
-	name := node + "-" + strings.ToLower(string(policy))
-	if err := f.createSliceAt(ctx, name, loadPort, endpoint(f.podAddress(podOf(node)), node)); err != nil {
+// createVIP creates a Service of type LoadBalancer with a VIP.
+func (f *fleet) createVIP(ctx context.Context, name string, policy corev1.ServiceExternalTrafficPolicy, vip netip.Addr,
+	endpoints ...discoveryv1.Endpoint) error {
+	if err := f.createSliceAt(ctx, name, loadPort, endpoints...); err != nil {
 		return err
 	}
 	service, err := f.lab.Kube().CoreV1().Services(namespace).Create(ctx, &corev1.Service{
@@ -123,7 +128,7 @@ func (b *bench) program(ctx context.Context, which func(loadNode) bool) error {
 		if n.contender.name == "" || !which(n) {
 			continue
 		}
-		p, err := b.startProxy(n.contender, n.name)
+		p, err := b.startProxy(n.contender, n.name, n.name)
 		if err != nil {
 			return err
 		}

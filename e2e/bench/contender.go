@@ -15,12 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// landfall is the program that is not kube-proxy.
+const landfall = "landfall"
+
 // contender is a proxy in one of its modes.
 type contender struct{ name, program, mode string }
 
 var all = []contender{
-	{"landfall-nftables", "landfall", "nftables"},
-	{"landfall-iptables", "landfall", "iptables"},
+	{"landfall-nftables", landfall, "nftables"},
+	{"landfall-iptables", landfall, "iptables"},
 	{"kube-proxy-nftables", "kube-proxy", "nftables"},
 	{"kube-proxy-iptables", "kube-proxy", "iptables"},
 }
@@ -58,15 +61,15 @@ type proxy struct {
 	started time.Time
 }
 
-// startProxy starts a contender on a node of the lab.
-func (b *bench) startProxy(c contender, node string) (*proxy, error) {
+// startProxy starts a contender on a host of the lab, as the proxy of a node.
+func (b *bench) startProxy(c contender, host, node string) (*proxy, error) {
 	network := b.lab.Cluster().PodNetwork.String()
-	argv := []string{"ip", "netns", "exec", b.lab.Namespace(node), b.programs[c.program]}
+	argv := []string{"ip", "netns", "exec", b.lab.Namespace(host), b.programs[c.program]}
 	switch c.program {
-	case "landfall":
+	case landfall:
 		argv = append(argv, "--mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--node-name="+node,
 			"--cluster-cidr="+network,
-			"--feed-socket="+filepath.Join(filepath.Dir(b.programs["landfall"]), node+".sock"), "--log-level=warn")
+			"--feed-socket="+filepath.Join(filepath.Dir(b.programs[landfall]), host+".sock"), "--log-level=warn")
 	default:
 		// The limits of conntrack are the machine's, which is not kube-proxy's here. All else is as it
 		// comes.

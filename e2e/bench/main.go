@@ -43,6 +43,10 @@ type options struct {
 	changes     int
 	newServices int
 	bursts      int
+	// Of the measurement from outside.
+	outsideServices []int
+	outsideRounds   int
+	noOutside       bool
 }
 
 func main() {
@@ -82,18 +86,18 @@ func parse(args []string) (o options, err error) {
 	set.IntVar(&o.rounds, "load-rounds", 5, "measurements of new connections of each kind; the median counts")
 	set.BoolVar(&o.noChurn, "no-churn", false, "leave out how fast changes are programmed")
 	set.BoolVar(&o.noLoad, "no-load", false, "leave out new connections per second")
+	outside := set.String("outside-services", "10,300,5000,10000",
+		"numbers of Services at which to measure what a client outside the node gets")
+	set.IntVar(&o.outsideRounds, "outside-rounds", 100, "measurements from outside of each kind; the median counts")
+	set.BoolVar(&o.noOutside, "no-outside", false, "leave out what a client outside the node gets, beside a bare node")
 	if err := set.Parse(args); err != nil {
 		return o, err
 	}
-	for word := range strings.SplitSeq(*sizes, ",") {
-		n, err := strconv.Atoi(word)
-		if err != nil || n < 1 || n > 50000 {
-			return o, fmt.Errorf("-services: %q is not a number from 1 to 50000", word)
-		}
-		o.services = append(o.services, n)
+	if o.services, err = parseSizes("services", *sizes); err != nil {
+		return o, err
 	}
-	if !slices.IsSorted(o.services) {
-		return o, errors.New("-services: want them in rising order")
+	if o.outsideServices, err = parseSizes("outside-services", *outside); err != nil {
+		return o, err
 	}
 	o.proxies = strings.Split(*proxies, ",")
 	for _, name := range o.proxies {
@@ -102,6 +106,21 @@ func parse(args []string) (o options, err error) {
 		}
 	}
 	return o, nil
+}
+
+// parseSizes reads numbers of Services.
+func parseSizes(option, text string) (sizes []int, err error) {
+	for word := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(word)
+		if err != nil || n < 1 || n > 50000 {
+			return nil, fmt.Errorf("-%s: %q is not a number from 1 to 50000", option, word)
+		}
+		sizes = append(sizes, n)
+	}
+	if !slices.IsSorted(sizes) {
+		return nil, fmt.Errorf("-%s: want them in rising order", option)
+	}
+	return sizes, nil
 }
 
 func progress(line string) { fmt.Fprintln(os.Stderr, time.Now().Format(time.TimeOnly), line) }
@@ -114,6 +133,7 @@ type bench struct {
 	self      string            // path of this program
 	fleet     *fleet
 	connected map[string][]float64 // new connections per second, by measurement
+	paths     []*path              // of the measurement from outside
 	report    report
 }
 
@@ -131,10 +151,10 @@ func run(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	if b.programs["landfall"], err = buildProxy(ctx, repository); err != nil {
+	if b.programs[landfall], err = buildProxy(ctx, repository); err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(filepath.Dir(b.programs["landfall"])) }()
+	defer func() { _ = os.RemoveAll(filepath.Dir(b.programs[landfall])) }()
 	if b.lab, err = lab.Start(ctx, b.cluster(),
 		lab.Options{NoAgents: true, Repository: repository, Progress: progress}); err != nil {
 		return err
@@ -166,15 +186,23 @@ func (b *bench) measure(ctx context.Context) error {
 			return fmt.Errorf("connections: %w", err)
 		}
 	}
-	for _, n := range b.services {
+	if !b.noOutside {
+		if err := b.prepareOutside(ctx); err != nil {
+			return fmt.Errorf("outside: %w", err)
+		}
+	}
+	for _, n := range b.sizes() {
 		if err := b.fleet.grow(ctx, n); err != nil {
 			return fmt.Errorf("create %d Services: %w", n, err)
 		}
-		if b.noChurn {
+		if err := b.programOutside(ctx, n); err != nil {
+			return fmt.Errorf("outside, at %d Services: %w", n, err)
+		}
+		if b.noChurn || !slices.Contains(b.services, n) {
 			continue
 		}
 		for _, c := range b.contenders() {
-			if n > b.quickAbove && c.program != "landfall" {
+			if n > b.quickAbove && c.program != landfall {
 				continue
 			}
 			row, err := b.churn(ctx, c, n)
@@ -185,11 +213,28 @@ func (b *bench) measure(ctx context.Context) error {
 			progress(row.String())
 		}
 	}
-	if b.noLoad {
-		return nil
+	if !b.noLoad {
+		if err := b.connections(ctx); err != nil {
+			return fmt.Errorf("connections: %w", err)
+		}
 	}
-	if err := b.connections(ctx); err != nil {
-		return fmt.Errorf("connections: %w", err)
+	if !b.noOutside {
+		if err := b.outside(ctx); err != nil {
+			return fmt.Errorf("outside: %w", err)
+		}
 	}
 	return nil
+}
+
+// sizes returns all numbers of Services at which something is measured.
+func (b *bench) sizes() []int {
+	var all []int
+	if !b.noChurn || !b.noLoad {
+		all = append(all, b.services...)
+	}
+	if !b.noOutside {
+		all = append(all, b.outsideServices...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -10,6 +11,7 @@ import (
 type report struct {
 	Churn       []churnRow      `json:"churn,omitempty"`
 	Connections []connectionRow `json:"connections,omitempty"`
+	Outside     []outsideRow    `json:"outside,omitempty"`
 }
 
 // quantiles are in milliseconds, from the call of the API server to the first right answer. Call is
@@ -74,5 +76,63 @@ func (r report) print(w io.Writer) {
 		for _, row := range r.Connections {
 			fmt.Fprintf(t, "%s\t%.0f\t%.0f\t%.0f\n", row.Path, row.PerSecond, row.Min, row.Max)
 		}
+		fmt.Fprintln(t)
 	}
+	if len(r.Outside) > 0 {
+		fmt.Fprintln(t, "share of a bare node (quartiles, µs)\tpolicy\tServices\tnew connections\tby wall time\tround trips\t"+
+			"bulk")
+		for _, row := range r.Outside {
+			fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%.2f\t%s\t%.2f (%.2f to %.2f)\n", row.Path, row.Policy, row.Services,
+				row.Connection, row.Connection.Wall, row.RoundTrip, row.Bulk.Share, row.Bulk.Low, row.Bulk.High)
+		}
+	}
+}
+
+// outsideRow is what a client outside of the node gets over one path.
+type outsideRow struct {
+	Path       string `json:"path"`
+	Policy     string `json:"policy,omitempty"`
+	Services   int    `json:"services,omitempty"`
+	Connection share  `json:"new_connections"`
+	RoundTrip  share  `json:"round_trips"`
+	Bulk       share  `json:"bulk"`
+}
+
+func (r outsideRow) order() string { return fmt.Sprintf("%05d %s %s", r.Services, r.Policy, r.Path) }
+
+// sample is one measurement of a path beside the bare node's before and after it.
+type sample struct {
+	timing
+	share, shareWall float64
+}
+
+// share is how much a path does in the processor time that a bare node takes for 1: the median of the
+// rounds, and the quartiles.
+type share struct {
+	Share float64 `json:"share"`
+	Low   float64 `json:"low_quartile"`
+	High  float64 `json:"high_quartile"`
+	// Wall is the same by the time on the clock.
+	Wall float64 `json:"share_of_time"`
+	// CPU is the processor time for one, client and pod included, in microseconds.
+	CPU float64 `json:"cpu_us"`
+}
+
+func newShare(samples []sample) share {
+	at := func(part float64, of func(sample) float64) float64 {
+		values := make([]float64, 0, len(samples))
+		for _, s := range samples {
+			values = append(values, of(s))
+		}
+		slices.Sort(values)
+		return values[int(part*float64(len(values)-1))]
+	}
+	cpu := func(s sample) float64 { return s.share }
+	return share{Share: at(0.5, cpu), Low: at(0.25, cpu), High: at(0.75, cpu),
+		Wall: at(0.5, func(s sample) float64 { return s.shareWall }),
+		CPU:  1e6 * at(0.5, func(s sample) float64 { return s.cpu })}
+}
+
+func (s share) String() string {
+	return fmt.Sprintf("%.2f (%.2f to %.2f, %.1f)", s.Share, s.Low, s.High, s.CPU)
 }

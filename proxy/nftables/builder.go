@@ -258,10 +258,18 @@ func (b builder) unserved(networks []netip.Prefix) []nft.Rule {
 	return rules
 }
 
-// fromNode matches packets whose source is one of the node's addresses, or, with CmpOpNeq, is not.
-func (b builder) fromNode(op expr.CmpOp) expr.List {
-	return expr.List{&expr.Fib{Register: expr.Reg, Source: true},
-		expr.Compare(op, expr.Host32(unix.RTN_LOCAL)...)}
+// notFromNode matches packets whose source is none of the node's addresses.
+func (b builder) notFromNode() expr.List { return b.sourceType(expr.CmpOpNeq) }
+
+// fromNode matches packets that the node itself sends, from one of its addresses. Only these came in at
+// no interface, so the kernel looks up no route for those of others.
+func (b builder) fromNode() expr.List {
+	return append(expr.List{&expr.Meta{Key: expr.MetaKeyIIF, Register: expr.Reg},
+		expr.Compare(expr.CmpOpEq, expr.Host32(0)...)}, b.sourceType(expr.CmpOpEq)...)
+}
+
+func (b builder) sourceType(op expr.CmpOp) expr.List {
+	return expr.List{&expr.Fib{Register: expr.Reg, Source: true}, expr.Compare(op, expr.Host32(unix.RTN_LOCAL)...)}
 }
 
 func (b builder) isProtocol(p protocol) expr.List { return expr.IsProtocol(expr.CmpOpEq, byte(p)) }

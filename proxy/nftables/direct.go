@@ -60,7 +60,7 @@ func (b builder) direct(config plan.Config) []nft.Rule {
 	if match := b.fromPod(config.Pods, false); match != nil {
 		rules = append(rules, b.rule("from a pod", match, expr.Goto(chainMarked)))
 	}
-	return append(rules, b.rule("from the node itself", b.fromNode(expr.CmpOpEq), expr.Goto(chainMarked)),
+	return append(rules, b.rule("from the node itself", b.fromNode(), expr.Goto(chainMarked)),
 		b.rule("", expr.Goto(chainPick)))
 }
 

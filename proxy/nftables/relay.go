@@ -28,7 +28,7 @@ func (b builder) relay(config plan.Config) []nft.Rule {
 	if !config.Relay {
 		return nil
 	}
-	return []nft.Rule{b.rule(CommentRelay, b.isProtocol(tcp), b.in(setRelayed), b.fromNode(expr.CmpOpNeq),
+	return []nft.Rule{b.rule(CommentRelay, b.isProtocol(tcp), b.in(setRelayed), b.notFromNode(),
 		b.key(fieldProtocol), expr.List{b.lookup(relayMap, 0)}, b.dnatMixed())}
 }
 

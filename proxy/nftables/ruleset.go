@@ -187,7 +187,7 @@ func (b builder) external(config plan.Config) []nft.Rule {
 	if match := b.fromPod(config.Pods, false); match != nil {
 		rules = append(rules, b.rule("from a pod", match, expr.Goto(chainPick)))
 	}
-	rules = append(rules, b.rule("from the node itself", b.fromNode(expr.CmpOpEq), expr.Goto(chainMarked)))
+	rules = append(rules, b.rule("from the node itself", b.fromNode(), expr.Goto(chainMarked)))
 	return append(append(rules, b.relay(config)...), b.rule("", expr.Goto(chainPickLocal)))
 }
 

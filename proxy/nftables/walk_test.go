@@ -190,6 +190,27 @@ func packetOf(w cases.World, c cases.Case) packet {
 		protocol: protocol, invalid: c.Invalid}
 }
 
+// A client outside costs no lookup of a route, also with policy Local. In the kernel that is the dearest
+// of all that the rules look up.
+func TestRoutesAreLookedUpForTheNodeAlone(t *testing.T) {
+	t.Parallel()
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		w := cases.WorldOf(family)
+		for from, want := range map[string]bool{"outside": false, "node": true} {
+			c := cases.Case{From: from, To: "vip", Service: etpLocal, Backends: twoHere}
+			walk := walkOf(t, w, c)
+			asked := false
+			walk.Walker.Local = func(addr netip.Addr) bool {
+				asked = asked || addr == c.Source(w)
+				return walk.isLocal(addr)
+			}
+			if shares, _ := walk.fate(packetOf(w, c)); len(shares) < 2 || asked != want {
+				t.Errorf("%s, from %s: ends at %v; looked the source up: %v, want %v", family, from, shares, asked, want)
+			}
+		}
+	}
+}
+
 // Every number of backends is spread evenly by random draws.
 func TestRandomSpreadIsEven(t *testing.T) {
 	t.Parallel()

@@ -83,7 +83,9 @@ type MetaKey uint32
 
 // Some keys.
 const (
-	MetaKeyMARK    MetaKey = unix.NFT_META_MARK
+	MetaKeyMARK MetaKey = unix.NFT_META_MARK
+	// MetaKeyIIF is the index of the interface where a packet came in; 0 for what the host itself sends.
+	MetaKeyIIF     MetaKey = unix.NFT_META_IIF
 	MetaKeyIIFNAME MetaKey = unix.NFT_META_IIFNAME
 	MetaKeyIIFTYPE MetaKey = unix.NFT_META_IIFTYPE
 	MetaKeyL4PROTO MetaKey = unix.NFT_META_L4PROTO

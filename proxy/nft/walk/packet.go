@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"math/bits"
 	"net"
 	"net/netip"
@@ -111,6 +112,12 @@ func (w *Walker) meta(e *expr.Meta, p *way, step func(p *way, does string)) bool
 		p.store(e.Register, expr.Host32(p.Priority))
 	case e.Key == expr.MetaKeyL4PROTO:
 		p.store(e.Register, []byte{p.Protocol})
+	case e.Key == expr.MetaKeyIIF:
+		index := uint32(math.MaxInt32) // whichever it is
+		if p.Interface == "" {
+			index = 0
+		}
+		p.store(e.Register, expr.Host32(index))
 	case e.Key == expr.MetaKeyIIFNAME && len(p.Interface) < unix.IFNAMSIZ:
 		p.store(e.Register, append([]byte(p.Interface), make([]byte, unix.IFNAMSIZ-len(p.Interface))...))
 	default:
