@@ -81,7 +81,7 @@ func TestStory(t *testing.T) {
 		for _, c := range story {
 			now = now.Add(c.after)
 			before := state(&s)
-			touched, _, again := s.Step(now, c.facts(), true, map[netip.Addr]bool{addr: true})
+			touched, _, again := s.Step(now, c.facts(), Events{All: true, Heard: map[netip.Addr]bool{addr: true}})
 			if differ := state(&s) != before; differ && !touched[addr] {
 				t.Errorf("%s, %s: what is known has changed, and nobody is told", name, c.what)
 			}
@@ -95,7 +95,7 @@ func TestStory(t *testing.T) {
 			if again != c.again {
 				t.Errorf("%s, %s: again in %s, want %s", name, c.what, again, c.again)
 			}
-			if touched, changed, _ := s.Step(now, c.facts(), true, nil); changed || len(touched) > 0 {
+			if touched, changed, _ := s.Step(now, c.facts(), Events{All: true}); changed || len(touched) > 0 {
 				t.Errorf("%s, %s: a second look gives the actor something to do, or the step: %v", name, c.what, touched)
 			}
 		}
@@ -142,7 +142,7 @@ func TestRoom(t *testing.T) {
 	var s State
 	f := scene{next: true}.facts()
 	f.Room = 0
-	if _, changed, _ := s.Step(time.Unix(0, 0), f, true, nil); changed || len(s.Desired()) > 0 {
+	if _, changed, _ := s.Step(time.Unix(0, 0), f, Events{All: true}); changed || len(s.Desired()) > 0 {
 		t.Errorf("%v", s.Desired())
 	}
 }
