@@ -14,7 +14,7 @@ import (
 
 // linger is how long a node goes on listening for an address that no pool hands out next any more:
 // the controller takes it out of the pool's status before it gives it to a Service, and a Service may
-// wait a while for its pods.
+// wait a while for its pods. It ends sooner when a node of ours answers for the address.
 const linger = 10 * time.Second
 
 // Facts are what a step knows.
@@ -22,6 +22,9 @@ type Facts struct {
 	Node plan.Facts
 	// Held reports whether a Service has the address.
 	Held func(netip.Addr) bool
+	// Served reports whether a node of ours has answered for the address: nobody asks then whether
+	// another host uses it.
+	Served func(netip.Addr) bool
 	// Room is how many addresses may be told to the others beyond those of Services.
 	Room int
 	// Claims are what the other nodes say of an address.
@@ -132,7 +135,7 @@ func (s *State) look(now time.Time, f Facts, all bool) (changed bool) {
 		if all || !listens {
 			scout, listens = plan.ScoutOf(f.Node, addr)
 		}
-		if listens && now.Before(s.leaving[addr]) {
+		if listens && now.Before(s.leaving[addr]) && !f.Served(addr) {
 			next[addr] = scout
 		} else {
 			delete(s.leaving, addr)

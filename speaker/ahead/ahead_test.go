@@ -24,6 +24,7 @@ type scene struct {
 	after   time.Duration
 	next    bool   // the pool hands it out next
 	held    bool   // a Service has it
+	served  bool   // and a node of ours has answered for it
 	scouted string // the node that has asked, as the actor says
 	claims  string // of the others: "a:ahead c:conflict"
 	gone    string // a node that has gone
@@ -43,6 +44,11 @@ func TestStory(t *testing.T) {
 			{what: "and has it", after: time.Second, held: true, scouted: "b", listens: true, claim: true, clear: true,
 				again: linger - time.Second},
 			{what: "long ago", after: linger, held: true, scouted: "b"},
+		},
+		"a node answers for it": {
+			{what: "nobody has answered", next: true, scouted: "b", claim: true, clear: true},
+			{what: "a Service has it", held: true, scouted: "b", listens: true, claim: true, clear: true, again: linger},
+			{what: "and a node answers", after: time.Second, held: true, served: true, scouted: "b"},
 		},
 		"somebody takes it": {
 			{what: "nobody has answered", next: true, scouted: "b", claim: true, clear: true},
@@ -120,7 +126,8 @@ func (c scene) facts() Facts {
 		pool.Status.Next = pool.Ranges
 		node.Pools["lan"] = pool
 	}
-	f := Facts{Node: node, Held: func(netip.Addr) bool { return c.held }, Room: 10,
+	f := Facts{Node: node, Held: func(netip.Addr) bool { return c.held },
+		Served: func(netip.Addr) bool { return c.served }, Room: 10,
 		Claims: func(netip.Addr) map[string]plan.Claim {
 			claims := map[string]plan.Claim{}
 			for word := range strings.FieldsSeq(c.claims) {
