@@ -103,7 +103,7 @@ func reborn(b *testing.B, before *proxy, confirmed chan<- lb.Key) *proxy {
 		netlink, err = nftables.Dial()
 		return err
 	})
-	rules := dialect.New(dialect.Deps{Log: p.log, Changed: p.runner.Poke, Rules: nftables.Rules(netlink, nil)})
+	rules := dialect.New(dialect.Deps{Log: p.log, Changed: p.runner.PokeNow, Rules: nftables.Rules(netlink, nil)})
 	p.to.rules, p.to.flows = rules, telling{confirmed}
 	ctx, cancel := context.WithCancel(b.Context())
 	done := make(chan error)

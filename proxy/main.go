@@ -173,7 +173,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		pools: kube.PoolRanges(client, func(string) { p.markFacts() }),
 	}
 	client.OnSync(p.markFacts)
-	rules := kernel.writer(rt.Log, p.runner.Poke, metrics)
+	rules := kernel.writer(rt.Log, p.runner.PokeNow, metrics) // a change waits once, and its confirmation for nothing
 	cutter := conntrack.New(conntrack.Deps{Log: rt.Log, Table: flows, Deleted: metrics.cut,
 		Local: func() ([]netip.Addr, error) {
 			interfaces, ok := watcher.All()

@@ -190,7 +190,7 @@ const gap = time.Millisecond
 // After burst steps that came sooner, as with many Services that are created one after the other,
 // there is one step in each interval: each has a cost of its own.
 const (
-	interval = 10 * time.Millisecond
+	interval = 5 * time.Millisecond
 	burst    = 100
 )
 

@@ -320,11 +320,12 @@ func (s *speaker) held() []plan.BGPHeld {
 // do.
 func (s *speaker) scout(now time.Time, facts plan.Facts, dirty dirt, divided bool) (changed bool, again time.Duration) {
 	f := ahead.Facts{
-		Node: facts, Held: s.rooms.holders.Held, Room: plan.MaxVIPs - s.rooms.holders.Count(),
+		Node: facts, Held: s.rooms.holders.Held, Served: s.rooms.ownership.Served,
+		Room:   plan.MaxVIPs - s.rooms.holders.Count(),
 		Claims: s.from.members.Claims, Scouted: s.to.l2.Outcome().Scouted,
 	}
-	look := dirty.all || dirty.links || dirty.ahead || divided
-	touched, changed, again := s.rooms.ahead.Step(now, f, look, dirty.vips)
+	touched, changed, again := s.rooms.ahead.Step(now, f, ahead.Events{
+		All: dirty.all || dirty.links || divided, Next: dirty.ahead, Heard: dirty.vips})
 	for addr := range touched {
 		dirty.vips[addr] = true
 	}

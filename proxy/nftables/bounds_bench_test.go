@@ -43,7 +43,7 @@ func largeService(ports, endpoints, version int) plan.Service {
 // time costs the others.
 func BenchmarkOneLargeService(b *testing.B) {
 	for _, size := range []struct{ ports, endpoints int }{{0, 0}, {160, 64}, {200, 500}} {
-		for _, scheduler := range []plan.Scheduler{"affinity", plan.Maglev} {
+		for _, scheduler := range []plan.Scheduler{"affinity", plan.Maglev, "mixed"} {
 			b.Run(fmt.Sprintf("%d ports, %d endpoints, %s", size.ports, size.endpoints, scheduler), func(b *testing.B) {
 				benchLarge(b, size.ports, size.endpoints, scheduler)
 			})
@@ -54,6 +54,9 @@ func BenchmarkOneLargeService(b *testing.B) {
 func benchLarge(b *testing.B, ports, endpoints int, scheduler plan.Scheduler) {
 	const plain = 5000
 	large := func(version int) plan.Service {
+		if scheduler == "mixed" {
+			return mixedService(ports, endpoints, version)
+		}
 		s := largeService(ports, endpoints, version)
 		if s.Scheduler = scheduler; scheduler == "affinity" {
 			s.Scheduler, s.Affinity, s.AffinityTimeout = plan.Random, true, 3*time.Hour

@@ -46,6 +46,9 @@ func TestContract11TablesAreShared(t *testing.T) {
 		}
 	}
 	s := mixedService(200, 500, 0) // nothing to share
+	if n := count(r.service(s.Key, s)); n > 200*500+200*5 {
+		t.Errorf("%d elements where the endpoints of each port listen at different numbers", n)
+	}
 	s.Scheduler = plan.Maglev
 	out := r.service(s.Key, s)
 	slots := 0

@@ -14,7 +14,7 @@ import (
 
 // linger is how long a node goes on listening for an address that no pool hands out next any more:
 // the controller takes it out of the pool's status before it gives it to a Service, and a Service may
-// wait a while for its pods.
+// wait a while for its pods. It ends sooner when a node of ours answers for the address.
 const linger = 10 * time.Second
 
 // Facts are what a step knows.
@@ -22,6 +22,9 @@ type Facts struct {
 	Node plan.Facts
 	// Held reports whether a Service has the address.
 	Held func(netip.Addr) bool
+	// Served reports whether a node of ours has answered for the address: nobody asks then whether
+	// another host uses it.
+	Served func(netip.Addr) bool
 	// Room is how many addresses may be told to the others beyond those of Services.
 	Room int
 	// Claims are what the other nodes say of an address.
@@ -41,54 +44,83 @@ type State struct {
 	own  map[netip.Addr]bool // what this node says itself
 }
 
-// Step takes in what has changed: with look set, which addresses pools hand out next, or what this
-// node can do; and addresses of which other nodes say something else. It returns the addresses of
-// which this node says or knows something else now, and whether the actor has something else to do.
-// again is when to call it next; 0 for not at all.
-func (s *State) Step(now time.Time, f Facts, look bool, heard map[netip.Addr]bool) (
+// Events are what may have changed since the step before.
+type Events struct {
+	All   bool                // what this node can do, or who else is there
+	Next  bool                // which addresses pools hand out next
+	Heard map[netip.Addr]bool // addresses of which other nodes say something else
+}
+
+// Step takes in what has changed. It returns the addresses of which this node says or knows something
+// else now, and whether the actor has something else to do. again is when to call it next; 0 for not
+// at all.
+func (s *State) Step(now time.Time, f Facts, e Events) (
 	touched map[netip.Addr]bool, changed bool, again time.Duration) {
 	touched = map[netip.Addr]bool{}
+	before := s.scouts
+	look := e.All || e.Next
 	for _, until := range s.leaving {
 		look = look || !now.Before(until)
 	}
-	for addr := range heard {
+	for addr := range e.Heard {
 		scout, known := s.scouts[addr]
 		look = look || known && scout.Rank >= 0 && f.Held(addr)
 	}
+	moved := map[netip.Addr]bool{} // addresses of which this node may say something else
 	if look {
-		changed = s.look(now, f)
+		changed = s.look(now, f, e.All)
+		unlike(before, s.scouts, plan.Scout.Equal, moved)
 	}
-	for addr := range s.scouts {
-		if look || heard[addr] {
-			free := s.Clear(f.Node.Self, addr)
-			s.listen(f, addr)
-			if heard[addr] || !slices.Equal(free, s.Clear(f.Node.Self, addr)) {
-				touched[addr] = true
-			}
+	for addr := range s.listening(moved, e) {
+		free := s.Clear(f.Node.Self, addr)
+		s.listen(f, addr)
+		if e.Heard[addr] || !slices.Equal(free, s.Clear(f.Node.Self, addr)) {
+			touched[addr] = true
 		}
 	}
-	for addr := range union(s.scouted, f.Scouted) {
-		if !maps.Equal(s.scouted[addr], f.Scouted[addr]) {
+	unlike(s.scouted, f.Scouted, maps.Equal, moved)
+	for addr := range moved {
+		differs := !maps.Equal(s.scouted[addr], f.Scouted[addr])
+		if free := s.foundFree(f, addr); free != s.own[addr] {
+			differs = true
+			s.note(addr, free)
+		}
+		if differs {
 			touched[addr] = true
 		}
 	}
 	s.scouted = f.Scouted
-	for addr := range union(s.own, s.scouted) {
-		if free := s.foundFree(f.Node.Self, addr); free != s.own[addr] {
-			touched[addr] = true
-			s.note(addr, free)
-		}
-	}
 	for _, until := range s.leaving {
 		again = plan.Sooner(again, until.Sub(now))
 	}
 	return touched, changed, again
 }
 
-// look finds out which addresses to probe or to listen for, and reports whether that differs.
-func (s *State) look(now time.Time, f Facts) (changed bool) {
+// listening returns the addresses of which others may say something else than when this node last
+// listened, given which of them it probes or listens for otherwise than before.
+func (s *State) listening(moved map[netip.Addr]bool, e Events) map[netip.Addr]bool {
+	found := map[netip.Addr]bool{}
+	if e.All {
+		for addr := range s.scouts {
+			found[addr] = true
+		}
+		return found
+	}
+	for _, addrs := range []map[netip.Addr]bool{moved, e.Heard} {
+		for addr := range addrs {
+			if _, scouts := s.scouts[addr]; scouts {
+				found[addr] = true
+			}
+		}
+	}
+	return found
+}
+
+// look finds out which addresses to probe or to listen for, and reports whether that differs. Without
+// all, only what pools hand out next is something else.
+func (s *State) look(now time.Time, f Facts, all bool) (changed bool) {
 	next := plan.Ahead(f.Node, f.Held, min(f.Room, plan.MaxAhead))
-	for addr := range s.scouts {
+	for addr, scout := range s.scouts {
 		if _, stays := next[addr]; stays {
 			delete(s.leaving, addr)
 			continue
@@ -99,7 +131,11 @@ func (s *State) look(now time.Time, f Facts) (changed bool) {
 		if _, known := s.leaving[addr]; !known {
 			s.leaving[addr] = now.Add(linger)
 		}
-		if scout, ok := plan.ScoutOf(f.Node, addr); ok && now.Before(s.leaving[addr]) {
+		listens := scout.Rank < 0
+		if all || !listens {
+			scout, listens = plan.ScoutOf(f.Node, addr)
+		}
+		if listens && now.Before(s.leaving[addr]) && !f.Served(addr) {
 			next[addr] = scout
 		} else {
 			delete(s.leaving, addr)
@@ -134,12 +170,12 @@ func (s *State) listen(f Facts, addr netip.Addr) {
 }
 
 // foundFree reports whether this node has asked for an address itself, and nobody is known to use it.
-func (s *State) foundFree(self string, addr netip.Addr) bool {
+func (s *State) foundFree(f Facts, addr netip.Addr) bool {
 	if _, scouts := s.scouts[addr]; !scouts {
 		return false
 	}
-	for _, node := range s.scouted[addr] {
-		if node == self {
+	for _, node := range f.Scouted[addr] {
+		if node == f.Node.Self {
 			return true
 		}
 	}
@@ -197,14 +233,16 @@ func (s *State) Counts(self string) (wanted, clear int) {
 	return wanted, clear
 }
 
-// union returns the keys of two maps.
-func union[A, B any](a map[netip.Addr]A, b map[netip.Addr]B) map[netip.Addr]bool {
-	all := make(map[netip.Addr]bool, len(a)+len(b))
+// unlike adds to found the keys whose values differ in two maps.
+func unlike[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[netip.Addr]bool) {
+	for addr, now := range b {
+		if was, ok := a[addr]; !ok || !same(was, now) {
+			found[addr] = true
+		}
+	}
 	for addr := range a {
-		all[addr] = true
+		if _, ok := b[addr]; !ok {
+			found[addr] = true
+		}
 	}
-	for addr := range b {
-		all[addr] = true
-	}
-	return all
 }

@@ -24,6 +24,7 @@ type scene struct {
 	after   time.Duration
 	next    bool   // the pool hands it out next
 	held    bool   // a Service has it
+	served  bool   // and a node of ours has answered for it
 	scouted string // the node that has asked, as the actor says
 	claims  string // of the others: "a:ahead c:conflict"
 	gone    string // a node that has gone
@@ -43,6 +44,11 @@ func TestStory(t *testing.T) {
 			{what: "and has it", after: time.Second, held: true, scouted: "b", listens: true, claim: true, clear: true,
 				again: linger - time.Second},
 			{what: "long ago", after: linger, held: true, scouted: "b"},
+		},
+		"a node answers for it": {
+			{what: "nobody has answered", next: true, scouted: "b", claim: true, clear: true},
+			{what: "a Service has it", held: true, scouted: "b", listens: true, claim: true, clear: true, again: linger},
+			{what: "and a node answers", after: time.Second, held: true, served: true, scouted: "b"},
 		},
 		"somebody takes it": {
 			{what: "nobody has answered", next: true, scouted: "b", claim: true, clear: true},
@@ -81,7 +87,8 @@ func TestStory(t *testing.T) {
 		for _, c := range story {
 			now = now.Add(c.after)
 			before := state(&s)
-			touched, _, again := s.Step(now, c.facts(), true, map[netip.Addr]bool{addr: true})
+			all := c.gone != "" // else no more than what has changed
+			touched, _, again := s.Step(now, c.facts(), Events{All: all, Next: true, Heard: map[netip.Addr]bool{addr: true}})
 			if differ := state(&s) != before; differ && !touched[addr] {
 				t.Errorf("%s, %s: what is known has changed, and nobody is told", name, c.what)
 			}
@@ -95,7 +102,7 @@ func TestStory(t *testing.T) {
 			if again != c.again {
 				t.Errorf("%s, %s: again in %s, want %s", name, c.what, again, c.again)
 			}
-			if touched, changed, _ := s.Step(now, c.facts(), true, nil); changed || len(touched) > 0 {
+			if touched, changed, _ := s.Step(now, c.facts(), Events{All: true}); changed || len(touched) > 0 {
 				t.Errorf("%s, %s: a second look gives the actor something to do, or the step: %v", name, c.what, touched)
 			}
 		}
@@ -120,7 +127,8 @@ func (c scene) facts() Facts {
 		pool.Status.Next = pool.Ranges
 		node.Pools["lan"] = pool
 	}
-	f := Facts{Node: node, Held: func(netip.Addr) bool { return c.held }, Room: 10,
+	f := Facts{Node: node, Held: func(netip.Addr) bool { return c.held },
+		Served: func(netip.Addr) bool { return c.served }, Room: 10,
 		Claims: func(netip.Addr) map[string]plan.Claim {
 			claims := map[string]plan.Claim{}
 			for word := range strings.FieldsSeq(c.claims) {
@@ -142,7 +150,7 @@ func TestRoom(t *testing.T) {
 	var s State
 	f := scene{next: true}.facts()
 	f.Room = 0
-	if _, changed, _ := s.Step(time.Unix(0, 0), f, true, nil); changed || len(s.Desired()) > 0 {
+	if _, changed, _ := s.Step(time.Unix(0, 0), f, Events{All: true}); changed || len(s.Desired()) > 0 {
 		t.Errorf("%v", s.Desired())
 	}
 }

@@ -263,6 +263,9 @@ func (s *State) Decision(vip netip.Addr) (d plan.Decision, ok bool) {
 	return d, ok
 }
 
+// Served reports whether a node of ours has answered for a VIP, as far as this one knows.
+func (s *State) Served(vip netip.Addr) bool { return s.served[vip] }
+
 // Answering returns the interfaces on which the actor answers for a VIP.
 func (s *State) Answering(vip netip.Addr) []string { return s.seen.Answering[vip] }
 
