@@ -24,7 +24,7 @@ type sightings struct {
 	Yields            [size]time.Time
 	// Apart is set for a node that was cut off from all others, or frozen, until it has heard one.
 	Apart [size]bool
-	// CutOff is since when a node has heard no other.
+	// CutOff is since when a node has reached no other.
 	CutOff [size]time.Time
 	// Was are the nodes that answered at the last look.
 	Was [size]bool
@@ -111,12 +111,17 @@ func (w *world) parts() {
 			w.Seen.Apart[i] = true
 		}
 		switch since := &w.Seen.CutOff[i]; {
-		case w.hearsAny(i):
+		case w.reachesAny(i):
 			*since = time.Time{}
 		case since.IsZero():
 			*since = w.Now
 		}
 	}
+}
+
+// reachesAny reports whether packets go to another node and come back.
+func (w *world) reachesAny(i int) bool {
+	return slices.ContainsFunc(w.Nodes, func(j *modelNode) bool { return j.I != i && w.both(i, j.I) })
 }
 
 // hearsAny reports whether gossip of another node arrives.
@@ -246,7 +251,7 @@ func (w *world) takesNothing(n *modelNode) {
 	answered := slices.ContainsFunc(side, func(i int) bool { return w.Nodes[i].answers() && w.served(i) })
 	since := w.Seen.CutOff[n.I]
 	lately := since.IsZero() || w.Now.Before(since.Add(cutOffFor))
-	if answered && lately && !slices.Contains(side, n.I) && !w.hearsAny(n.I) && !w.asks(n) {
+	if answered && lately && !slices.Contains(side, n.I) && !w.reachesAny(n.I) && !w.asks(n) {
 		w.violate("TakesNothing", "%s is cut off, and begins to answer while the others go on", n.Name)
 	}
 }
