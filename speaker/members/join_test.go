@@ -240,7 +240,7 @@ func TestANodeThatIsKnownInPartIsCalled(t *testing.T) {
 	a.mu.Lock()
 	newest := a.book.pages["b"].newest()
 	delete(a.book.pages, "b")
-	a.book.merge(update{node: "b", born: newest.Born, entries: []entry{{vip: vip1, seq: newest.Seq,
+	a.book.merge(update{node: "b", born: newest.Born, entries: []entry{{vip: vip1, seq: newest.Seq + 2,
 		claim: plan.Claim{Weight: 1}}}})
 	exchanges := a.understood.Load()
 	a.mu.Unlock()
