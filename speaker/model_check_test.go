@@ -24,6 +24,8 @@ type sightings struct {
 	Yields            [size]time.Time
 	// Apart is set for a node that was cut off from all others, or frozen, until it has heard one.
 	Apart [size]bool
+	// CutOff is since when a node has reached no other.
+	CutOff [size]time.Time
 	// Was are the nodes that answered at the last look.
 	Was [size]bool
 	// Ended is when the speaker of a node was killed while it answered, if nothing else has happened.
@@ -40,6 +42,8 @@ const (
 	outlivedWithin = 46 * time.Second
 	// yieldsWithin is three renewals of the Lease, and two nodes that may have to step in.
 	yieldsWithin = 15 * time.Second
+	// cutOffFor is how long a node that is cut off takes nothing for sure.
+	cutOffFor = 5 * time.Second
 	// listenedWithin leaves time for all announcements.
 	listenedWithin = 13 * time.Second
 )
@@ -103,11 +107,26 @@ func (w *world) lasts(since *time.Time, holds bool, bound time.Duration) bool {
 // parts notes which nodes hear nobody.
 func (w *world) parts() {
 	for i, n := range w.Nodes {
-		hears := func(j *modelNode) bool { return j.I != i && w.gossips(i, j.I) }
-		if n.Frozen || !n.Up || n.awake() && !slices.ContainsFunc(w.Nodes, hears) {
+		if n.Frozen || !n.Up || n.awake() && !w.hearsAny(i) {
 			w.Seen.Apart[i] = true
 		}
+		switch since := &w.Seen.CutOff[i]; {
+		case w.reachesAny(i):
+			*since = time.Time{}
+		case since.IsZero():
+			*since = w.Now
+		}
 	}
+}
+
+// reachesAny reports whether packets go to another node and come back.
+func (w *world) reachesAny(i int) bool {
+	return slices.ContainsFunc(w.Nodes, func(j *modelNode) bool { return j.I != i && w.both(i, j.I) })
+}
+
+// hearsAny reports whether gossip of another node arrives.
+func (w *world) hearsAny(i int) bool {
+	return slices.ContainsFunc(w.Nodes, func(j *modelNode) bool { return j.I != i && w.gossips(i, j.I) })
 }
 
 // oneOwner holds the definition of an owner, on which clauses 1 and 5 stand: the one claiming node that
@@ -195,6 +214,7 @@ func (w *world) answersChanged(n *modelNode) {
 	if is {
 		w.tell("%s answers", n.Name)
 		w.hearsFirst(n)
+		w.takesNothing(n)
 		w.restartsInvisible(n)
 	} else {
 		w.tell("%s answers no more", n.Name)
@@ -220,6 +240,19 @@ func (w *world) hearsFirst(n *modelNode) {
 			w.violate("HearsFirst", "%s was cut off, and begins to answer before it has heard %s, which answers", n.Name,
 				other.Name)
 		}
+	}
+}
+
+// takesNothing holds clause 11: a node that has been cut off from all others a moment ago takes nothing that
+// one of them answers for. For longer it may be the only one that is left, as far as it can know, and at once
+// if the API server answers it.
+func (w *world) takesNothing(n *modelNode) {
+	side := w.majority()
+	answered := slices.ContainsFunc(side, func(i int) bool { return w.Nodes[i].answers() && w.served(i) })
+	since := w.Seen.CutOff[n.I]
+	lately := since.IsZero() || w.Now.Before(since.Add(cutOffFor))
+	if answered && lately && !slices.Contains(side, n.I) && !w.reachesAny(n.I) && !w.asks(n) {
+		w.violate("TakesNothing", "%s is cut off, and begins to answer while the others go on", n.Name)
 	}
 }
 

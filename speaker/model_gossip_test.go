@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/landfall-lb/landfall/speaker/liveness"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -157,12 +158,15 @@ func (w *world) gossip() {
 		if !n.awake() {
 			continue
 		}
+		lost := false
 		for j, other := range w.Nodes {
 			g := &n.Gossip
 			together := j != n.I && n.awake() && w.gossips(n.I, j)
 			switch {
 			case j == n.I || n.Late || other.Late:
+			case g.Members[j] && !together && lost && n.OneByOne:
 			case g.Members[j] && !together:
+				lost = true
 				if g.Missed[j]++; g.Missed[j] >= noticed {
 					g.Members[j], g.Missed[j] = false, 0
 					n.Live.Lost(n.process(j))
@@ -256,11 +260,20 @@ func (n *modelNode) deliver() (news bool) {
 
 // probe has the node ask the kernels of those that gossip has lost.
 func (n *modelNode) probe() {
+	var answers []liveness.Answer
 	for _, p := range n.Live.Probes(n.w.Now) {
 		j := n.w.index(p.Node)
 		other := n.w.Nodes[j]
-		n.Live.Probed(p, other.Up && !other.Frozen && n.w.both(n.I, j), n.w.Now)
+		answers = append(answers, liveness.Answer{Probe: p, Answered: other.Up && !other.Frozen && n.w.both(n.I, j)})
+	}
+	for len(answers) > 0 {
 		n.Dirty = true
+		some := len(answers)
+		if n.w.hooks.noWitness {
+			some = 1
+		}
+		n.Live.Probed(answers[:some], n.w.Now)
+		answers = answers[some:]
 	}
 	n.Dirty = n.Live.Expire(n.w.Now) || n.Dirty
 }

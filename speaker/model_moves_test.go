@@ -125,8 +125,10 @@ func ofNode(i int) (all []move) {
 		func(_ *world, n *modelNode) { n.Late = true })
 	prompt := on(i, "meets others at once", func(n *modelNode) bool { return n.awake() },
 		func(_ *world, n *modelNode) { n.Prompt = true })
-	late.timing, prompt.timing = true, true
-	return append(all, late, prompt)
+	slow := on(i, "loses others one by one", func(n *modelNode) bool { return n.awake() },
+		func(_ *world, n *modelNode) { n.OneByOne = true })
+	late.timing, prompt.timing, slow.timing = true, true, true
+	return append(all, late, prompt, slow)
 }
 
 // wake has the process find out that it was frozen.

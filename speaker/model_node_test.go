@@ -35,6 +35,7 @@ type modelNode struct {
 	Draining   bool
 	Late       bool // its gossip is a tick late
 	Prompt     bool // it meets those whom it reaches again at once
+	OneByOne   bool // its gossip loses one node in a tick
 
 	// The speaker, and what its process remembers.
 	Running, Hung bool

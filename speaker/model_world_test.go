@@ -34,6 +34,7 @@ type hooks struct {
 	announceOnce bool // owners never announce themselves again
 	noHandover   bool // a node that stops or drains ends at once
 	neverStale   bool // what a node said before it was lost counts as new
+	noWitness    bool // a silent kernel buries its node, whoever else is silent
 }
 
 func usualHooks() *hooks {
@@ -255,7 +256,7 @@ func (w *world) pass() {
 	}
 	w.settle()
 	for _, n := range w.Nodes {
-		n.Late, n.Prompt = false, false
+		n.Late, n.Prompt, n.OneByOne = false, false, false
 		if n.awake() && n.Phase.stopping && (n.quiet() || !w.Now.Before(n.StopsAt)) {
 			w.leave(n)
 		}

@@ -71,7 +71,7 @@ type rig struct {
 }
 
 // leaseLasts is how long what the Lease says counts after it was renewed, as in package witness.
-const leaseLasts = 6 * time.Second
+const leaseLasts = 8 * time.Second
 
 // wire notes who answers.
 type wire struct {

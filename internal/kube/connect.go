@@ -111,6 +111,18 @@ type Client struct {
 	mu      sync.Mutex
 	watches []*watch
 	onSync  []func()
+	nodes   func() int // how many the cluster has, as far as this client watches all of them; may be nil
+}
+
+// size returns how many nodes the cluster has; 0 if that is not known.
+func (c *Client) size() int {
+	c.mu.Lock()
+	nodes := c.nodes
+	c.mu.Unlock()
+	if nodes == nil {
+		return 0
+	}
+	return nodes()
 }
 
 // Connect reads the configuration and returns a client; it sends nothing yet.

@@ -61,6 +61,13 @@ func (t *Table[K, V]) Synced() bool {
 	return t.synced
 }
 
+// count returns how many values the table has.
+func (t *Table[K, V]) count() int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return len(t.values)
+}
+
 // Keys returns the keys of the table in any order.
 func (t *Table[K, V]) Keys() []K {
 	t.mu.RLock()

@@ -66,6 +66,10 @@ func Nodes(c *Client, name string, changed func(name string)) *Table[string, lb.
 	r := resource{client: c.rest.core, name: "nodes", example: &corev1.Node{}}
 	if name != "" {
 		r.fieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+	} else {
+		c.mu.Lock()
+		c.nodes = table.count
+		c.mu.Unlock()
 	}
 	c.register(r, objects[string, lb.Node, *corev1.Node]{table, convertNode})
 	return table

@@ -40,7 +40,7 @@ func (c *Client) register(r resource, store cache.TransformingStore) {
 
 // watch returns a watch on r that fills store.
 func (c *Client) watch(r resource, store cache.TransformingStore) *watch {
-	watch := &watch{log: c.log, host: c.host, resource: r.name, told: c.answered,
+	watch := &watch{log: c.log, host: c.host, resource: r.name, told: c.answered, size: c.size,
 		backoff:  loop.Backoff{Min: minRetry, Max: maxRetry},
 		failures: loop.Failures{Repeat: repeatAfter},
 	}
@@ -132,6 +132,7 @@ type watch struct {
 	resource  string
 	reflector *cache.Reflector
 	told      func(err error) // is called after a failure
+	size      func() int      // how many nodes there are; 0 if that is not known
 
 	pulse loop.Pulse // while the store takes something
 
@@ -143,17 +144,36 @@ type watch struct {
 	failures loop.Failures
 	complete bool  // there is a list, be it that of what is absent
 	refused  error // why this user may not read it
+	ended    time.Time
 }
 
 // Retries of a watch that failed: quick at first, as an API server restart takes seconds, and never
-// all clients at once.
+// all clients at once. Each node has some 15 watches, so the more nodes there are, the longer the time
+// over which they spread.
 const (
-	minRetry    = 200 * time.Millisecond
-	maxRetry    = 5 * time.Second
-	endedSpread = 2 * time.Second
-	repeatAfter = 30 * time.Second
-	absentRetry = time.Minute // of what the API server does not have
+	minRetry = 200 * time.Millisecond
+	maxRetry = 5 * time.Second
+	// The longest time between two attempts is smallRetry in a cluster of a few nodes, and retryOfEach for each
+	// node in a larger one.
+	smallRetry, retryOfEach = time.Second, 300 * time.Millisecond
+	// spreadOfEach has all nodes ask for about 1,500 lists a second, up to 500 nodes.
+	spreadOfEach = 10 * time.Millisecond
+	repeatAfter  = 30 * time.Second
+	absentRetry  = time.Minute // of what the API server does not have
 )
+
+// spreadOf returns over which time the nodes of a cluster ask for their lists when the API server has
+// ended the watches of all at one moment; retryOf returns the longest time between two attempts.
+func spreadOf(nodes int) time.Duration { return ofEach(nodes, spreadOfEach, time.Millisecond) }
+func retryOf(nodes int) time.Duration  { return ofEach(nodes, retryOfEach, smallRetry) }
+
+// ofEach returns so much for each of the nodes, between least and maxRetry; nodes is 0 if it is not known.
+func ofEach(nodes int, each, least time.Duration) time.Duration {
+	if nodes == 0 || nodes > int(maxRetry/each) {
+		return maxRetry
+	}
+	return max(least, time.Duration(nodes)*each)
+}
 
 func (w *watch) run(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -179,11 +199,18 @@ func (w *watch) run(ctx context.Context) {
 func (w *watch) failed(err error) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	nodes := w.size()
 	if err == nil {
 		// The API server has ended the watch, and wants the list to be read again, as after a restart: so
 		// it is for all nodes at that moment.
-		return minRetry + rand.N(endedSpread)
+		wait := rand.N(spreadOf(nodes))
+		if time.Since(w.ended) < maxRetry { // it does so again and again
+			wait += minRetry
+		}
+		w.ended = time.Now()
+		return wait
 	}
+	w.backoff.Max = retryOf(nodes)
 	w.report(err)
 	if apierrors.IsForbidden(err) {
 		w.refused = err

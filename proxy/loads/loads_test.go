@@ -303,6 +303,41 @@ func TestContract11LoadsAreToldAtABoundedRate(t *testing.T) {
 	}
 }
 
+// A Service with thousands of endpoints and one with three, both busy: the large one does not take the small
+// one's loads. And many small ones do not keep the large one from being told.
+func TestContract11ALargeServiceTakesNoneOfAnothersLoads(t *testing.T) {
+	const seconds = 30
+	for _, tt := range []struct {
+		large, small        int // backends of one, and how many others
+		leastOfOne, atLarge int // loads in the time
+	}{
+		{4000, 1, 120, 10},
+		{8000, 1, 120, 5},
+		{4000, 50, 5, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newRig(t)
+			all := map[lb.Key]plan.Service{key(0): serviceOf(0, tt.large, plan.LeastConnections)}
+			for n := range tt.small {
+				all[key(n+1)] = serviceOf(n+1, 3, plan.LeastConnections)
+			}
+			g.Begin(all)
+			for i := range seconds * 50 {
+				for n := range tt.small + 1 {
+					g.kernel.say(conn(i, n, i%3), true, false)
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+			synctest.Wait()
+			large, one := g.tally.services[key(0)].loads, g.tally.services[key(1)].loads
+			t.Logf("%+v: in %d s %d loads of the large one, %d of a small one", tt, seconds, large, one)
+			if int(one) < tt.leastOfOne || int(large) < tt.atLarge {
+				t.Errorf("%+v: %d loads of the large one, %d of a small one", tt, large, one)
+			}
+		})
+	}
+}
+
 // How many more connections are expected follows from how many came, and is taken back when none does.
 func TestSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -34,6 +34,10 @@ type service struct {
 	backends     map[netip.Addr]*backend
 	// cost is how much it takes to write the Service's tables, see pace.
 	cost int
+	// finish is up to where the Service had come with its last load or, queued, will have with the next: see
+	// pace.
+	finish int
+	queued bool
 	// open are its connections, fresh those of them that came since the last load was told. loads counts
 	// these.
 	open, fresh, loads uint32

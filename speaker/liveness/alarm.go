@@ -73,11 +73,11 @@ func (l *State) judge(n *peer, now time.Time) Verdict {
 }
 
 // alarmProbed takes in whether the kernel of a node has answered to which paths were lost.
-func (l *State) alarmProbed(n *peer, p Probe, answered bool, now time.Time) Verdict {
-	if n.phase != live || !n.alarm.since.Equal(p.alarm) {
+func (l *State) alarmProbed(n *peer, a Answer, now time.Time) Verdict {
+	if n.phase != live || !n.alarm.since.Equal(a.alarm) {
 		return Unchanged
 	}
-	if answered {
+	if a.Answered {
 		n.alarm = alarm{since: now, over: true}
 		return Unchanged
 	}
@@ -86,8 +86,8 @@ func (l *State) alarmProbed(n *peer, p Probe, answered bool, now time.Time) Verd
 }
 
 // revived takes in whether the kernel of a node has answered that gossip has not lost.
-func (n *peer) revived(p Probe, answered bool, now time.Time) Verdict {
-	if !answered || !n.condemned || n.Born != p.condemned {
+func (n *peer) revived(a Answer, now time.Time) Verdict {
+	if !a.Answered || !n.condemned || n.Born != a.condemned {
 		return Unchanged
 	}
 	n.phase, n.dead, n.condemned = live, false, false

@@ -226,15 +226,15 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 	a.mu.Lock()
 	probes := a.state.Probes(time.Now())
 	a.mu.Unlock()
+	answers := make([]Answer, len(probes))
 	var group sync.WaitGroup
-	for _, p := range probes {
-		group.Go(func() {
-			if answered := a.opts.Probe(ctx, p.Addr); ctx.Err() == nil { // a probe that was cut short shows nothing
-				a.settle(p, answered)
-			}
-		})
+	for i, p := range probes {
+		group.Go(func() { answers[i] = Answer{p, a.opts.Probe(ctx, p.Addr)} })
 	}
 	group.Wait()
+	if ctx.Err() == nil { // a probe that was cut short shows nothing
+		a.settle(answers)
+	}
 
 	a.mu.Lock()
 	now := time.Now()
@@ -246,8 +246,8 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 	if next := a.state.Next(now); !next.IsZero() {
 		again = next.Sub(now)
 	}
-	if len(a.state.Probes(now)) > 0 && (again == 0 || again > probeEvery) {
-		again = probeEvery
+	if wait := a.state.due(now); wait > 0 {
+		again = plan.Sooner(again, wait)
 	}
 	a.mu.Unlock()
 	if changed {
@@ -256,19 +256,26 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 	return again
 }
 
-// settle takes in the answer to a probe.
-func (a *Actor) settle(p Probe, answered bool) {
+// settle takes in the answers to probes that were asked at once. They change the state at one moment: what
+// follows from the silence of all does not follow from that of the first.
+func (a *Actor) settle(answers []Answer) {
 	a.mu.Lock()
 	now := time.Now()
-	var watched uint64
-	if !p.alarm.IsZero() {
-		watched = a.state.watched(p.Node, now)
+	watched := map[string]uint64{}
+	for _, p := range answers {
+		if !p.alarm.IsZero() {
+			watched[p.Node] = a.state.watched(p.Node, now)
+		}
 	}
-	verdict := a.state.Probed(p, answered, now)
+	verdicts := a.state.Probed(answers, now)
 	a.mu.Unlock()
-	a.announce(verdict, p.Node)
-	a.bury(verdict, p.Node, watched)
-	if p.condemned != 0 {
-		a.attest(p.Node, p.condemned, answered)
+	for node, verdict := range verdicts {
+		a.announce(verdict, node)
+		a.bury(verdict, node, watched[node])
+	}
+	for _, p := range answers {
+		if p.condemned != 0 {
+			a.attest(p.Node, p.condemned, p.Answered)
+		}
 	}
 }

@@ -116,7 +116,7 @@ func TestANeighborAttests(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var reports atomic.Int32
 			a := New(Options{Self: "m", Hold: hold, Log: slog.New(slog.DiscardHandler), Changed: func() {}, Ring: tc.ring,
-				Probe: func(context.Context, netip.AddrPort) bool { return false },
+				Probe: func(_ context.Context, addr netip.AddrPort) bool { return addr != process("z1").Addr },
 				Report: func(node string, _ uint64) {
 					if node == "z" {
 						reports.Add(1)
@@ -143,4 +143,37 @@ func TestANeighborAttests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A node that is cut off loses the others one by one. At no moment does it see a majority and a dead node,
+// and so it takes nothing from any of them.
+func TestContract11ANodeThatIsCutOffBuriesNoneBeforeTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a *Actor
+		changed := func() {
+			if seen := a.Speakers(); len(seen.Dead) > 0 || len(seen.Missing) > 0 && seen.Majority {
+				t.Errorf("%+v", seen)
+			}
+		}
+		a = New(Options{Self: "m", Hold: hold, Log: slog.New(slog.DiscardHandler), Changed: func() { changed() },
+			Probe: func(context.Context, netip.AddrPort) bool { time.Sleep(answerTimeout); return false }})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- a.Run(ctx) }()
+		for _, name := range []string{"a1", "b1", "c1", "d1"} {
+			a.Joined(process(name))
+		}
+		for _, name := range []string{"a1", "b1", "c1", "d1"} {
+			a.Lost(process(name))
+			time.Sleep(130 * time.Millisecond) // between two rounds of probes, and in the middle of one
+		}
+		synctest.Wait()
+		if seen := a.Speakers(); seen.Majority || !seen.Alone {
+			t.Errorf("in the end: %+v", seen)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -28,6 +28,16 @@ type Probe struct {
 	held      uint64    // of a node that is waited for
 	alarm     time.Time // of a node on a lost path
 	condemned uint64    // of a node that gossip still knows
+	witness   bool      // of a node that nothing is held against: see witness.go
+}
+
+// buries reports whether a node counts as dead if it does not answer.
+func (p Probe) buries() bool { return !p.witness && p.condemned == 0 }
+
+// Answer is what has come of a Probe.
+type Answer struct {
+	Probe
+	Answered bool
 }
 
 // State judges what has become of the speakers of other nodes, from what gossip reports and from
@@ -38,6 +48,7 @@ type State struct {
 	ring     int // successors on the ring whose paths this node watches
 	nodes    map[string]*peer
 	previous reserved // for this node, by the others
+	turn     int      // of the nodes that are asked next as witnesses
 }
 
 // phase is what gossip knows of a node's speaker.
@@ -54,9 +65,11 @@ type peer struct {
 	plan.Process
 	phase phase
 	doubt uint64 // counts the times at which gossip lost it
-	met   bool   // it has been live, and has not left
-	dead  bool
-	alarm alarm
+	// silent is since when the kernel of a suspect has not answered, while too few others do.
+	silent time.Time
+	met    bool // it has been live, and has not left
+	dead   bool
+	alarm  alarm
 	// condemned is set while the node counts as dead because of an alarm, and gossip has not lost it.
 	condemned  bool
 	hold       reserved
@@ -120,7 +133,7 @@ func (l *State) Lost(p plan.Process) {
 		return
 	}
 	n.Process, n.phase, n.met, n.dead = p, suspect, true, false
-	n.alarm, n.condemned = alarm{}, false
+	n.alarm, n.condemned, n.silent = alarm{}, false, time.Time{}
 	n.doubt++
 }
 
@@ -147,11 +160,14 @@ func (l *State) Keep(nodes map[string][]netip.Addr) {
 	})
 }
 
-// Probes returns which nodes to probe: the suspects, and those that are waited for.
+// Probes returns which nodes to probe at once: the suspects, those that are waited for, and witnesses.
 func (l *State) Probes(now time.Time) []Probe {
 	var probes []Probe
+	buries := false
 	for name, n := range l.nodes {
 		switch {
+		case n.phase == suspect && !n.silent.IsZero():
+			buries = true
 		case n.phase == suspect:
 			probes = append(probes, Probe{Node: name, Addr: n.Addr, doubt: n.doubt})
 		case n.phase == live && n.alarm.open(now):
@@ -162,7 +178,22 @@ func (l *State) Probes(now time.Time) []Probe {
 			probes = append(probes, Probe{Node: name, Addr: n.hold.probe, held: n.hold.born})
 		}
 	}
+	if buries || slices.ContainsFunc(probes, Probe.buries) {
+		probes = append(probes, l.witnesses(probes)...)
+	}
 	return probes
+}
+
+// due returns when to probe next; 0 for not at all.
+func (l *State) due(now time.Time) time.Duration {
+	probes := l.Probes(now)
+	switch {
+	case slices.ContainsFunc(probes, func(p Probe) bool { return p.doubt != 0 }):
+		return time.Nanosecond // news came while others were asked
+	case len(probes) > 0:
+		return probeEvery
+	}
+	return 0
 }
 
 // Verdict is the news that the answer to a probe has brought.
@@ -176,37 +207,65 @@ const (
 	NodeBack   Verdict = "node answers again"
 )
 
-// Probed takes in whether the kernel of a node has answered.
-func (l *State) Probed(p Probe, answered bool, now time.Time) Verdict {
-	n := l.nodes[p.Node]
+// Probed takes in which kernels have answered that were probed at once, and returns the news, by node.
+// While this node may be cut off itself, silence shows nothing.
+func (l *State) Probed(answers []Answer, now time.Time) map[string]Verdict {
+	shown := l.trust(answers, now)
+	if shown == cutOff {
+		l.turn += witnesses
+	}
+	verdicts := map[string]Verdict{}
+	l.reconsider(shown, verdicts)
+	for _, a := range answers {
+		if verdict := l.settle(a, shown == cutOff, now); verdict != Unchanged {
+			verdicts[a.Node] = verdict
+		}
+	}
+	return verdicts
+}
+
+// settle takes in whether the kernel of one node has answered.
+func (l *State) settle(a Answer, unsure bool, now time.Time) Verdict {
+	n := l.nodes[a.Node]
 	switch {
-	case n == nil:
+	case n == nil, a.witness:
 		return Unchanged
-	case !p.alarm.IsZero():
-		return l.alarmProbed(n, p, answered, now)
-	case p.condemned != 0:
-		return n.revived(p, answered, now)
-	case p.held != 0:
-		if answered || n.phase != absent || n.hold.born != p.held {
+	case !a.alarm.IsZero():
+		if unsure && !a.Answered {
+			return Unchanged
+		}
+		return l.alarmProbed(n, a, now)
+	case a.condemned != 0:
+		return n.revived(a, now)
+	case a.held != 0:
+		if a.Answered || unsure || n.phase != absent || n.hold.born != a.held {
 			return Unchanged
 		}
 		n.dead = true // the node has followed its speaker
-		n.release(p.held)
+		n.release(a.held)
 		return NodeDead
-	case n.phase != suspect || n.doubt != p.doubt:
+	case n.phase != suspect || n.doubt != a.doubt:
 		return Unchanged // back, or gone another way
+	case !a.Answered && unsure:
+		n.silent = now
+		return Unchanged
+	case !a.Answered:
+		return n.die()
 	}
 	n.forget()
-	if !answered {
-		n.dead = true
-		n.release(n.Heard.Born)
-		return NodeDead
-	}
 	if n.Heard.Born != 0 {
 		n.reserve(n.Process, now, l.hold)
-		n.hold.probe = p.Addr
+		n.hold.probe = a.Addr
 	}
 	return SpeakerOff
+}
+
+// die takes a suspect for dead.
+func (n *peer) die() Verdict {
+	n.forget()
+	n.dead = true
+	n.release(n.Heard.Born)
+	return NodeDead
 }
 
 // reserve begins to wait for the node's next speaker, once for each process that has been heard. A
@@ -222,7 +281,7 @@ func (n *peer) reserve(p plan.Process, now time.Time, hold time.Duration) {
 func (n *peer) release(born uint64) { n.hold = reserved{born: max(born, n.hold.born)} }
 
 func (n *peer) forget() {
-	n.phase, n.stale, n.staleUntil = absent, plan.Point{}, time.Time{}
+	n.phase, n.stale, n.staleUntil, n.silent = absent, plan.Point{}, time.Time{}, time.Time{}
 }
 
 // Expire ends what has lasted long enough, and reports whether claims count differently now.

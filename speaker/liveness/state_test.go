@@ -83,12 +83,26 @@ func (s *story) do(step string) Verdict {
 		if s.Alarmed(node, event().Born, by, s.now) {
 			return s.judge(s.nodes[node], s.now)
 		}
-	case verb == "answers", verb == "silent":
+	case verb == "answers", verb == "silent", verb == "alone": // the last: and so are all others that are asked
+		var answers []Answer
+		asked := false
 		for _, p := range s.Probes(s.now) {
-			if p.Node == node {
-				return s.Probed(p, verb == "answers", s.now)
+			switch {
+			case p.Node == node && !p.witness:
+				answers, asked = append(answers, Answer{p, verb == "answers"}), true
+			case p.witness:
+				answers = append(answers, Answer{p, verb != "alone"})
 			}
 		}
+		if asked {
+			return s.Probed(answers, s.now)[node]
+		}
+	case words[0] == "cut", words[0] == "heard": // all kernels are silent, or answer
+		var answers []Answer
+		for _, p := range s.Probes(s.now) {
+			answers = append(answers, Answer{p, words[0] == "heard"})
+		}
+		s.Probed(answers, s.now)
 	default:
 		panic("no such step: " + step)
 	}
@@ -127,6 +141,7 @@ func (s *story) String() string {
 
 func TestStories(t *testing.T) {
 	const all = "a1 joins, b1 joins, a1 speaks, b1 speaks, "
+	const five = all + "c1 joins, d1 joins, "
 	for _, c := range []struct{ name, story, want string }{
 		{"alone", "", "live m"},
 		{"three meet", all, "live a b m"},
@@ -203,6 +218,22 @@ func TestStories(t *testing.T) {
 		{"gossip hears it again", all + "a1 path, a1 from b, a silent, a1 joins", "live a b m, a stale 1.1"},
 		{"two of three by two paths", all + "a1 path, b1 path, a silent, b silent", "live a b m"},
 
+		// This node itself may be cut off.
+		{"one is silent, and so are the others", all + "a1 lost, a alone", "live a b m"},
+		{"an answer counts all the same", all + "a1 lost, cut, a1 joins", "live a b m"},
+		{"gossip finds most of them lost", all + "a1 lost, cut, b1 lost, cut", "live m, missing a b, alone"},
+		{"of five, the third of whom", five + "a1 lost, cut, b1 lost, cut", "live a b c d m"},
+		{"of five, none before the third", five + "a1 lost, cut, b1 lost, cut, c1 lost, cut",
+			"live d m, missing a b c, alone"},
+		{"no longer", five + "a1 lost, cut, 200ms, heard, a silent", "live b c d m, missing a, dead a"},
+		{"it was a moment", five + "a1 lost, cut, 200ms, heard, a answers", "live a b c d m, a held 1"},
+		{"others are silent to probes for ever", five + "a1 lost, cut, 2399ms, cut", "live a b c d m"},
+		{"but not for longer", five + "a1 lost, cut, 2400ms, cut", "live b c d m, missing a, dead a"},
+		{"two of five die at once", five + "a1 lost, a silent, b1 lost, b silent", "live c d m, missing a b, dead a b"},
+		{"the lesser half of a partition", five + "a1 lost, a alone", "live a b c d m"},
+		{"down after its speaker", all + "a1 lost, a answers, cut", "live a b m, a held 1"},
+		{"a path was lost before the cut", all + "a1 path, a1 from b, cut", "live a b m"},
+
 		// This node's own earlier process.
 		{"recalled", "recalled 1", "live m, previous 1"},
 		{"the newest is", "recalled 2, recalled 1", "live m, previous 2"},
@@ -229,19 +260,20 @@ func TestAnOldAnswerSettlesNothing(t *testing.T) {
 	for _, step := range []string{"a1 joins", "a1 speaks", "a1 lost"} {
 		s.do(step)
 	}
+	probed := func(p Probe) Verdict { return s.Probed([]Answer{{p, false}}, s.now)[p.Node] }
 	old := s.Probes(s.now)[0]
 	s.do("a1 joins")
-	if v := s.Probed(old, false, s.now); v != Unchanged || s.String() != "live a m" {
+	if v := probed(old); v != Unchanged || s.String() != "live a m" {
 		t.Errorf("back before the answer: %q, %s", v, s)
 	}
 	s.do("a1 lost")
-	if v := s.Probed(old, false, s.now); v != Unchanged || len(s.Probes(s.now)) != 1 {
+	if v := probed(old); v != Unchanged || len(s.Probes(s.now)) != 1 {
 		t.Errorf("lost again before the answer: %q, %s", v, s)
 	}
 	s.do("a answers")
 	waiting := s.Probes(s.now)[0]
 	s.do("a2 joins")
-	if v := s.Probed(waiting, false, s.now); v != Unchanged || s.String() != "live a m, a held 1" {
+	if v := probed(waiting); v != Unchanged || s.String() != "live a m, a held 1" {
 		t.Errorf("back while it was waited for: %q, %s", v, s)
 	}
 }

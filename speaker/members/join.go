@@ -85,10 +85,10 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	missing := map[string][]netip.Addr{}
 	for name, addrs := range m.peers {
 		switch {
-		case m.live[name] != nil && m.book.pages[name] != nil:
+		case m.live[name] != nil && m.book.pages[name].whole():
 			live = true
 		case len(addrs) > 0:
-			live = live || m.live[name] != nil // which has said nothing since it is known to be a node
+			live = live || m.live[name] != nil // of which not all is known that it has said
 			missing[name] = addrs
 		}
 	}
@@ -116,11 +116,11 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	return m.pause(m.conclude(began, found, live)), nil
 }
 
-// heard reports whether a node is a member, and it is known what it says.
+// heard reports whether a node is a member, and all is known that it says.
 func (m *Members) heard(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.live[name] != nil && m.book.pages[name] != nil
+	return m.live[name] != nil && m.book.pages[name].whole()
 }
 
 // seekStep calls some of the live nodes while this node has to hear one, and at first others too.

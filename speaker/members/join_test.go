@@ -223,3 +223,33 @@ func TestAStateThatCannotBeReadIsNoMeeting(t *testing.T) {
 		t.Error("a has met b, of whose state it could read nothing")
 	}
 }
+
+// In a large cluster a greeting brings the last changes only. A node that is known by no more than that is
+// called, so that the rest does not wait for an exchange of states that may be a while off.
+func TestANodeThatIsKnownInPartIsCalled(t *testing.T) {
+	r := newRig(t, "a", "b")
+	a, b := r.start("a"), r.start("b")
+	b.say(map[netip.Addr]plan.Claim{vip1: {Weight: 1}, vip2: {Weight: 2}})
+	r.introduce("a")
+	r.introduce("b")
+	knows := func(vip netip.Addr, weight uint16) bool { return a.Claims(vip)["b"].Weight == weight }
+	r.eventually("a knows b's claims", func() bool { return knows(vip1, 1) && knows(vip2, 2) })
+
+	r.eventually("b has told all", func() bool { return b.queue.NumQueued() == 0 })
+
+	a.mu.Lock()
+	newest := a.book.pages["b"].newest()
+	delete(a.book.pages, "b")
+	a.book.merge(update{node: "b", born: newest.Born, entries: []entry{{vip: vip1, seq: newest.Seq + 2,
+		claim: plan.Claim{Weight: 1}}}})
+	exchanges := a.understood.Load()
+	a.mu.Unlock()
+	for tries := 0; tries < 20 && a.understood.Load() == exchanges; tries++ { // a busy machine may be out of time
+		if _, err := a.joinStep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.understood.Load() == exchanges || !knows(vip1, 1) || !knows(vip2, 2) {
+		t.Errorf("%d exchanges; it knows %v and %v", a.understood.Load()-exchanges, a.Claims(vip1), a.Claims(vip2))
+	}
+}

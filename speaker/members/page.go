@@ -156,6 +156,10 @@ func (p *page) settle() {
 	}
 }
 
+// whole reports whether what came first had no gap, or the gap has been filled: a greeting in a large
+// cluster brings the last changes only. Gaps that come later are left to the exchange of states.
+func (p *page) whole() bool { return p != nil && (p.floor > 0 || len(p.seen) == 0) }
+
 // seq returns the change in which the VIP was last spoken of, or a later one before the next.
 func (p *page) seq(vip netip.Addr) uint64 {
 	if seq, ok := p.said[vip]; ok {

@@ -29,11 +29,15 @@ const (
 	quiet    = time.Second
 	maxQuiet = time.Minute
 	calm     = 5 * time.Minute
+	// maxOwnQuiet is the most while the Service still shows what this node wrote last: nobody disagrees,
+	// and the longer it waits, the longer the Service says what is so no more.
+	maxOwnQuiet = 8 * time.Second
 	// writeTimeout bounds one write.
 	writeTimeout = 10 * time.Second
-	// minRetry and maxRetry are the waits after a failure, whatever else there is to write.
+	// minRetry and maxRetry are the waits after a failure, whatever else there is to write. Services say
+	// what is so no more for as long as the last of them once the API server is back.
 	minRetry = time.Second
-	maxRetry = 30 * time.Second
+	maxRetry = 8 * time.Second
 )
 
 // Options of a Reporter.
@@ -70,6 +74,7 @@ type item struct {
 	since   time.Time // the status is the same since then
 	due     bool      // may differ from what the Service shows
 	written time.Time // last write
+	wrote   *lb.AnnouncedStatus
 	quiet   time.Duration
 }
 
@@ -202,7 +207,11 @@ func (r *Reporter) next(key lb.Key) (service lb.Service, at time.Time, ok bool) 
 	if i.status.Condition.Status {
 		at = i.since.Add(settleGood)
 	}
-	if free := i.written.Add(i.quiet); free.After(at) {
+	wait := i.quiet
+	if i.wrote != nil && i.wrote.ShownBy(service) {
+		wait = min(wait, maxOwnQuiet)
+	}
+	if free := i.written.Add(wait); free.After(at) {
 		at = free
 	}
 	return service, at, true
@@ -216,7 +225,8 @@ func (r *Reporter) write(ctx context.Context, service lb.Service, i *item) error
 	if err != nil {
 		return err
 	}
-	i.due = false
+	said := i.status
+	i.due, i.wrote = false, &said
 	if !wrote {
 		return nil
 	}

@@ -276,3 +276,33 @@ func TestAnAPIServerThatHangsIsNoHang(t *testing.T) {
 		}
 	})
 }
+
+// What this node has written is still there, and the truth has changed: nobody disagrees, so the Service does
+// not say for long what is so no more, however often it has changed.
+func TestContract10WhatThisNodeWroteIsNotWrongForLong(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		for range 10 {
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: silent(lb.ReasonNoBackends, "none")})
+			time.Sleep(9 * time.Second)
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
+			time.Sleep(9 * time.Second)
+			if service, _ := s.get(nginx); !announced("a").ShownBy(service) {
+				t.Fatalf("the Service shows %+v", service.Conditions)
+			}
+		}
+	})
+}
+
+// The API server is back after an hour: what waits is written soon.
+func TestContract10WhatWaitsForTheAPIServerIsWrittenSoon(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		s.setFail(errors.New("connection refused"))
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a")})
+		time.Sleep(time.Hour)
+		s.setFail(nil)
+		time.Sleep(maxRetry + time.Second)
+		if service, _ := s.get(nginx); maxRetry > 8*time.Second || !announced("a").ShownBy(service) {
+			t.Errorf("retries are up to %s apart; the Service shows %+v", maxRetry, service.Conditions)
+		}
+	})
+}

@@ -44,7 +44,7 @@ func (s *State) Turn(now time.Time, d Desired) time.Duration {
 	if d.Rank == 0 || s.said.Node == d.Says.Node {
 		return 0
 	}
-	return max(0, s.renewed.Add(time.Duration(d.Rank)*stepIn).Sub(now))
+	return max(0, s.renewed.Add(tellEvery+time.Duration(d.Rank)*stepIn).Sub(now))
 }
 
 // Tried takes in that the node has tried to renew the Lease, Wrote that it has done so.

@@ -20,13 +20,14 @@ const (
 	// news is told after tellSoon.
 	tellEvery = 2 * time.Second
 	tellSoon  = 500 * time.Millisecond
-	// stepIn is how long after the last renewal the next in rank renews the Lease instead of the
+	// stepIn is how long after a renewal is due the next in rank renews the Lease instead of the
 	// first, which may not reach the API server.
-	stepIn = 3 * time.Second
-	// heedEvery is how often the Lease is read, and lasts how long a renewal counts: three of them may
-	// fail.
+	stepIn = time.Second
+	// heedEvery is how often the Lease is read, and lasts how long a renewal counts: the third in rank
+	// may notice it tellEvery late, and steps in tellEvery + 2*stepIn after that. Until it is read, those
+	// who are cut off must not take the pause for the end of the majority.
 	heedEvery = time.Second
-	lasts     = 3 * tellEvery
+	lasts     = 4 * tellEvery
 	// timeout bounds one request.
 	timeout = 2 * time.Second
 )

@@ -187,3 +187,32 @@ func TestTheLeaseIsLeftAloneWithoutNeed(t *testing.T) {
 		}
 	})
 }
+
+// Those before the last in rank lose the API server. The minority does not take the pause until the last
+// steps in for the end of the majority.
+func TestContract11APauseUntilAnotherTellsIsNoEnd(t *testing.T) {
+	inBubble(t, func(l *lease, start func() *Actor) {
+		tellers := []*Actor{start(), start(), start()}
+		for rank, name := range []string{"a", "b", "c"} {
+			time.Sleep(700 * time.Millisecond) // each reads at a time of its own
+			tellers[rank].Set(tells(name, rank))
+		}
+		minority := start()
+		minority.Set(Desired{Heed: true})
+		time.Sleep(10 * time.Second)
+		for pause := range 20 { // at any time between two renewals
+			tellers[0].Set(Desired{})
+			tellers[1].Set(Desired{})
+			for range 120 {
+				time.Sleep(100 * time.Millisecond)
+				if _, fresh := minority.Outcome(); !fresh {
+					t.Errorf("pause %d: hears of no majority, while c stands by", pause)
+					return
+				}
+			}
+			tellers[0].Set(tells("a", 0))
+			tellers[1].Set(tells("b", 1))
+			time.Sleep(10*time.Second + time.Duration(pause)*110*time.Millisecond)
+		}
+	})
+}
