@@ -83,7 +83,13 @@ type sinks struct {
 		Update(changes map[netip.Addr]*rescue.Origins)
 		SetGone(nodes []netip.Addr, cutOff bool)
 		SetNodes(self, others []netip.Addr)
+		SetHanded(links []int)
 		Confirm(number uint64)
+	}
+	// senders finds out the MAC addresses of nodes that hand packets over; nil if nothing does.
+	senders interface {
+		Set(nodes []netip.Addr)
+		Known() []lb.MAC
 	}
 	// relay tells the relay what is relayed; nil without one.
 	relay interface {
@@ -228,6 +234,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	p.hear(now)
 	walked := p.walk(now)
 	p.heed(now)
+	p.expire(now)
 	early, _ := p.collect(now) // a large plan shall not delay the news of others
 	if len(early) > 0 {
 		p.announce(early)
@@ -254,7 +261,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	forget(p, dirty)
 	forget(p, early)
 	forget(p, confirmed)
-	return sooner(p.lingers.next(now), p.tellProbes(now)), nil
+	return sooner(sooner(p.lingers.next(now), p.direct.next(now)), p.tellProbes(now)), nil
 }
 
 // sooner returns the shorter of two waits, of which 0 is none.
@@ -432,9 +439,9 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
 	}
-	if svc.Forwarding != "" || p.direct.asking[key] {
+	if svc.Forwarding != "" || p.direct.asking[key] || p.direct.held[key] {
 		endpoints, _ := p.from.slices.Get(key)
-		p.forward(r, svc, endpoints)
+		p.forward(r, svc, endpoints, now)
 	}
 	return p.claims.Set(r.live)
 }
