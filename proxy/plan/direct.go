@@ -85,7 +85,7 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return handable(p.Protocol) }):
 		return refuse("only TCP and UDP are forwarded directly, and the Service has no such port")
 	case len(nodesOf(endpoints)) > lb.MaxRing+1:
-		return refuse("endpoints are on %d nodes, and of more than %d a node cannot ask all for a TCP connection that has moved",
+		return refuse("endpoints are on %d nodes, and of more than %d a node cannot ask all for a connection that has moved",
 			len(nodesOf(endpoints)), lb.MaxRing+1)
 	case hinted(endpoints):
 		return refuse("spec.trafficDistribution gives nodes different endpoints, and all have to choose among the same")
