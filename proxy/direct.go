@@ -1,56 +1,150 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
 // direct is what the loop knows of direct forwarding.
 type direct struct {
-	// asking are the Services that ask for it.
-	asking map[lb.Key]bool
-	// neighbors are the nodes to which packets can be handed, see plan.Node.
+	// asking are the Services that ask for it, held those with holders.
+	asking, held map[lb.Key]bool
+	// neighbors are the nodes to which packets can be handed, senders those from which they come: see
+	// plan.Node.
 	neighbors map[string][]netip.Addr
+	senders   []lb.MAC
+	// links are the interfaces to other nodes.
+	links []int
 	// holders are, by VIP and Service, the nodes that may hold connections to the VIP beside those that
-	// the speaker names: the other nodes with endpoints, by their addresses of the VIP's family.
-	holders map[netip.Addr]map[lb.Key][]netip.Addr
+	// the speaker names, by their addresses of the VIP's family: the other nodes with endpoints, and those
+	// that had some, each until a time.
+	holders map[netip.Addr]map[lb.Key]holding
+	// due are the ends of these times, the earliest first: all last equally long.
+	due []deadline
 }
+
+// holding are nodes, and until when they are asked; zero while they have endpoints.
+type holding map[netip.Addr]time.Time
 
 func newDirect() direct {
-	return direct{asking: map[lb.Key]bool{}, holders: map[netip.Addr]map[lb.Key][]netip.Addr{}}
+	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key]bool{}, holders: map[netip.Addr]map[lb.Key]holding{}}
 }
 
-// meet takes in to which nodes packets can be handed, and marks the Services that ask for it as dirty if
-// that has changed.
+// next returns how long to wait until a node need not be asked any more; 0 when none is to be forgotten.
+func (d *direct) next(now time.Time) time.Duration {
+	if len(d.due) == 0 {
+		return 0
+	}
+	return max(d.due[0].at.Sub(now), time.Millisecond)
+}
+
+// meet takes in to which nodes packets can be handed and which MAC addresses nodes have, and marks the
+// Services that ask for it as dirty if that has changed.
 func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
-	neighbors := plan.Neighbors(p.self, nodes, p.facts.networks)
-	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) {
-		p.direct.neighbors = neighbors
+	neighbors, senders := plan.Neighbors(p.self, nodes, p.facts.networks), p.direct.senders
+	if p.to.senders != nil {
+		senders = p.to.senders.Known()
+	}
+	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) || !slices.Equal(senders, p.direct.senders) {
+		p.direct.neighbors, p.direct.senders = neighbors, senders
 		p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
 	}
+	p.direct.links = linksTo(p.facts.lans, neighbors)
+	p.listen()
+}
+
+// listen has those told who need to know from where packets are handed over, while some are.
+func (p *proxy) listen() {
+	links := p.direct.links
+	if len(p.direct.holders) == 0 {
+		links = nil
+	}
+	p.to.rescue.SetHanded(links)
+	if p.to.senders == nil {
+		return
+	}
+	var others []netip.Addr
+	if len(p.direct.asking) > 0 {
+		others = otherNodes(p.from.nodes.All(), p.self)
+		slices.SortFunc(others, netip.Addr.Compare)
+	}
+	p.to.senders.Set(others)
+}
+
+// lansOf returns the interfaces over which packets can be handed to other nodes.
+func lansOf(interfaces []lb.Interface) (lans []lb.Interface) {
+	for _, i := range interfaces {
+		if !i.Disabled && !i.Loopback && !i.NoARP && len(i.MAC) > 0 && !holdsOthers(i) {
+			lans = append(lans, i)
+		}
+	}
+	return lans
 }
 
 // networksOf returns the networks that interfaces are in.
 func networksOf(interfaces []lb.Interface) (networks []netip.Prefix) {
 	for _, i := range interfaces {
-		if !i.Disabled && !i.Loopback && !i.NoARP && len(i.MAC) > 0 && !holdsOthers(i) {
-			networks = append(networks, i.Addresses...)
-		}
+		networks = append(networks, i.Addresses...)
 	}
 	return networks
+}
+
+// linksTo returns the interfaces, by their indexes and in order, in whose networks there are neighbors.
+func linksTo(lans []lb.Interface, neighbors map[string][]netip.Addr) (links []int) {
+	for _, i := range lans {
+		for _, addrs := range neighbors {
+			if !slices.Contains(links, i.Index) && slices.ContainsFunc(addrs, func(a netip.Addr) bool {
+				_, near := i.Subnet(a)
+				return near
+			}) {
+				links = append(links, i.Index)
+			}
+		}
+	}
+	slices.Sort(links)
+	return links
+}
+
+// macsOf returns what looks up the MAC addresses of nodes. Behind a router a node has that of the tunnel,
+// through which it moves packets here.
+func macsOf(near *links.Neighbors) func([]netip.Addr) (map[netip.Addr]lb.MAC, error) {
+	return func(nodes []netip.Addr) (map[netip.Addr]lb.MAC, error) {
+		macs := map[netip.Addr]lb.MAC{}
+		for _, family := range allFamilies {
+			of := slices.DeleteFunc(slices.Clone(nodes), func(a netip.Addr) bool { return lb.FamilyOf(a) != family })
+			if len(of) == 0 {
+				continue
+			}
+			found, err := near.Look(family, of)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", family, err)
+			}
+			for addr, n := range found {
+				if n.Routed {
+					macs[addr] = tunnel.MAC(addr)
+				} else if n.Found {
+					macs[addr] = n.MAC
+				}
+			}
+		}
+		return macs, nil
+	}
 }
 
 // nodeFor returns what planning a Service has to know about this node.
 func (p *proxy) nodeFor(svc lb.Service) plan.Node {
 	node := p.facts.node
 	if svc.Forwarding != "" {
-		node.Neighbors = p.direct.neighbors
+		node.Neighbors, node.Senders = p.direct.neighbors, p.direct.senders
 	}
 	return node
 }
@@ -58,8 +152,8 @@ func (p *proxy) nodeFor(svc lb.Service) plan.Node {
 // forward takes in whether the Service is forwarded directly, and why it is not. A packet of a connection
 // that the node in the table does not know, as after a change of endpoints, is then looked for at all
 // nodes with endpoints, and at those that masqueraded.
-func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice) {
-	key := r.live.Key
+func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now time.Time) {
+	key, asked := r.live.Key, len(p.direct.asking)
 	r.directRefused = plan.DirectRefused(svc, endpoints, p.facts.node)
 	if r.directRefused == "" {
 		r.directRefused = plan.NotHanded(r.live, endpoints, p.self)
@@ -67,33 +161,90 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice) {
 	if p.direct.asking[key] = true; svc.Forwarding == "" {
 		delete(p.direct.asking, key)
 	}
-	changes := map[netip.Addr]*rescue.Origins{}
-	vips := r.live.VIPs
-	if !r.live.Direct {
-		vips = nil
-	}
+	changed := map[netip.Addr]bool{}
 	for vip, by := range p.direct.holders {
-		if by[key] != nil && !slices.Contains(vips, vip) {
+		if _, holds := by[key]; holds && !slices.Contains(r.live.VIPs, vip) {
 			delete(by, key)
-			changes[vip] = nil
+			changed[vip] = true
 		}
 	}
-	for _, vip := range vips {
-		now := p.nodesWith(endpoints, lb.FamilyOf(vip))
-		if by := p.direct.holders[vip]; by != nil && by[key] != nil && slices.Equal(by[key], now) {
+	held := false
+	for _, vip := range r.live.VIPs {
+		by := p.direct.holders[vip]
+		holders, holds := by[key]
+		var with []netip.Addr
+		if r.live.Direct {
+			with = p.nodesWith(endpoints, lb.FamilyOf(vip))
+			if by == nil {
+				by = map[lb.Key]holding{}
+				p.direct.holders[vip] = by
+			}
+			if !holds {
+				holders, changed[vip] = holding{}, true
+				by[key] = holders
+			}
+		}
+		if p.direct.hold(key, holders, with, now) {
+			changed[vip] = true
+		}
+		if len(holders) == 0 && !r.live.Direct {
+			if delete(by, key); holds {
+				changed[vip] = true
+			}
 			continue
-		} else if by == nil {
-			p.direct.holders[vip] = map[lb.Key][]netip.Addr{}
 		}
-		p.direct.holders[vip][key] = now
-		changes[vip] = nil
+		held = true
 	}
-	for vip := range changes {
+	if p.direct.held[key] = held; !held {
+		delete(p.direct.held, key)
+	}
+	p.tellHolders(changed)
+	if len(changed) > 0 || len(p.direct.asking) != asked {
+		p.listen()
+	}
+}
+
+// hold notes which nodes have endpoints of a Service, and reports whether other nodes are to be asked than
+// before. A node that has none any more may hold connections for as long as nodes remember a silent one.
+func (d *direct) hold(key lb.Key, holders holding, with []netip.Addr, now time.Time) (changed bool) {
+	for _, node := range with {
+		if until, known := holders[node]; !known || !until.IsZero() {
+			holders[node], changed = time.Time{}, true
+		}
+	}
+	for node, until := range holders {
+		switch {
+		case slices.Contains(with, node):
+		case until.IsZero():
+			holders[node] = now.Add(lb.FlowMemory)
+			d.due, changed = append(d.due, deadline{key, holders[node]}), true
+		case !now.Before(until):
+			delete(holders, node)
+			changed = true
+		}
+	}
+	return changed
+}
+
+// expire marks the Services as dirty of which a node need not be asked any more.
+func (p *proxy) expire(now time.Time) {
+	var keys []lb.Key
+	for len(p.direct.due) > 0 && !now.Before(p.direct.due[0].at) {
+		keys = append(keys, p.direct.due[0].key)
+		p.direct.due = p.direct.due[1:]
+	}
+	p.markThose(keys, now)
+}
+
+// tellHolders tells the rescue which nodes may hold connections to some VIPs.
+func (p *proxy) tellHolders(vips map[netip.Addr]bool) {
+	changes := map[netip.Addr]*rescue.Origins{}
+	for vip := range vips {
 		if len(p.direct.holders[vip]) == 0 {
 			delete(p.direct.holders, vip)
 		}
-		if changes[vip] = p.originsOf(vip); changes[vip] == nil {
-			delete(changes, vip) // the speaker has not named it yet, or says itself that it has ended
+		if o := p.originsOf(vip); o != nil { // else the speaker has not named it yet, or says itself that it has ended
+			changes[vip] = o
 		}
 	}
 	if p.heard && len(changes) > 0 {
@@ -131,13 +282,20 @@ func (p *proxy) originsOf(vip netip.Addr) *rescue.Origins {
 	if len(holders) == 0 {
 		return &origins
 	}
-	ring := slices.Concat(origins.Ring, origins.Previous)
+	// If there are too many, those come first that new connections are handed to.
+	var now, before []netip.Addr
 	for _, key := range slices.SortedFunc(maps.Keys(holders), lb.Key.Compare) {
-		ring = append(ring, holders[key]...)
+		for _, node := range slices.SortedFunc(maps.Keys(holders[key]), netip.Addr.Compare) {
+			if holders[key][node].IsZero() {
+				now = append(now, node)
+			} else {
+				before = append(before, node)
+			}
+		}
 	}
 	own := p.facts.node.Addresses
 	var distinct []netip.Addr
-	for _, addr := range ring { // those that the speaker names come first if there are too many
+	for _, addr := range slices.Concat(now, origins.Ring, origins.Previous, before) {
 		if !slices.Contains(own, addr) && !slices.Contains(distinct, addr) && len(distinct) < lb.MaxRing {
 			distinct = append(distinct, addr)
 		}
@@ -147,5 +305,5 @@ func (p *proxy) originsOf(vip netip.Addr) *rescue.Origins {
 		i, _ := slices.BinarySearchFunc(distinct, own[self], netip.Addr.Compare)
 		distinct = slices.Concat(distinct[i:], distinct[:i])
 	}
-	return &rescue.Origins{Previous: origins.Previous, Ring: distinct}
+	return &rescue.Origins{Previous: origins.Previous, Ring: distinct, Direct: true}
 }

@@ -26,6 +26,7 @@ type directSite struct {
 	client *nstest.NS
 	nodes  []*nstest.NS
 	vips   map[lb.Family]netip.Addr
+	macs   []lb.MAC // of the nodes
 }
 
 const directClient = 100 // the last part of the client's addresses
@@ -56,6 +57,13 @@ func newDirectSite(t *testing.T) directSite {
 		pod.Run(t, "ip", "-6", "route", "add", "default", "via", fmt.Sprintf("fd01:%d::1", i))
 		serveWho(t, pod, fmt.Sprint(i))
 		s.nodes = append(s.nodes, node)
+		node.Do(t, func() error {
+			eth0, err := net.InterfaceByName("eth0")
+			if err == nil {
+				s.macs = append(s.macs, lb.MAC(eth0.HardwareAddr))
+			}
+			return err
+		})
 	}
 	for i, node := range s.nodes {
 		for j := 1; j <= 3; j++ {
@@ -125,7 +133,7 @@ func (s directSite) planFor(i int, far ...int) plan.Service {
 		ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		Ports:   []lb.ServicePort{{Name: "t", Protocol: lb.TCP, Port: 80}, {Name: "u", Protocol: lb.UDP, Port: 80}},
 		Ingress: []lb.Ingress{{Addr: s.vips[lb.IPv4]}, {Addr: s.vips[lb.IPv6]}}}
-	node := plan.Node{Name: siteNode(i), Direct: map[lb.Family]bool{lb.IPv4: true, lb.IPv6: true}}
+	node := plan.Node{Name: siteNode(i), Senders: s.macs, Direct: map[lb.Family]bool{lb.IPv4: true, lb.IPv6: true}}
 	nodes := map[string]lb.Node{}
 	var endpoints []lb.Slice
 	for family, form := range map[lb.Family]string{lb.IPv4: "10.1.%d.2", lb.IPv6: "fd01:%d::2"} {

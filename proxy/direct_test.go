@@ -3,8 +3,10 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -68,22 +70,80 @@ func TestDirectNodesAreInTheRing(t *testing.T) {
 	b.slices.Set(key("web"), all)
 	b.mark(key("web"))
 	b.runAlone()
-	b.wantRing("without an endpoint on node 3", "172.31.0.2 172.31.0.9 172.32.0.4")
+	b.wantRing("without an endpoint on node 3", "172.31.0.2 172.31.0.3 172.31.0.9 172.32.0.4")
+	b.clock = b.clock.Add(lb.FlowMemory)
+	b.runAlone()
+	b.wantRing("an hour later", "172.31.0.2 172.31.0.9 172.32.0.4")
+	if !slices.Equal(b.rescue.handed, []int{7}) {
+		t.Errorf("packets are handed over here from the interfaces %v", b.rescue.handed)
+	}
 	b.update = lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {}}, Number: 2,
 		Ring: map[netip.Addr][]netip.Addr{vip: {netip.MustParseAddr("172.31.0.0"), netip.MustParseAddr("172.31.0.8")}}}
 	b.run()
 	b.wantRing("with routers", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
 	b.direct("web", "")
 	b.runAlone()
-	b.wantRing("not forwarded directly any more", "172.31.0.0 172.31.0.8")
+	b.wantRing("not forwarded directly any more", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
+	b.clock = b.clock.Add(lb.FlowMemory - time.Minute)
 	b.direct("web", "direct")
+	if next := b.runAlone(); next != time.Minute {
+		t.Errorf("the next step is in %s", next)
+	}
+	b.clock = b.clock.Add(time.Minute)
 	b.runAlone()
-	b.wantRing("again", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
+	b.wantRing("again, in time", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
+	all[0].Endpoints = append([]lb.Endpoint(nil), all[0].Endpoints...)
+	for i := range all[0].Endpoints {
+		all[0].Endpoints[i].ForZones = []string{"z"}
+	}
+	b.slices.Set(key("web"), all)
+	b.mark(key("web"))
+	b.runAlone()
+	b.wantRing("hints", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
+	if b.rules.wanted[key("web")].Direct {
+		t.Error("it is forwarded directly with hints")
+	}
+	b.clock = b.clock.Add(lb.FlowMemory)
+	b.runAlone()
+	b.wantRing("hints for an hour", "172.31.0.0 172.31.0.8")
+	if len(b.proxy.direct.holders)+len(b.proxy.direct.held)+len(b.proxy.direct.due)+len(b.rescue.handed) > 0 {
+		t.Errorf("nothing is held, and there is %+v", b.proxy.direct)
+	}
 	b.rules.confirm()
 	b.delete("web")
 	b.run()
 	if len(b.proxy.direct.holders)+len(b.proxy.direct.asking) > 0 {
 		t.Errorf("a deleted Service leaves %+v", b.proxy.direct)
+	}
+}
+
+// fakeSenders knows the MAC address of every node.
+type fakeSenders struct{ nodes []netip.Addr }
+
+func (f *fakeSenders) Set(nodes []netip.Addr) { f.nodes = nodes }
+
+func (f *fakeSenders) Known() (all []lb.MAC) {
+	for _, node := range f.nodes {
+		all = append(all, lb.MAC{2, node.As4()[3]})
+	}
+	return all
+}
+
+// The rules get the MAC addresses of all other nodes, which are looked up while a Service asks for direct
+// forwarding.
+func TestDirectRulesKnowTheNodes(t *testing.T) {
+	b := newDirectBench(t)
+	senders := &fakeSenders{}
+	b.to.senders = senders
+	b.run()
+	b.run()
+	if got, want := b.rules.wanted[key("web")].Senders, []lb.MAC{{2, 2}, {2, 3}, {2, 4}}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	b.direct("web", "")
+	b.runAlone()
+	if got := b.rules.wanted[key("web")].Senders; len(got)+len(senders.nodes) > 0 {
+		t.Errorf("not forwarded directly, and there are %v of %v", got, senders.nodes)
 	}
 }
 

@@ -56,7 +56,9 @@ type facts struct {
 	// external says which external IPs are served, own are the node's own addresses.
 	external plan.ExternalIPs
 	own      []netip.Addr
-	// networks are those that the node's interfaces are in.
+	// lans are the interfaces over which packets can be handed to other nodes, networks those that they
+	// are in.
+	lans     []lb.Interface
 	networks []netip.Prefix
 	// healthAddresses limit where the health ports of Services are served.
 	healthAddresses map[lb.Family][]netip.Addr
@@ -112,7 +114,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},
 	}
-	f.external, f.own, f.networks = s.externalIPs, own, networksOf(interfaces)
+	f.external, f.own, f.lans = s.externalIPs, own, lansOf(interfaces)
+	f.networks = networksOf(f.lans)
 	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
 	f.external.APIServers = s.allAPIServers(from)
 	f.healthAddresses = f.config.NodePortAddresses

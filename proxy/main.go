@@ -37,6 +37,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/readiness"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/rescue"
+	"github.com/landfall-lb/landfall/proxy/senders"
 )
 
 const name = "landfall-proxy"
@@ -249,6 +250,15 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 			Open: func() (loads.Source, error) { return conntrack.OpenWatch() }})
 		p.to.loads, actors["loads"] = counting, counting
 		rt.Metrics.MustRegister(newLoadsCollector(counting.Counts))
+	}
+	if len(set.direct) > 0 {
+		near, err := links.OpenNeighbors()
+		if err != nil {
+			return false, err
+		}
+		defer near.Close()
+		handing := senders.New(senders.Deps{Log: rt.Log, Changed: p.markFacts, Look: macsOf(near)})
+		p.to.senders, actors["senders"] = handing, handing
 	}
 	if set.relay {
 		lease, err := nftables.OpenLease()

@@ -86,7 +86,13 @@ type sinks struct {
 		Update(changes map[netip.Addr]*rescue.Origins)
 		SetGone(nodes []netip.Addr, cutOff bool)
 		SetNodes(self, others []netip.Addr)
+		SetHanded(links []int)
 		Confirm(number uint64)
+	}
+	// senders finds out the MAC addresses of nodes that hand packets over; nil if nothing does.
+	senders interface {
+		Set(nodes []netip.Addr)
+		Known() []lb.MAC
 	}
 	// relay tells the relay what is relayed; nil without one.
 	relay interface {
@@ -238,6 +244,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	walked := p.walk(now)
 	p.heed(now)
 	p.meetGated(now)
+	p.expire(now)
 	early, _ := p.collect(now) // a large plan shall not delay the news of others
 	if len(early) > 0 {
 		p.announce(early)
@@ -264,15 +271,17 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	forget(p, dirty)
 	forget(p, early)
 	forget(p, confirmed)
-	return sooner(sooner(p.lingers.next(now), p.tellProbes(now)), p.openGates(now)), nil
+	return sooner(p.lingers.next(now), p.direct.next(now), p.tellProbes(now), p.openGates(now)), nil
 }
 
-// sooner returns the shorter of two waits, of which 0 is none.
-func sooner(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
+// sooner returns the shortest of some waits, of which 0 is none.
+func sooner(waits ...time.Duration) (shortest time.Duration) {
+	for _, wait := range waits {
+		if wait > 0 && (shortest == 0 || wait < shortest) {
+			shortest = wait
+		}
 	}
-	return min(a, b)
+	return shortest
 }
 
 // look reads the facts, and reports whether they are complete.
@@ -444,8 +453,8 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live = live
 	}
-	if svc.Forwarding != "" || p.direct.asking[key] {
-		p.forward(r, svc, named)
+	if svc.Forwarding != "" || p.direct.asking[key] || p.direct.held[key] {
+		p.forward(r, svc, named, now)
 	}
 	return p.claims.Set(r.live)
 }

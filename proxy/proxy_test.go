@@ -128,6 +128,7 @@ func (f *fakeFeed) Update(changes map[lb.Key][]lb.Delivery) {
 type fakeRescue struct {
 	wanted  map[netip.Addr]rescue.Origins
 	confirm uint64
+	handed  []int
 }
 
 func (f *fakeRescue) Begin(all map[netip.Addr]*rescue.Origins) {
@@ -148,6 +149,8 @@ func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
 func (f *fakeRescue) SetGone([]netip.Addr, bool) {}
 
 func (f *fakeRescue) SetNodes(_, _ []netip.Addr) {}
+
+func (f *fakeRescue) SetHanded(links []int) { f.handed = links }
 
 func (f *fakeRescue) Confirm(number uint64) { f.confirm = number }
 
@@ -184,7 +187,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		nodes:    kubetest.NewTable[string, lb.Node](),
 		networks: kubetest.NewTable[string, []netip.Prefix](),
 		pools:    kubetest.NewTable[string, []lb.Range](),
-		own: []lb.Interface{{Name: "eth0", Up: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Addresses: []netip.Prefix{
+		own: []lb.Interface{{Index: 7, Name: "eth0", Up: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Addresses: []netip.Prefix{
 			netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}},
 		flows:  &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health: &fakeHealth{state: healthState{Services: map[lb.Key]health.Service{}}},

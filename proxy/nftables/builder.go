@@ -31,6 +31,7 @@ const (
 	// that is put somewhere in between; no other place is free. It is set back before the packet
 	// leaves.
 	fieldGroup
+	fieldSender // the MAC address of the frame
 )
 
 // builder makes rules for one family.
@@ -74,6 +75,8 @@ func (b builder) load(f field, word uint32) expr.Any {
 		return expr.Load(reg, expr.PayloadBaseTransportHeader, 2, 2)
 	case fieldSourcePort:
 		return expr.Load(reg, expr.PayloadBaseTransportHeader, 0, 2)
+	case fieldSender:
+		return expr.Load(reg, expr.PayloadBaseLLHeader, 6, uint32(macBytes))
 	case fieldOriginalSource:
 		return original(ctSource)
 	case fieldOriginalDestination:
@@ -110,6 +113,8 @@ func (b builder) in(id setID) expr.List {
 		fields = fields[:1]
 	case id == setHairpin:
 		fields = []field{fieldSource, fieldDestination}
+	case id == setNodes:
+		fields = []field{fieldSender}
 	}
 	return expr.Join(b.key(fields...), expr.In(setNames[id]))
 }

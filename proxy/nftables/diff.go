@@ -145,7 +145,7 @@ func inOrder(a, b entry) int { return a.compare(b.element) }
 
 // isShared reports whether an element can be several Services'.
 func (e element) isShared() bool {
-	return e.set.ofAddress() || e.set == setHairpin
+	return e.set.ofAddress() || e.set == setHairpin || e.set == setNodes
 }
 
 // diff collects what makes the kernel hold what is wanted, for some Services or frontends.

@@ -87,9 +87,8 @@ func (r *ruleset) handover(b builder, config plan.Config) {
 	}
 	toGroup := []nft.Rule{
 		b.rule("known connections", expr.HasNoBits(expr.State(), states), expr.Accept()),
-		b.rule("from another node", expr.List{b.loadTTL(), &expr.Range{Op: expr.CmpOpEq, Register: expr.Reg,
-			FromData: []byte{lb.LeastMovedTTL}, ToData: []byte{lb.HandedTTL}}}, expr.Accept()),
-		b.rule("", expr.List{b.loadTTL(), expr.Compare(expr.CmpOpLt, 2)}, expr.Accept()),
+		b.rule("from another node", b.isMarked(), isEthernet(), b.in(setNodes), expr.Accept()),
+		b.rule("", b.isTTL(expr.CmpOpLt, 2), expr.Accept()),
 	}
 	if match := b.fromPod(config.Pods, false); match != nil {
 		toGroup = append(toGroup, b.rule("from a pod", match, expr.Accept()))
@@ -103,10 +102,25 @@ func (r *ruleset) handover(b builder, config plan.Config) {
 		b.rule("fits most paths", b.isProtocol(tcp), hasFlags(expr.CmpOpNeq, syn), expr.List{
 			&expr.Immediate{Register: expr.Reg, Data: binary.BigEndian.AppendUint16(nil, b.segment())},
 			&expr.Segment{Register: expr.Reg}}),
+		b.rule("its client has set such a TTL", b.isMarked(), expr.Goto(chainRound)),
 	}
+	r.add(chainHand, append(rules, b.hands(b.setTTL(lb.HandedTTL+1))...)...)
+	// Or it is from a node with an unknown MAC address: what goes round between such nodes has to end.
+	r.add(chainRound, append([]nft.Rule{b.rule("went round", b.isTTL(expr.CmpOpEq, lb.LeastMovedTTL), expr.Drop())},
+		b.hands(nil)...)...)
+	r.add(chainStay, b.rule("", noPriority()))
+}
+
+// hands renders the handing over of packets of a group, which change makes ready to go. Copies do not take
+// the group's number along: as their priority, it could choose a class of a queueing discipline.
+func (b builder) hands(change expr.List) []nft.Rule {
+	var rules []nft.Rule
+	const zero = hashWord // behind the address of the node
+	noPriority := expr.List{&expr.Immediate{Register: expr.Register(zero), Data: expr.Host32(0)},
+		&expr.Meta{Key: expr.MetaKeyPRIORITY, SourceRegister: true, Register: expr.Register(zero)}}
 	hand := func(p protocol, number expr.List) {
 		rules = append(rules, b.rule("", b.isProtocol(p), b.key(fieldGroup), number,
-			expr.List{b.lookup(setNames[setHanded], 0)}, b.setTTL(lb.HandedTTL+1), expr.List{&expr.Dup{RegAddr: expr.Reg}},
+			expr.List{b.lookup(setNames[setHanded], 0)}, change, noPriority, expr.List{&expr.Dup{RegAddr: expr.Reg}},
 			expr.Drop()))
 	}
 	for _, p := range []protocol{tcp, udp} {
@@ -116,8 +130,19 @@ func (r *ruleset) handover(b builder, config plan.Config) {
 			hand(p, b.hashed(b.source(), class, numbers(plan.SourceHash, class)))
 		}
 	}
-	r.add(chainHand, append(rules, b.rule("", expr.Goto(chainStay)))...)
-	r.add(chainStay, b.rule("", noPriority()))
+	return append(rules, b.rule("", expr.Goto(chainStay)))
+}
+
+// isMarked matches TTLs by which nodes mark what they hand over, or move as the rescue does.
+func (b builder) isMarked() expr.List {
+	return expr.List{b.loadTTL(), &expr.Range{Op: expr.CmpOpEq, Register: expr.Reg, FromData: []byte{lb.LeastMovedTTL},
+		ToData: []byte{lb.HandedTTL}}}
+}
+
+// isEthernet matches packets of interfaces whose frames have MAC addresses.
+func isEthernet() expr.List {
+	return expr.List{&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: expr.Reg},
+		expr.Compare(expr.CmpOpEq, expr.Host16(unix.ARPHRD_ETHER)...)}
 }
 
 // segment is the greatest TCP segment of answers. The ICMP error of a router on their way, for which one
@@ -135,6 +160,10 @@ func (b builder) ttlOffset() uint32 {
 		return 7
 	}
 	return 8
+}
+
+func (b builder) isTTL(op expr.CmpOp, ttl byte) expr.List {
+	return expr.List{b.loadTTL(), expr.Compare(op, ttl)}
 }
 
 func (b builder) loadTTL() expr.Any {

@@ -7,15 +7,18 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/nft/expr"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/trace"
 )
 
 var directVIP = map[lb.Family]netip.Addr{lb.IPv4: addr("198.51.100.1"), lb.IPv6: addr("2001:db8::1")}
@@ -239,6 +242,65 @@ func TestDirectWalk(t *testing.T) {
 	}
 }
 
+// A TTL by which nodes mark packets counts only in frames of nodes: a client that chooses one is handed on
+// as others are, within its source ranges. What goes round between nodes that do not know one another ends,
+// as each takes 1 from the TTL. Copies leave with the mark, and without a priority.
+func TestDirectMarksAreOfNodes(t *testing.T) {
+	t.Parallel()
+	node, router := lb.MAC{2, 0, 0, 0, 0, 1}, lb.MAC{2, 0, 0, 0, 0, 2}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		random := rand.New(rand.NewPCG(1, 1))
+		endpoints, nodes := directMembers(family, random, 6, 3)
+		for i := range endpoints {
+			endpoints[i].Node = fmt.Sprint("node-", 1+i%2)
+		}
+		s := directService(family, random, "node-0", endpoints, nodes)
+		s.Senders = []lb.MAC{node}
+		rendered := newRenderer(family, seedConfig).service(s.Key, s)
+		walk := newWalker(t, newRuleset(family, seedConfig, neededBy(rendered)), nodes["node-0"].Addresses, rendered)
+		client := addr("203.0.113.1")
+		if family == lb.IPv6 {
+			client = addr("2001:db8:1::1")
+		}
+		for _, test := range []struct {
+			ttl    uint8
+			sender lb.MAC
+			want   trace.Verdict
+			left   uint8
+		}{
+			{64, router, trace.Drop, lb.HandedTTL + 1},
+			{64, node, trace.Drop, lb.HandedTTL + 1}, // a router that is a node
+			{lb.HandedTTL + 1, router, trace.Drop, lb.HandedTTL + 1},
+			{lb.LeastMovedTTL - 1, router, trace.Drop, lb.HandedTTL + 1},
+			{lb.HandedTTL, router, trace.Drop, lb.HandedTTL},
+			{200, router, trace.Drop, 200},
+			{lb.LeastMovedTTL + 1, router, trace.Drop, lb.LeastMovedTTL + 1},
+			{lb.HandedTTL, node, trace.Accept, lb.HandedTTL},
+			{200, node, trace.Accept, 200},
+			{lb.LeastMovedTTL, node, trace.Accept, lb.LeastMovedTTL},
+			{1, router, trace.Accept, 1},
+		} {
+			p := trace.Packet{Source: netip.AddrPortFrom(client, 40000), Destination: netip.AddrPortFrom(directVIP[family], 80),
+				Interface: "eth0", Protocol: uint8(tcp), TTL: test.ttl, Sender: test.sender}
+			ends := walk.Hook(unix.NF_INET_PRE_ROUTING, "hand", trace.Way{Packet: p, Chance: 1})
+			if len(ends) != 1 || ends[0].Verdict != test.want || ends[0].TTL != test.left || ends[0].Priority != 0 {
+				t.Errorf("%s: TTL %d from %v: %+v", family, test.ttl, test.sender, ends)
+				continue
+			}
+			steps := fmt.Sprint(ends[0].Steps())
+			if copied := strings.Contains(steps, "send a copy"); copied != (test.want == trace.Drop) {
+				t.Errorf("%s: TTL %d from %v: %s", family, test.ttl, test.sender, steps)
+			}
+		}
+		p := trace.Packet{Source: netip.AddrPortFrom(client, 40000), Destination: netip.AddrPortFrom(directVIP[family], 80),
+			Interface: "eth0", Protocol: uint8(tcp), TTL: lb.LeastMovedTTL, Sender: router}
+		ends := walk.Hook(unix.NF_INET_PRE_ROUTING, "hand", trace.Way{Packet: p, Chance: 1})
+		if len(ends) != 1 || ends[0].Verdict != trace.Drop || strings.Contains(fmt.Sprint(ends[0].Steps()), "send a copy") {
+			t.Errorf("%s: what goes round does not end: %+v", family, ends)
+		}
+	}
+}
+
 // A ruleset has no rule for direct forwarding as long as no Service asks for it, and what is handed leaves
 // with a TTL at which no node hands it on.
 func TestDirectRulesAreThereWhenNeeded(t *testing.T) {
@@ -253,7 +315,7 @@ func TestDirectRulesAreThereWhenNeeded(t *testing.T) {
 		}
 	}
 	with := newRuleset(lb.IPv4, seedConfig, needs{{set: setDirect}})
-	if _, ok := with.chain(chainHand); !ok || len(with.chains) != len(without.chains)+4 {
+	if _, ok := with.chain(chainHand); !ok || len(with.chains) != len(without.chains)+5 {
 		t.Errorf("%d chains, %d without", len(with.chains), len(without.chains))
 	}
 }

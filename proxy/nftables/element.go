@@ -70,6 +70,8 @@ const (
 	setClusterIPs
 	// setVIPs are VIPs of which the same holds, as far as nobody else translates packets to them.
 	setVIPs
+	// setNodes are the MAC addresses of the nodes that hand packets over.
+	setNodes
 )
 
 // protocol is a transport protocol by its number in the IP header (IANA protocol numbers).

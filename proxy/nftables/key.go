@@ -8,6 +8,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
+const macBytes = len(lb.MAC{})
+
 // appendKey appends the key of an element as the kernel has it: each field padded to four bytes.
 func (e element) appendKey(b []byte, family lb.Family) []byte {
 	n := nft.AddressBytes(family)
@@ -20,6 +22,9 @@ func (e element) appendKey(b []byte, family lb.Family) []byte {
 			b = append(b, e.source[:n]...)
 		}
 		return b
+	}
+	if e.set == setNodes {
+		return append(b, e.addr[:macBytes]...)
 	}
 	b = append(b, e.addr[:n]...)
 	switch e.set {
@@ -74,6 +79,8 @@ func setOf(name string) (e element, ok bool) {
 func (id setID) sizes(family lb.Family) (key, value int) {
 	n := nft.AddressBytes(family)
 	switch {
+	case id == setNodes:
+		return macBytes, 0
 	case id == setBackends, id == setHanded:
 		return 8, n
 	case id.isMixed():
@@ -114,6 +121,10 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 		if of.set.isMixed() {
 			e.to.port = binary.BigEndian.Uint16(value[n:])
 		}
+		return e, nil
+	}
+	if of.set == setNodes {
+		copy(e.addr[:], key)
 		return e, nil
 	}
 	copy(e.addr[:], key[:n])

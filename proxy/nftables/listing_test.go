@@ -74,7 +74,7 @@ func variety() map[lb.Key]plan.Service {
 		}
 		s.Relay = i == 0
 		if s.Direct {
-			s.Handed = handedTo(s)
+			s.Handed, s.Senders = handedTo(s), []lb.MAC{{2, 0, 0, 0, 0, 1}}
 		}
 		all[key] = s
 	}
@@ -130,9 +130,9 @@ func TestListingReadsBack(t *testing.T) {
 		"ip daddr set ct original ip daddr",
 		"ip daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip to meta l4proto map @relay",
 		"ip6 daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip6 to meta l4proto map @relay",
-		"meta l4proto tcp ip ttl set 219 dup to meta priority . jhash ip saddr . tcp sport mod 1021 seed 0x4c46 offset " +
+		"meta l4proto tcp ip ttl set 219 meta priority set none dup to meta priority . jhash ip saddr . tcp sport mod 1021 seed 0x4c46 offset " +
 			"3010210000 map @handed drop",
-		"meta l4proto udp ip6 hoplimit set 219 dup to meta priority . jhash ip6 saddr . udp sport mod 1021",
+		"meta l4proto udp ip6 hoplimit set 219 meta priority set none dup to meta priority . jhash ip6 saddr . udp sport mod 1021",
 		"tcp flags syn tcp option maxseg size set 1360", "tcp flags syn tcp option maxseg size set 1220",
 		"delete @" + stickyMap + " { meta priority . jhash ip saddr mod 262144 seed 0x4c46 offset 262144 : ip daddr }",
 	} {

@@ -127,6 +127,11 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 		}
 		policy = p.External
 	}
+	for _, mac := range s.Senders {
+		at := common{set: setNodes}
+		copy(at.addr[:], mac[:])
+		share(at)
+	}
 	for _, vip := range s.SoleOf(r.family) {
 		share(common{addressOf(vip), setVIPs})
 	}

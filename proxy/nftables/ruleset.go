@@ -46,6 +46,7 @@ type chain struct {
 const (
 	chainDirect    = "direct"
 	chainHand      = "hand-over"
+	chainRound     = "hand-on"
 	chainStay      = "stay"
 	chainServices  = "services"
 	chainCluster   = "cluster-ip"
@@ -310,7 +311,7 @@ var setNames = [...]string{
 	setPassed: "passed",
 	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
 	setClusterIPs: "cluster-ips", setVIPs: "vips", setRelayed: "relayed",
-	setHanded: "handed", setNear: "near", setDirect: "direct",
+	setHanded: "handed", setNear: "near", setDirect: "direct", setNodes: "nodes",
 }
 
 // isState reports whether a set holds what packets or the proxy's lease of the relay write, which is not

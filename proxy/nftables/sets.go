@@ -50,6 +50,8 @@ func newSets(needs needs, relay bool) []set {
 			s.key = frontend[:1]
 		case id == setHairpin:
 			s.key = []field{fieldSource, fieldDestination}
+		case id == setNodes:
+			s.key = []field{fieldSender}
 		}
 		if len(s.value) > 0 {
 			s.flags |= unix.NFT_SET_MAP
@@ -89,6 +91,8 @@ func typeNumber(family lb.Family, fields []field) uint32 {
 			types[i] = nft.TypeInteger
 		case fieldGroup:
 			types[i] = nft.TypeClass
+		case fieldSender:
+			types[i] = nft.TypeEther
 		default:
 			types[i] = nft.TypeAddress(family)
 		}
@@ -115,6 +119,8 @@ func fieldBytes(family lb.Family, f field) uint32 {
 		return 1
 	case fieldPort, fieldSourcePort:
 		return 2
+	case fieldSender:
+		return uint32(macBytes)
 	}
 	return 4 * builder{family}.words(f)
 }

@@ -111,6 +111,8 @@ func TestElementsSurviveEncoding(t *testing.T) {
 			switch {
 			case e.set.ofGroup():
 				e.frontend = frontend{group: 0x12345678}
+			case e.set == setNodes:
+				e.frontend = frontend{addr: address{2, 0, 0, 0, 0, 1}}
 			case e.isShared():
 				e.frontend = frontend{addr: at}
 			case e.set.leadsToGroup():

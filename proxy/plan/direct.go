@@ -23,7 +23,7 @@ func (s *Service) forwardDirectly(svc lb.Service, endpoints []lb.Slice, node Nod
 	if svc.Forwarding == "" || DirectRefused(svc, endpoints, node) != "" {
 		return
 	}
-	s.Direct, s.Handed = true, map[netip.Addr]netip.Addr{}
+	s.Direct, s.Handed, s.Senders = true, map[netip.Addr]netip.Addr{}, node.Senders
 	if s.Scheduler != SourceHash {
 		s.Scheduler = Maglev
 	}
@@ -57,7 +57,7 @@ func (s Service) IsDirect(p Port, f Frontend) bool {
 func handable(p lb.Protocol) bool { return p == lb.TCP || p == lb.UDP }
 
 func (s Service) sameDirect(other Service) bool {
-	return s.Direct == other.Direct && maps.Equal(s.Handed, other.Handed)
+	return s.Direct == other.Direct && maps.Equal(s.Handed, other.Handed) && slices.Equal(s.Senders, other.Senders)
 }
 
 // DirectRefused says why a node masquerades the connections to a Service that asks for direct
@@ -84,6 +84,9 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 		return refuse("annotation %s has connections end at the relay", lb.AnnotationRelay)
 	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return handable(p.Protocol) }):
 		return refuse("only TCP and UDP are forwarded directly, and the Service has no such port")
+	case len(nodesOf(endpoints)) > lb.MaxRing+1:
+		return refuse("endpoints are on %d nodes, and of more than %d a node cannot ask all for a connection that has moved",
+			len(nodesOf(endpoints)), lb.MaxRing+1)
 	case hinted(endpoints):
 		return refuse("spec.trafficDistribution gives nodes different endpoints, and all have to choose among the same")
 	case slices.ContainsFunc(svc.ClusterIPs, func(ip netip.Addr) bool { return !node.Direct[lb.FamilyOf(ip)] }):
@@ -93,13 +96,44 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 	return ""
 }
 
-// hinted reports whether hints give some nodes other endpoints than others.
+// hinted reports whether hints give some nodes other endpoints of a port than others. As lb.Choose has it,
+// that takes hints of one kind at every endpoint.
 func hinted(endpoints []lb.Slice) bool {
-	return slices.ContainsFunc(endpoints, func(s lb.Slice) bool {
-		return slices.ContainsFunc(s.Endpoints, func(ep lb.Endpoint) bool {
-			return ep.Ready && len(ep.ForZones)+len(ep.ForNodes) > 0
-		})
-	})
+	type port struct {
+		family   lb.Family
+		name     string
+		protocol lb.Protocol
+	}
+	zones, nodes := map[port]bool{}, map[port]bool{}
+	for _, slice := range endpoints {
+		for _, p := range slice.Ports {
+			at := port{slice.Family, p.Name, p.Protocol}
+			for _, ep := range slice.Endpoints {
+				if !ep.Ready {
+					continue
+				}
+				before, known := zones[at]
+				zones[at] = (before || !known) && len(ep.ForZones) > 0
+				before, known = nodes[at]
+				nodes[at] = (before || !known) && len(ep.ForNodes) > 0
+			}
+		}
+	}
+	return slices.Contains(slices.Collect(maps.Values(zones)), true) ||
+		slices.Contains(slices.Collect(maps.Values(nodes)), true)
+}
+
+// nodesOf returns the names of the nodes with endpoints, ready or not.
+func nodesOf(endpoints []lb.Slice) map[string]bool {
+	nodes := map[string]bool{}
+	for _, slice := range endpoints {
+		for _, ep := range slice.Endpoints {
+			if ep.Node != "" {
+				nodes[ep.Node] = true
+			}
+		}
+	}
+	return nodes
 }
 
 // maxNamed is how many nodes a message names.

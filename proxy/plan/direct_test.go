@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -66,6 +67,18 @@ func TestDirectPlan(t *testing.T) {
 	}
 }
 
+// spread puts endpoints on so many nodes.
+func spread(n int) func(*lb.Service, []lb.Slice, *Node) {
+	return func(_ *lb.Service, all []lb.Slice, _ *Node) {
+		first := all[0].Endpoints[0]
+		all[0].Endpoints = nil
+		for i := range n {
+			first.Addr, first.Node = first.Addr.Next(), fmt.Sprint("n", i)
+			all[0].Endpoints = append(all[0].Endpoints, first)
+		}
+	}
+}
+
 func TestDirectRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*lb.Service, []lb.Slice, *Node)
@@ -82,9 +95,28 @@ func TestDirectRefused(t *testing.T) {
 			"landfall.dev/scheduler: source-hash keeps a client at its backend"},
 		"relay": {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Relay = "true" }, "connections end at the relay"},
 		"SCTP":  {func(s *lb.Service, _ []lb.Slice, _ *Node) { s.Ports[0].Protocol = lb.SCTP }, "only TCP and UDP"},
-		"hints": {func(_ *lb.Service, all []lb.Slice, _ *Node) { all[0].Endpoints[1].ForZones = []string{"z"} },
-			"spec.trafficDistribution"},
-		"a proxy that cannot": {func(_ *lb.Service, _ []lb.Slice, n *Node) { n.Direct = nil }, "needs --direct-forwarding, nftables mode"},
+		"a hint at one endpoint, which no node follows": {func(_ *lb.Service, all []lb.Slice, _ *Node) {
+			all[0].Endpoints[1].ForZones = []string{"z"}
+		}, ""},
+		"hints of two kinds": {func(_ *lb.Service, all []lb.Slice, _ *Node) {
+			for i := range all[0].Endpoints {
+				all[0].Endpoints[i].ForZones = []string{"z"}
+			}
+			all[0].Endpoints[0].ForZones, all[0].Endpoints[0].ForNodes = nil, []string{"a"}
+		}, ""},
+		"hints": {func(_ *lb.Service, all []lb.Slice, _ *Node) {
+			for i := range all[0].Endpoints {
+				all[0].Endpoints[i].ForZones = []string{"z"}
+			}
+		}, "spec.trafficDistribution"},
+		"hints for nodes, of one port": {func(_ *lb.Service, all []lb.Slice, _ *Node) {
+			for i := range all[0].Endpoints {
+				all[0].Endpoints[i].ForNodes = []string{"a"}
+			}
+		}, "spec.trafficDistribution"},
+		"as many nodes as a ring has": {spread(lb.MaxRing + 1), ""},
+		"one more":                    {spread(lb.MaxRing + 2), "endpoints are on 18 nodes"},
+		"a proxy that cannot":         {func(_ *lb.Service, _ []lb.Slice, n *Node) { n.Direct = nil }, "needs --direct-forwarding, nftables mode"},
 		"not in the second family": {func(s *lb.Service, _ []lb.Slice, _ *Node) {
 			s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr("fd00::1"))
 		}, "needs --direct-forwarding, nftables mode"},

@@ -23,6 +23,8 @@ type Node struct {
 	// Neighbors are the addresses of the other nodes to which the node can hand packets as they are, by
 	// the nodes' names. They are there only for Services that ask for direct forwarding.
 	Neighbors map[string][]netip.Addr
+	// Senders are the MAC addresses of nodes that may hand packets over to this one, in order.
+	Senders []lb.MAC
 	// Direct says in which families the node's rules can hand packets over.
 	Direct map[lb.Family]bool
 }
@@ -140,6 +142,8 @@ type Service struct {
 	// Others are masqueraded.
 	Direct bool
 	Handed map[netip.Addr]netip.Addr
+	// Senders are Node.Senders, if Direct is set.
+	Senders []lb.MAC
 }
 
 // Denied is a frontend that a Service asks for and does not get, and why.

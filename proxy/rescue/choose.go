@@ -24,6 +24,8 @@ type Origins struct {
 	// Ring is for a VIP that routers spread over nodes: the other ones of these nodes, in the order of
 	// the ring after this node.
 	Ring []netip.Addr
+	// Direct is set for a VIP that has a Ring because it is forwarded directly.
+	Direct bool
 }
 
 // moved returns the previous owners to use.
@@ -41,10 +43,10 @@ type table struct {
 	targets map[netip.Addr][]netip.Addr
 	// peers are the nodes that may move packets here.
 	peers []mac
-	// ring are the VIPs whose packets go round a ring, sorted. hops is how many nodes they may pass
-	// through.
+	// ring are the VIPs whose packets go round a ring, sorted. hops is how many nodes those of each may
+	// pass through.
 	ring []netip.Addr
-	hops int
+	hops map[netip.Addr]int
 	// limit is Deps.Limit.
 	limit int
 	// carried has, for each target behind a router, the interface of the tunnel to it. segment is the
@@ -52,14 +54,15 @@ type table struct {
 	carried map[netip.Addr]int
 	segment int
 
-	// previous counts the VIPs of which a node is a previous owner, and spread the VIPs whose packets
-	// may pass through so many nodes.
-	previous map[netip.Addr]int
-	spread   [maxHops + 1]int
+	// previous counts the VIPs of which a node is a previous owner, others those without Direct that are
+	// aimed at a target, and spread the VIPs whose packets may pass through so many nodes.
+	previous, others map[netip.Addr]int
+	spread           [maxHops + 1]int
 }
 
-// maxTargets bounds the rules that a stray packet meets.
-const maxTargets = 64
+// The targets are bounded, and with them the rules that a stray packet meets. VIPs that are forwarded
+// directly take none from the others: they bring at most maxDirect of their own, and share the rest.
+const maxTargets, maxDirect = 64, 32
 
 // losses are the nodes that the speaker takes for dead. With cutOff set it may be this node that is
 // cut off from the others.
@@ -92,12 +95,20 @@ func (j judge) reachable(node netip.Addr) bool { return j.neighbors[node].Found 
 // both have answered ARP or NDP for the same address.
 func (j judge) near(node netip.Addr) bool { return j.reachable(node) && !j.neighbors[node].Routed }
 
+func newTable() *table {
+	return &table{targets: map[netip.Addr][]netip.Addr{}, hops: map[netip.Addr]int{}, carried: map[netip.Addr]int{},
+		previous: map[netip.Addr]int{}, others: map[netip.Addr]int{}}
+}
+
 // choose decides on the rules of one family. sent are the nodes to which packets were moved before.
 func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.Addr) *table {
-	t := &table{targets: map[netip.Addr][]netip.Addr{}, previous: map[netip.Addr]int{}, carried: map[netip.Addr]int{}}
-	for _, vip := range slices.SortedFunc(maps.Keys(all), netip.Addr.Compare) {
-		if lb.FamilyOf(vip) == family {
-			t.add(vip, all[vip], j)
+	t := newTable()
+	vips := slices.SortedFunc(maps.Keys(all), netip.Addr.Compare)
+	for _, direct := range []bool{false, true} {
+		for _, vip := range vips {
+			if lb.FamilyOf(vip) == family && all[vip].Direct == direct {
+				t.add(vip, all[vip], j)
+			}
 		}
 	}
 	for _, node := range sent {
@@ -105,7 +116,7 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 		if n.Routed && !n.Found {
 			continue // a router would send the packets back
 		}
-		if _, known := t.targets[node]; !known && !j.gone(node) && len(t.targets) < maxTargets {
+		if _, known := t.targets[node]; !known && !j.gone(node) && len(t.targets) < maxTargets+maxDirect {
 			t.targets[node] = nil
 			if n.Found {
 				t.peers = append(t.peers, n.MAC)
@@ -137,24 +148,34 @@ func (t *table) add(vip netip.Addr, o Origins, j judge) {
 	for _, node := range o.moved() {
 		if j.near(node) {
 			t.previous[node]++
-			found = found || t.aim(vip, node)
+			found = found || t.aim(vip, node, o.Direct)
 		}
 	}
 	for _, node := range o.Ring {
-		found = found || j.reachable(node) && t.aim(vip, node)
+		found = found || j.reachable(node) && t.aim(vip, node, o.Direct)
 	}
 	if found && len(o.Ring) > 0 {
-		t.ring = insert(t.ring, vip)
-		t.count(o, j, 1)
+		t.ring, t.hops[vip] = insert(t.ring, vip), o.hops(j)
+		t.spread[t.hops[vip]]++
 	}
 }
 
 // aim makes a node the target for a VIP, if there is room for it.
-func (t *table) aim(vip, node netip.Addr) bool {
-	if _, known := t.targets[node]; !known && len(t.targets) >= maxTargets {
+func (t *table) aim(vip, node netip.Addr, direct bool) bool {
+	_, known := t.targets[node]
+	full := !known && len(t.targets) >= maxTargets+maxDirect
+	if direct {
+		full = full || !known && len(t.targets)-len(t.others) >= maxDirect
+	} else {
+		full = full || t.others[node] == 0 && len(t.others) >= maxTargets
+	}
+	if full {
 		return false
 	}
 	t.targets[node] = insert(t.targets[node], vip)
+	if !direct {
+		t.others[node]++
+	}
 	return true
 }
 
@@ -162,6 +183,11 @@ func (t *table) aim(vip, node netip.Addr) bool {
 func (t *table) remove(vip netip.Addr, o Origins, j judge) {
 	for node, vips := range t.targets {
 		t.targets[node] = drop(vips, vip)
+		if len(t.targets[node]) < len(vips) && !o.Direct {
+			if t.others[node]--; t.others[node] == 0 {
+				delete(t.others, node)
+			}
+		}
 	}
 	for _, node := range o.moved() {
 		if j.near(node) {
@@ -172,34 +198,52 @@ func (t *table) remove(vip netip.Addr, o Origins, j judge) {
 	}
 	if _, spread := slices.BinarySearchFunc(t.ring, vip, netip.Addr.Compare); spread {
 		t.ring = drop(t.ring, vip)
-		t.count(o, j, -1)
+		t.spread[t.hops[vip]]--
+		delete(t.hops, vip)
 	}
 }
 
-// count adds a VIP on a ring to the counts, or removes it. Its packets may pass through all nodes
-// of the ring that are not gone: a node that this one cannot reach may be reachable from others.
-func (t *table) count(o Origins, j judge, n int) {
+// hops returns how many nodes packets on the ring may pass through: all that are not gone, as a node that
+// this one cannot reach may be reachable from others.
+func (o Origins) hops(j judge) int {
 	hops := 0
 	for _, node := range o.Ring {
 		if !j.gone(node) {
 			hops++
 		}
 	}
-	t.spread[min(hops, maxHops)] += n
-	for t.hops = maxHops; t.hops > 0 && t.spread[t.hops] == 0; {
-		t.hops--
-	}
+	return min(hops, maxHops)
 }
 
-// of returns the targets for a VIP, and reports whether its packets go on round a ring.
-func (t *table) of(vip netip.Addr) (nodes []netip.Addr, ring bool) {
+// lengths returns how many nodes packets on the rings pass through, each number once and in order.
+func (t *table) lengths() (all []int) {
+	for hops, vips := range t.spread {
+		if vips > 0 {
+			all = append(all, hops)
+		}
+	}
+	return all
+}
+
+// long returns the VIPs whose packets may pass through so many nodes, in order.
+func (t *table) long(hops int) (vips []netip.Addr) {
+	for vip, of := range t.hops {
+		if of == hops {
+			vips = append(vips, vip)
+		}
+	}
+	slices.SortFunc(vips, netip.Addr.Compare)
+	return vips
+}
+
+// of returns the targets for a VIP.
+func (t *table) of(vip netip.Addr) (nodes []netip.Addr) {
 	for node, vips := range t.targets {
 		if _, found := slices.BinarySearchFunc(vips, vip, netip.Addr.Compare); found {
 			nodes = append(nodes, node)
 		}
 	}
-	_, ring = slices.BinarySearchFunc(t.ring, vip, netip.Addr.Compare)
-	return nodes, ring
+	return nodes
 }
 
 func insert(sorted []netip.Addr, addr netip.Addr) []netip.Addr {
@@ -225,14 +269,17 @@ func (t *table) nodes() []netip.Addr {
 
 func (t *table) equal(other *table) bool {
 	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
-		slices.Equal(t.ring, other.ring) && t.hops == other.hops && t.limit == other.limit &&
+		slices.Equal(t.ring, other.ring) && maps.Equal(t.hops, other.hops) && t.limit == other.limit &&
 		maps.Equal(t.carried, other.carried) && t.segment == other.segment
 }
 
 // shape is what the rules and the set of peers depend on. Two tables of the same shape differ only
 // in the elements of the other sets.
 func (t *table) shape() string {
-	b := []byte{byte(t.hops), byte(min(1, len(t.ring)))}
+	b := []byte{byte(len(t.lengths()))}
+	for _, hops := range t.lengths() {
+		b = append(b, byte(hops))
+	}
 	for _, node := range t.nodes() {
 		b = append(append(b, node.AsSlice()...), byte(min(1, len(t.targets[node]))))
 	}

@@ -139,7 +139,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 // node that lacks the rest.
 func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 	ours := map[string]nft.Shape{}
-	for _, set := range append(h.limitSets(), h.peers(), h.ring()) {
+	for _, set := range append(h.limitSets(), h.peers(), h.addresses(setRing)) {
 		ours[set.Name] = set.Shape()
 	}
 	for node := range have.sent {
@@ -147,6 +147,9 @@ func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 	}
 	for name, shape := range sets {
 		_, aims := h.nodeOf(prefixVIPs, name)
+		if _, is := hopsOf(name); is {
+			ours[name] = h.addresses(name).Shape()
+		}
 		if should, known := ours[name]; known && shape != should || !known && aims {
 			names = append(names, name)
 		}
@@ -162,7 +165,18 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 		errs = append(errs, err)
 		return addrs
 	}
-	t := table{targets: map[netip.Addr][]netip.Addr{}, ring: addresses(h.ring())}
+	t := newTable()
+	t.ring = addresses(h.addresses(setRing))
+	for name := range sets {
+		hops, is := hopsOf(name)
+		if !is {
+			continue
+		}
+		for _, vip := range addresses(h.addresses(name)) {
+			t.hops[vip] = hops
+			t.spread[hops]++
+		}
+	}
 	for node := range have.sent {
 		t.targets[node] = addresses(h.vips(node))
 	}
@@ -170,7 +184,7 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	for _, key := range peers {
 		t.peers = append(t.peers, mac(key))
 	}
-	return t, errors.Join(append(errs, err)...)
+	return *t, errors.Join(append(errs, err)...)
 }
 
 func (h header) readAddresses(l nft.Listing, sets map[string]nft.Shape, set nft.Set) (addrs []netip.Addr, err error) {
@@ -221,7 +235,11 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	}
 	all := []sets{
 		{h.peers(), keysOf(have.table.peers, mac.bytes), keysOf(want.peers, mac.bytes)},
-		{h.ring(), keysOf(have.table.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice)},
+		{h.addresses(setRing), keysOf(have.table.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice)},
+	}
+	for _, hops := range want.lengths() {
+		all = append(all, sets{h.addresses(ringOf(hops)), keysOf(have.table.long(hops), netip.Addr.AsSlice),
+			keysOf(want.long(hops), netip.Addr.AsSlice)})
 	}
 	h.writeLimits(w.Batch, want.limit, have)
 	for _, node := range want.nodes() {
@@ -246,6 +264,11 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	}
 	for _, s := range all {
 		w.fill(s.set, nil, missing(s.add, s.has))
+	}
+	for _, hops := range have.table.lengths() {
+		if want.spread[hops] == 0 && !slices.Contains(have.foreign, ringOf(hops)) {
+			w.RemoveSet(ringOf(hops))
+		}
 	}
 	for node := range have.sent {
 		if _, wanted := want.targets[node]; !wanted {
@@ -298,10 +321,17 @@ func (k Kernel) edit(family lb.Family, edits []edit) error {
 			name := h.vips(node).Name
 			remove[name] = append(remove[name], key)
 		}
-		switch e.ring {
-		case 1:
+		if e.hops.from == e.hops.to {
+			continue
+		}
+		if e.hops.from > 0 {
+			remove[ringOf(e.hops.from)] = append(remove[ringOf(e.hops.from)], key)
+		} else {
 			add[setRing] = append(add[setRing], key)
-		case -1:
+		}
+		if e.hops.to > 0 {
+			add[ringOf(e.hops.to)] = append(add[ringOf(e.hops.to)], key)
+		} else {
 			remove[setRing] = append(remove[setRing], key)
 		}
 	}

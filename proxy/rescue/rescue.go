@@ -100,6 +100,7 @@ type Actor struct {
 	lost    losses
 	cluster cluster
 	asks    uint64 // the number that Confirm was called with last
+	handed  []int
 
 	// The rest belongs to the goroutine that runs step.
 	begun   bool
@@ -165,6 +166,24 @@ func (a *Actor) SetGone(nodes []netip.Addr, cutOff bool) {
 	if !same {
 		a.runner.Poke()
 	}
+}
+
+// SetHanded takes the interfaces over which other nodes hand packets over, in order. A strict reverse path
+// filter would drop those. It never blocks.
+func (a *Actor) SetHanded(links []int) {
+	a.mu.Lock()
+	same := slices.Equal(a.handed, links)
+	a.handed = links
+	a.mu.Unlock()
+	if !same {
+		a.runner.Poke()
+	}
+}
+
+func (a *Actor) handedOver() []int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.handed
 }
 
 // take takes in what has come, and reports whether there is anything to do.
@@ -291,7 +310,8 @@ func (a *Actor) countTargets() {
 type edit struct {
 	vip      netip.Addr
 	from, to []netip.Addr // the targets whose set it leaves and enters
-	ring     int          // 1 if it enters the set of VIPs on a ring, -1 if it leaves that
+	// hops are how many nodes packets on its ring passed through, and do; 0 without a ring.
+	hops struct{ from, to int }
 }
 
 // adjust is apply without a look at the kernel: it suffices where only Origins have changed since
@@ -326,14 +346,15 @@ func (a *Actor) adjust() bool {
 			continue // the node has no such family
 		}
 		e := edit{vip: vip}
-		aimed, ringed := t.of(vip)
+		aimed := t.of(vip)
+		e.hops.from = t.hops[vip]
 		t.remove(vip, before, j)
 		if now, is := a.all[vip]; is {
 			t.add(vip, now, j)
 		}
-		aims, rings := t.of(vip)
+		aims := t.of(vip)
 		e.from, e.to = without(aimed, aims), without(aims, aimed)
-		e.ring = number(rings) - number(ringed)
+		e.hops.to = t.hops[vip]
 		edits[family] = append(edits[family], e)
 	}
 	clear(a.changed)
@@ -346,13 +367,6 @@ func (a *Actor) adjust() bool {
 	}
 	a.countTargets()
 	return len(a.written) == len(a.families)
-}
-
-func number(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // without returns the elements of all that are not in some.
@@ -428,7 +442,7 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	if before, known := a.written[family]; known {
 		return before.equal(want)
 	}
-	have.table.hops, have.table.limit = want.hops, want.limit // the rules show them
+	have.table.limit = want.limit // the rules show it
 	have.table.carried, have.table.segment = want.carried, want.segment
 	return have.table.equal(want)
 }

@@ -31,7 +31,7 @@ func (w Desired) all() map[netip.Addr]Origins {
 	all := map[netip.Addr]Origins{}
 	for _, of := range []map[netip.Addr][]netip.Addr{w.Previous, w.Ring} {
 		for vip := range of {
-			all[vip] = Origins{w.Previous[vip], w.Ring[vip]}
+			all[vip] = Origins{Previous: w.Previous[vip], Ring: w.Ring[vip]}
 		}
 	}
 	return all
@@ -123,8 +123,61 @@ func TestChooseIsBounded(t *testing.T) {
 		w.Previous[netip.AddrFrom4([4]byte{192, 0, 2, i})] = []netip.Addr{node}
 		sent = append(sent, netip.AddrFrom4([4]byte{10, 0, 1, i}))
 	}
-	if got := choose(lb.IPv4, w.all(), judge{neighbors: neighbors}, sent); len(got.targets) != maxTargets {
-		t.Errorf("%d targets", len(got.targets))
+	if got := choose(lb.IPv4, w.all(), judge{neighbors: neighbors}, sent); len(got.targets) != maxTargets+maxDirect ||
+		len(got.others) != maxTargets {
+		t.Errorf("%d targets, %d with addresses", len(got.targets), len(got.others))
+	}
+}
+
+// VIPs that are forwarded directly leave the targets of the others alone, however many they are, in
+// whichever order they come, and all at once or one by one.
+func TestContract11DirectVIPsTakeNoTargetsFromOthers(t *testing.T) {
+	all, j := map[netip.Addr]Origins{}, judge{neighbors: map[netip.Addr]links.Neighbor{}}
+	node := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+	var direct, others []netip.Addr
+	for i := range 120 {
+		j.neighbors[node(i)] = there(byte(i))
+		vip := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) // ahead of the others
+		direct = append(direct, vip)
+		o := Origins{Direct: true}
+		for k := range 16 {
+			o.Ring = append(o.Ring, node((i+k)%120))
+		}
+		all[vip] = o
+	}
+	for i := range maxTargets {
+		vip := netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})
+		others = append(others, vip)
+		all[vip] = Origins{Previous: []netip.Addr{node(119 - i)}}
+	}
+	check := func(what string, got *table) {
+		t.Helper()
+		for _, vip := range others {
+			if len(got.of(vip)) != 1 {
+				t.Errorf("%s: %s has the targets %v", what, vip, got.of(vip))
+			}
+		}
+		if len(got.targets) > maxTargets+maxDirect {
+			t.Errorf("%s: %d targets", what, len(got.targets))
+		}
+		if asked := len(got.ring); asked < maxDirect {
+			t.Errorf("%s: of %d direct VIPs, only %d have a target", what, len(direct), asked)
+		}
+	}
+	at := choose(lb.IPv4, all, j, nil)
+	check("at once", at)
+	for _, order := range [][]netip.Addr{slices.Concat(direct, others), slices.Concat(others, direct)} {
+		now := newTable()
+		for _, vip := range order {
+			now.add(vip, all[vip], j)
+		}
+		check("one by one", now)
+		for _, vip := range slices.Concat(others, direct) {
+			now.remove(vip, all[vip], j)
+		}
+		if len(now.others)+len(now.hops)+len(now.ring)+len(now.lengths()) > 0 {
+			t.Errorf("removed, it still counts %v, %v", now.others, now.hops)
+		}
 	}
 }
 
@@ -165,7 +218,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		return err
 	}
 	k.table = table{targets: map[netip.Addr][]netip.Addr{}, peers: slices.Clone(want.peers),
-		ring: slices.Clone(want.ring), hops: want.hops}
+		ring: slices.Clone(want.ring), hops: maps.Clone(want.hops)}
 	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}, moving: map[netip.Addr][]string{}}
 	for _, node := range want.nodes() {
 		k.table.targets[node] = slices.Clone(want.targets[node])
@@ -203,11 +256,9 @@ func (k *fakeKernel) edit(_ lb.Family, edits []edit) error {
 		for _, node := range e.to {
 			k.table.targets[node] = insert(k.table.targets[node], e.vip)
 		}
-		switch e.ring {
-		case 1:
-			k.table.ring = insert(k.table.ring, e.vip)
-		case -1:
-			k.table.ring = drop(k.table.ring, e.vip)
+		k.table.ring = drop(k.table.ring, e.vip)
+		if delete(k.table.hops, e.vip); e.hops.to > 0 {
+			k.table.ring, k.table.hops[e.vip] = insert(k.table.ring, e.vip), e.hops.to
 		}
 	}
 	return nil
@@ -411,7 +462,8 @@ func TestContract5ANodeThatIsCutOffKeepsItsTargets(t *testing.T) {
 	node, other, unseen := addr("10.0.0.1"), addr("10.0.0.2"), addr("10.0.0.3")
 	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{node: there(1), other: there(2), unseen: {Failed: true}}}
 	a := newActor(fakeDeps, k)
-	w := Desired{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {node, other, unseen}}}
+	vip := addr("192.0.2.1")
+	w := Desired{Ring: map[netip.Addr][]netip.Addr{vip: {node, other, unseen}}}
 	step := func(what string, hops, targets int) {
 		t.Helper()
 		a.set(w)
@@ -419,8 +471,8 @@ func TestContract5ANodeThatIsCutOffKeepsItsTargets(t *testing.T) {
 		if _, err := a.step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if a.Targets() != targets || k.table.hops != hops {
-			t.Errorf("%s: %d targets, %d hops, want %d and %d", what, a.Targets(), k.table.hops, targets, hops)
+		if a.Targets() != targets || k.table.hops[vip] != hops {
+			t.Errorf("%s: %d targets, %d hops, want %d and %d", what, a.Targets(), k.table.hops[vip], targets, hops)
 		}
 	}
 	step("together", 2, 1)

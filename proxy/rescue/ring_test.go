@@ -35,35 +35,39 @@ func TestChooseOnARing(t *testing.T) {
 		neighbors map[netip.Addr]links.Neighbor
 		targets   nodes
 		ring      []netip.Addr
-		hops      int
+		hops      []int
 		peers     []byte
 	}{
 		{"the next one, and as many hops as there are nodes", Desired{Ring: nodes{vip1: {b, c, a}}}, all, nodes{b: {vip1}},
-			[]netip.Addr{vip1}, 3, nil},
+			[]netip.Addr{vip1}, []int{3}, nil},
 		{"one that is gone", Desired{Ring: nodes{vip1: {b, c, a}}, Gone: []netip.Addr{b}}, all, nodes{c: {vip1}},
-			[]netip.Addr{vip1}, 2, nil},
+			[]netip.Addr{vip1}, []int{2}, nil},
 		{"one that does not answer yet", Desired{Ring: nodes{vip1: {b, c}}}, map[netip.Addr]links.Neighbor{c: there(3)},
-			nodes{c: {vip1}}, []netip.Addr{vip1}, 2, nil},
-		{"the longest of several", Desired{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
-			[]netip.Addr{vip1, vip2}, 2, nil},
-		{"none there", Desired{Ring: nodes{vip1: {b, c}}}, nil, nodes{}, nil, 0, nil},
+			nodes{c: {vip1}}, []netip.Addr{vip1}, []int{2}, nil},
+		{"each by its own length", Desired{Ring: nodes{vip1: {b}, vip2: {b, c}}}, all, nodes{b: {vip1, vip2}},
+			[]netip.Addr{vip1, vip2}, []int{1, 2}, nil},
+		{"none there", Desired{Ring: nodes{vip1: {b, c}}}, nil, nodes{}, nil, nil, nil},
 		{"the ring, not a previous owner", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: {b}}}, all, nodes{b: {vip1}},
-			[]netip.Addr{vip1}, 1, nil},
+			[]netip.Addr{vip1}, []int{1}, nil},
 		{"a previous owner where the ring is empty", Desired{Previous: nodes{vip1: {a}}, Ring: nodes{vip1: nil}}, all,
-			nodes{a: {vip1}}, nil, 0, []byte{1}},
+			nodes{a: {vip1}}, nil, nil, []byte{1}},
 		{"both kinds side by side", Desired{Previous: nodes{vip1: {b}}, Ring: nodes{vip2: {b, c}}}, all,
 			nodes{b: {vip1, vip2}},
-			[]netip.Addr{vip2}, 2, []byte{2}},
-		{"no further than this", Desired{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, maxHops, nil},
+			[]netip.Addr{vip2}, []int{2}, []byte{2}},
+		{"no further than this", Desired{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, []int{maxHops}, nil},
 	} {
 		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, losses{nodes: test.w.Gone}}, nil)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
 		}
+		var hops []int
+		for _, vip := range got.ring {
+			hops = append(hops, got.hops[vip])
+		}
 		if d := cmp.Diff(test.targets, got.targets, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); d != "" ||
-			!slices.Equal(got.ring, test.ring) || got.hops != test.hops || !slices.Equal(peers, test.peers) {
-			t.Errorf("%s: ring %v, %d hops, peers %v; targets (-want +got):\n%s", test.name, got.ring, got.hops, peers, d)
+			!slices.Equal(got.ring, test.ring) || !slices.Equal(hops, test.hops) || !slices.Equal(peers, test.peers) {
+			t.Errorf("%s: ring %v, %v hops, peers %v; targets (-want +got):\n%s", test.name, got.ring, hops, peers, d)
 		}
 	}
 }
@@ -478,7 +482,7 @@ func TestContract6StepsEndWhereOneWriteDoes(t *testing.T) {
 				}
 				want := choose(family, actor.all, judge{neighbors: actor.known},
 					slices.SortedFunc(maps.Keys(have.sent), netip.Addr.Compare))
-				have.table.hops, have.table.limit, want.limit = want.hops, actor.limit, actor.limit // which same compares
+				have.table.limit, want.limit = actor.limit, actor.limit // which same compares
 				if !same(family, have, want) || have.exists && !have.table.equal(want) {
 					t.Errorf("%s: targets %v, peers %v, ring %v; want %v, %v, %v", family, have.table.targets, have.table.peers,
 						have.table.ring, want.targets, want.peers, want.ring)

@@ -35,19 +35,19 @@ func changedSet(was int) nft.Set {
 }
 
 // checkFilters makes the kernel take the packets that other nodes on a ring move here: where
-// routers are reached over other interfaces than the nodes, a strict rp_filter drops them. While no
-// VIP has a ring, also not one with nodes that do not answer just now, it sets back what it has
-// set.
+// routers are reached over other interfaces than the nodes, a strict rp_filter drops them. So it does with
+// those that nodes hand over. While no VIP has a ring, also not one with nodes that do not answer just now, and
+// nothing is handed over, it sets back what it has set.
 func (a *Actor) checkFilters(neighbors map[netip.Addr]links.Neighbor) {
 	if a.parameters == "" {
 		return
 	}
-	if !a.ringed() {
+	from := slices.Clone(a.handedOver())
+	if len(from) == 0 && !a.ringed() {
 		a.tighten()
 		a.warning(nil)
 		return
 	}
-	var from []int
 	for _, n := range neighbors {
 		if n.Found && n.Link != 0 && !slices.Contains(from, n.Link) {
 			from = append(from, n.Link)

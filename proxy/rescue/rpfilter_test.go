@@ -234,6 +234,31 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
+// What nodes hand over needs a loose filter too, also where no VIP has a ring, as with all endpoints on one
+// node.
+func TestFiltersTakeWhatNodesHandOver(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	deps := fakeDeps
+	deps.Parameters, deps.Warn = "/proc/sys/net", func(string) {}
+	actor := newActor(deps, k)
+	apply := func(handed ...int) {
+		t.Helper()
+		actor.SetHanded(handed)
+		actor.set(Desired{})
+		if err := actor.apply(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply(7, 9)
+	if !slices.Equal(k.loosened, []int{7, 9}) || k.tightened != 0 {
+		t.Errorf("handed over: %v, set back %d times", k.loosened, k.tightened)
+	}
+	apply()
+	if len(k.loosened) != 2 || k.tightened != 1 {
+		t.Errorf("no more: %v, set back %d times", k.loosened, k.tightened)
+	}
+}
+
 // Only nodes on a ring send from elsewhere than where answers go, and what cannot be set is told
 // once.
 func TestAStrictFilterIsToldOnce(t *testing.T) {

@@ -3,7 +3,9 @@ package rescue
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,6 +25,7 @@ const (
 	setRing     = "ring"
 	// chainSegments keeps clients from sending larger segments than fit into the tunnel.
 	chainSegments = "segments"
+	prefixRing    = "ring-"
 	prefixTo      = "to-"
 	prefixVIPs    = "vips-"
 	prefixFlows   = "flows-"
@@ -88,7 +91,14 @@ func (h header) addresses(name string) nft.Set {
 
 func (h header) vips(node netip.Addr) nft.Set { return h.addresses(name(prefixVIPs, node)) }
 
-func (h header) ring() nft.Set { return h.addresses(setRing) }
+// ringOf names the set of VIPs whose packets may pass through so many nodes; all are in setRing too.
+func ringOf(hops int) string { return fmt.Sprint(prefixRing, hops) }
+
+// hopsOf reads back what ringOf has made.
+func hopsOf(text string) (hops int, ok bool) {
+	hops, err := strconv.Atoi(strings.TrimPrefix(text, prefixRing))
+	return hops, err == nil && hops > 0 && hops <= maxHops && ringOf(hops) == text
+}
 
 func (h header) peers() nft.Set {
 	return nft.Set{Name: setPeers, KeyType: nft.TypeEther, KeyLength: uint32(len(mac{}))}
@@ -245,8 +255,10 @@ func (h header) inTunnel() expr.List {
 
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
 func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
-	all.add("ring begins", h.isFor(setRing), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
-		h.setTTL(byte(spent+t.hops)))
+	for _, hops := range t.lengths() {
+		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
+			h.setTTL(byte(spent+hops)))
+	}
 	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
 	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
 		h.editTTL(255, doubt))

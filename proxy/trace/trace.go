@@ -21,6 +21,9 @@ type Packet struct {
 	// Interface is where the packet came in; "" for packets of the node itself.
 	Interface string
 	Protocol  uint8 // IANA protocol number; that of ICMP stands for the question of a ping
+	// TTL is the packet's, or its hop limit; 0 stands for 64. Sender is the MAC address of the frame.
+	TTL    uint8
+	Sender [6]byte
 	// Mark is the packet's, Priority its class for queueing disciplines.
 	Mark, Priority uint32
 	// Translated is set once the destination has been translated, Masqueraded once the source has.

@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -28,7 +29,7 @@ func (w *Walker) addresses() (source, destination int) {
 
 // network returns the packet's IP header (RFC 791, RFC 8200), without checksum and lengths.
 func (w *Walker) network(p trace.Packet) []byte {
-	const ttl = 64
+	ttl := cmp.Or(p.TTL, 64)
 	source, destination := w.addresses()
 	header := make([]byte, destination+nft.AddressBytes(w.Family))
 	if header[0] = 0x45; w.Family == lb.IPv6 {
@@ -64,6 +65,8 @@ func (w *Walker) transport(p trace.Packet) []byte {
 func (w *Walker) payload(e *expr.Payload, p way) ([]byte, bool) {
 	var header []byte
 	switch e.Base {
+	case expr.PayloadBaseLLHeader: // of Ethernet
+		header = append(make([]byte, len(p.Sender)), p.Sender[:]...)
 	case expr.PayloadBaseNetworkHeader:
 		header = w.network(p.Packet)
 	case expr.PayloadBaseTransportHeader:
@@ -77,12 +80,12 @@ func (w *Walker) payload(e *expr.Payload, p way) ([]byte, bool) {
 	return header[e.Offset:end], true
 }
 
-// write changes the packet's destination address, or its TTL, of which a walk does not keep track, and
-// reports whether it could.
+// write changes the packet's destination address or its TTL, and reports whether it could.
 func (w *Walker) write(e *expr.Payload, p *way) bool {
 	_, destination := w.addresses()
 	ttl := map[lb.Family]uint32{lb.IPv4: 8, lb.IPv6: 7}[w.Family]
 	if e.Base == expr.PayloadBaseNetworkHeader && e.Offset == ttl && e.Len <= 2 {
+		p.TTL = p.load(e.SourceRegister, 1)[0]
 		return true
 	}
 	size := nft.AddressBytes(w.Family)
@@ -118,6 +121,8 @@ func (w *Walker) meta(e *expr.Meta, p *way, step func(p *way, does string)) bool
 			index = 0
 		}
 		p.store(e.Register, expr.Host32(index))
+	case e.Key == expr.MetaKeyIIFTYPE && p.Interface != "":
+		p.store(e.Register, expr.Host16(unix.ARPHRD_ETHER))
 	case e.Key == expr.MetaKeyIIFNAME && len(p.Interface) < unix.IFNAMSIZ:
 		p.store(e.Register, append([]byte(p.Interface), make([]byte, unix.IFNAMSIZ-len(p.Interface))...))
 	default:

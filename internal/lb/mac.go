@@ -1,0 +1,4 @@
+package lb
+
+// MAC is a link-layer address of Ethernet.
+type MAC [6]byte
