@@ -79,8 +79,8 @@ func (r report) print(w io.Writer) {
 		fmt.Fprintln(t)
 	}
 	if len(r.Outside) > 0 {
-		fmt.Fprintln(t, "share of a bare node (quartiles, µs)\tpolicy\tServices\tnew connections\tby wall time\tround trips\t"+
-			"bulk")
+		fmt.Fprintln(t, "share of a bare node (quartiles, µs)\tpolicy\tServices\tnew connections\tby wall time\t"+
+			"round trips\tbulk")
 		for _, row := range r.Outside {
 			fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%.2f\t%s\t%.2f (%.2f to %.2f)\n", row.Path, row.Policy, row.Services,
 				row.Connection, row.Connection.Wall, row.RoundTrip, row.Bulk.Share, row.Bulk.Low, row.Bulk.High)
