@@ -246,6 +246,10 @@ var Reasons = map[lb.Reason]Entry{
 		"uses all of them. The probe is wrong, or the node is cut off from most pods.",
 		"kubectl annotate service NAME landfall.dev/probe=tcp --overwrite   # or a path that pods answer with 200 to 399"},
 	lb.ReasonProbePassed: {Meaning: "All endpoints answer the node's probes again, or are not probed any more."},
+	lb.ReasonProgrammed:  {Meaning: "The readiness gate of a pod is open, as the rules of its node deliver to it."},
+	lb.ReasonNoService:   {Meaning: "The readiness gate of a pod is open, as no Service names the pod as an endpoint."},
+	lb.ReasonTimedOut: {"The readiness gate of a pod is open, although the rules of its node did not deliver to it in time.",
+		"landfallctl explain svc NAME   # of the Services in the message"},
 	lb.ReasonProbeInvalid: {"The annotation landfall.dev/probe cannot be read, or the Service has nothing to probe. The " +
 		"Service is served without probes.",
 		"kubectl annotate service NAME landfall.dev/probe=http:/healthz --overwrite   # or tcp"},

@@ -45,6 +45,7 @@ var guide = []step{
 	{readme, "apiVersion: landfall.dev/v1beta1\nkind: BGPPeer"},
 	{install, "helm test landfall"},
 	{hour, "bin/landfallctl doctor"},
+	{install, "landfallctl doctor"},
 	{hour, "bin/landfallctl status"},
 	{install, "helm upgrade landfall"},
 	{install, "kubectl get events -A"},

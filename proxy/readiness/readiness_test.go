@@ -46,6 +46,7 @@ func TestOpens(t *testing.T) {
 			}
 			a.Set(wanted)
 			time.Sleep(time.Minute)
+			synctest.Wait()
 		}
 		set("1", "works", "fails", "gone")
 		set("1", "works", "fails", "gone") // as it is at each step until the watch shows it
