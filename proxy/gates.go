@@ -14,8 +14,8 @@ import (
 // gates has this node's rules deliver to pods whose readiness waits for that, and for nothing else.
 type gates struct {
 	pods map[lb.Key]*gatedPod
-	// of has the pod of each of their addresses.
-	of map[netip.Addr]lb.Key
+	// of has the pods with each of their addresses: those in the node's network share its own.
+	of map[netip.Addr]map[lb.Key]bool
 	// naming are the Services that name an address of this node as an endpoint that is not ready, and unready
 	// those addresses by Service.
 	naming  map[netip.Addr]map[lb.Key]bool
@@ -34,7 +34,7 @@ type gatedPod struct {
 }
 
 func newGates() gates {
-	return gates{pods: map[lb.Key]*gatedPod{}, of: map[netip.Addr]lb.Key{},
+	return gates{pods: map[lb.Key]*gatedPod{}, of: map[netip.Addr]map[lb.Key]bool{},
 		naming: map[netip.Addr]map[lb.Key]bool{}, unready: map[lb.Key][]netip.Addr{}}
 }
 
@@ -66,7 +66,10 @@ func (p *proxy) meetGated(now time.Time) {
 		case pod.Ready && !pod.Opened: // of one that was open before, EndpointSlices say what it is
 			g.pods[key] = &gatedPod{GatedPod: pod, since: now}
 			for _, addr := range pod.Addrs {
-				g.of[addr] = key
+				if g.of[addr] == nil {
+					g.of[addr] = map[lb.Key]bool{}
+				}
+				g.of[addr][key] = true
 				p.markNaming(addr, now)
 			}
 		}
@@ -75,10 +78,10 @@ func (p *proxy) meetGated(now time.Time) {
 
 func (p *proxy) dropGated(key lb.Key, now time.Time) {
 	for _, addr := range p.gates.pods[key].Addrs {
-		if p.gates.of[addr] == key {
+		if delete(p.gates.of[addr], key); len(p.gates.of[addr]) == 0 {
 			delete(p.gates.of, addr)
-			p.markNaming(addr, now)
 		}
+		p.markNaming(addr, now)
 	}
 	delete(p.gates.pods, key)
 }
@@ -110,16 +113,24 @@ func (p *proxy) admit(key lb.Key, all []lb.Slice) []lb.Slice {
 			g.naming[addr] = map[lb.Key]bool{}
 		}
 		g.naming[addr][key] = true
-		_, waits := g.of[addr]
-		admitted = admitted || waits
+		admitted = admitted || g.waits(addr, key.Namespace)
 	}
 	if !admitted {
 		return all
 	}
 	return plan.Admit(all, lb.Place{Node: p.self, Zone: p.facts.node.Zone}, func(addr netip.Addr) bool {
-		_, waits := g.of[addr]
-		return waits
+		return g.waits(addr, key.Namespace)
 	})
+}
+
+// waits reports whether a pod of a namespace waits that has an address.
+func (g *gates) waits(addr netip.Addr, namespace string) bool {
+	for pod := range g.of[addr] {
+		if pod.Namespace == namespace {
+			return true
+		}
+	}
+	return false
 }
 
 // openGates decides which gates open, tells the actor, and returns when to look again.
@@ -141,7 +152,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 		}
 		if pod.opening == nil {
 			var wait time.Duration
-			pod.opening, wait = p.gate(pod).Open(p.self, now, p.settings.gateTimeout)
+			pod.opening, wait = p.gate(key.Namespace, pod).Open(p.self, now, p.settings.gateTimeout)
 			again = sooner(again, wait)
 		}
 		if pod.opening != nil {
@@ -155,13 +166,14 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 	return again
 }
 
-// gate returns what is known of a pod that waits.
-func (p *proxy) gate(pod *gatedPod) plan.Gate {
+// gate returns what is known of a pod that waits. Only Services of its namespace count: others would have it
+// wait for what somebody else has written into an EndpointSlice.
+func (p *proxy) gate(namespace string, pod *gatedPod) plan.Gate {
 	gate := plan.Gate{Since: pod.since, Programmed: map[lb.Key]bool{}}
 	for _, addr := range pod.Addrs {
 		for key := range p.gates.naming[addr] {
 			r := p.records[key]
-			if r == nil || len(r.live.Ports) == 0 {
+			if key.Namespace != namespace || r == nil || len(r.live.Ports) == 0 {
 				continue // another proxy serves it, or there is none of that name
 			}
 			gate.Programmed[key] = p.written && !r.pending() && r.failure == nil && r.applied.DeliversTo(pod.Addrs)

@@ -171,3 +171,40 @@ func TestGatesOpenInTime(t *testing.T) {
 		t.Errorf("message %q, want %q", got, want)
 	}
 }
+
+// Pods in the network of their node have one address.
+func TestGatesOfPodsWithOneAddress(t *testing.T) {
+	g := newGateBench(t)
+	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	g.ready("web", "10.200.1.3", false)
+	g.pod("one", "10.200.1.3", true, false)
+	g.synced()
+	g.run()
+	g.pod("other", "10.200.1.3", true, false)
+	g.runAlone()
+	g.pods.Delete(key("other"))
+	g.confirm()
+	g.expect("the other is gone", "10.200.1.2 10.200.1.3", "one Programmed")
+	g.pods.Delete(key("one"))
+	g.confirm()
+	g.expect("both are", "10.200.1.2", "")
+	if n := len(g.gates.of); n > 0 {
+		t.Errorf("it still knows %d addresses", n)
+	}
+}
+
+// What somebody in another namespace writes into an EndpointSlice neither holds up a pod nor admits it.
+func TestGatesIgnoreOtherNamespaces(t *testing.T) {
+	g := newGateBench(t)
+	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	g.ready("web", "10.200.1.3", false)
+	g.pods.Set(lb.Key{Namespace: "shop", Name: "new"}, lb.GatedPod{UID: "new",
+		Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.3")}, Ready: true})
+	g.synced()
+	g.run()
+	g.confirm()
+	g.expect("at first", "10.200.1.2", "")
+	g.clock = g.clock.Add(plan.GateSettle)
+	g.runAlone()
+	g.expect("no Service of its own names it", "10.200.1.2", "new NoService")
+}

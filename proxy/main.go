@@ -366,7 +366,7 @@ func (f *flags) newProber(p *proxy, metrics *metrics) *probe.Actor {
 // newOpener returns the actor that opens readiness gates.
 func (f *flags) newOpener(client *kube.Client, log *slog.Logger, metrics *metrics) *readiness.Actor {
 	return readiness.New(readiness.Deps{Log: log, Opened: metrics.opened,
-		Gone: func(err error) bool { return kube.IsNotFound(err) || kube.IsConflict(err) },
+		Gone: kube.IsNotFound, // not a conflict: many writes to the pod at one moment end so, too
 		Write: func(ctx context.Context, pod lb.Key, gate readiness.Gate) error {
 			return client.OpenGate(ctx, pod, gate.UID, gate.Reason, gate.Message, time.Now())
 		}})

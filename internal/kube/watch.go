@@ -197,9 +197,9 @@ func (w *watch) run(ctx context.Context) {
 
 // failed reports a failure and returns how long to wait.
 func (w *watch) failed(err error) time.Duration {
+	nodes := w.size() // before the lock: the client locks itself first, and then its watches
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	nodes := w.size()
 	if err == nil {
 		// The API server has ended the watch, and wants the list to be read again, as after a restart: so
 		// it is for all nodes at that moment.

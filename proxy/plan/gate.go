@@ -34,9 +34,10 @@ func Unready(all []lb.Slice, node string) []netip.Addr {
 	return addrs
 }
 
-// Admit returns the slices with those of a node's endpoints ready that admitted names. Topology hints never
-// keep them from their own node.
+// Admit returns the slices with those of a node's endpoints ready that admitted names. Topology hints, if
+// others have some, never keep them from their own node.
 func Admit(all []lb.Slice, at lb.Place, admitted func(netip.Addr) bool) []lb.Slice {
+	zones, nodes := hintsOf(all)
 	all = slices.Clone(all)
 	for i, slice := range all {
 		var endpoints []lb.Endpoint
@@ -47,8 +48,11 @@ func Admit(all []lb.Slice, at lb.Place, admitted func(netip.Addr) bool) []lb.Sli
 			if endpoints == nil {
 				endpoints = slices.Clone(slice.Endpoints)
 			}
-			ep.Ready, ep.Serving, ep.ForNodes, ep.ForZones = true, true, []string{at.Node}, nil
-			if at.Zone != "" {
+			ep.Ready, ep.Serving, ep.ForNodes, ep.ForZones = true, true, nil, nil
+			if nodes {
+				ep.ForNodes = []string{at.Node}
+			}
+			if zones && at.Zone != "" {
 				ep.ForZones = []string{at.Zone}
 			}
 			endpoints[j] = ep
@@ -58,6 +62,16 @@ func Admit(all []lb.Slice, at lb.Place, admitted func(netip.Addr) bool) []lb.Sli
 		}
 	}
 	return all
+}
+
+// hintsOf reports whether ready endpoints have topology hints for zones, and for nodes.
+func hintsOf(all []lb.Slice) (zones, nodes bool) {
+	for _, slice := range all {
+		for _, ep := range slice.Endpoints {
+			zones, nodes = zones || ep.Ready && len(ep.ForZones) > 0, nodes || ep.Ready && len(ep.ForNodes) > 0
+		}
+	}
+	return zones, nodes
 }
 
 // DeliversTo reports whether an applied plan delivers to one of an endpoint's addresses.

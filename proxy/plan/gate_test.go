@@ -47,6 +47,11 @@ func TestAdmit(t *testing.T) {
 	if len(usable.Cluster) != 1 || usable.Cluster[0].Addr.Addr() != waits {
 		t.Errorf("with hints, this node uses %v", usable.Cluster)
 	}
+	// Without any of theirs it gets none: they would tell nodes apart that are to choose alike.
+	alone := []lb.Slice{{Family: lb.IPv4, Ports: others[0].Ports, Endpoints: others[0].Endpoints[:1]}}
+	if hinted(Admit(alone, at, func(addr netip.Addr) bool { return addr == waits })) {
+		t.Error("an endpoint that waits alone has hints, and is not forwarded directly")
+	}
 }
 
 func TestGateOpens(t *testing.T) {
