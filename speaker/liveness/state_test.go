@@ -340,3 +340,46 @@ func TestRandomStories(t *testing.T) {
 		}
 	}
 }
+
+// Names that follow one another are often of one rack. So the witnesses of a node in a large cluster are not
+// those that come first. Nor are they the same as those of another node: all ask at the same time.
+func TestWitnessesAreDrawn(t *testing.T) {
+	const nodes, rack = 48, 12
+	asked, sameRack := map[string]int{}, 0
+	for self := range nodes {
+		s := NewState(fmt.Sprintf("n%02d", self), hold)
+		now := time.Unix(1e9, 0)
+		for i := range nodes {
+			p := plan.Process{Node: fmt.Sprintf("n%02d", i), Born: 1,
+				Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 7947)}
+			if i == self {
+				continue
+			}
+			s.Joined(p, now)
+			if i == (self+rack)%nodes {
+				s.Lost(p)
+			}
+		}
+		found, near := 0, 0
+		for _, p := range s.Probes(now) {
+			if !p.witness {
+				continue
+			}
+			found++
+			asked[p.Node]++
+			if last := p.Addr.Addr().As4()[3]; int(last)/rack == self/rack {
+				near++
+			}
+		}
+		if found != witnesses {
+			t.Errorf("%d witnesses of node %d", found, self)
+		}
+		if 2*near > witnesses {
+			sameRack++
+		}
+	}
+	// A draw of 8 from 46 has more than 4 of 11 with a chance of 2 %.
+	if most := slices.Max(slices.Collect(maps.Values(asked))); most > nodes/2 || sameRack > nodes/6 {
+		t.Errorf("%d nodes ask one and the same; %d nodes ask their own rack", most, sameRack)
+	}
+}
