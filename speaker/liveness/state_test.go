@@ -142,6 +142,7 @@ func (s *story) String() string {
 func TestStories(t *testing.T) {
 	const all = "a1 joins, b1 joins, a1 speaks, b1 speaks, "
 	const five = all + "c1 joins, d1 joins, "
+	const four = "n1 joins, o1 joins, p1 joins, " // this node is the first by name
 	for _, c := range []struct{ name, story, want string }{
 		{"alone", "", "live m"},
 		{"three meet", all, "live a b m"},
@@ -231,6 +232,10 @@ func TestStories(t *testing.T) {
 		{"but not for longer", five + "a1 lost, cut, 2400ms, cut", "live b c d m, missing a, dead a"},
 		{"two of five die at once", five + "a1 lost, a silent, b1 lost, b silent", "live c d m, missing a b, dead a b"},
 		{"the lesser half of a partition", five + "a1 lost, a alone", "live a b c d m"},
+		{"the first of four sees a majority in half of them", four + "n1 lost, cut, o1 lost, cut", "live m n o p"},
+		{"but not in itself", four + "n1 lost, cut, o1 lost, cut, p1 lost, cut", "live m, missing n o p, alone"},
+		{"half of four die", four + "n1 lost, n silent, o1 lost, o silent", "live m p, missing n o, dead n o"},
+		{"one of two", "n1 joins, n1 lost, cut", "live m, missing n, dead n"},
 		{"down after its speaker", all + "a1 lost, a answers, cut", "live a b m, a held 1"},
 		{"a path was lost before the cut", all + "a1 path, a1 from b, cut", "live a b m"},
 

@@ -82,7 +82,7 @@ func (l *State) trust(answers []Answer, now time.Time) trust {
 			silent[a.Node] = true
 		}
 	}
-	if late || !l.most(silent, now) {
+	if late || !l.sees(silent, now).Majority {
 		return outlived
 	}
 	for _, a := range answers {
@@ -90,19 +90,20 @@ func (l *State) trust(answers []Answer, now time.Time) trust {
 			silent[a.Node] = true
 		}
 	}
-	if !l.most(silent, now) || asked == witnesses && 2*answered <= asked { // of a large cluster it asks a sample
+	few := asked == witnesses && 2*answered <= asked // of a large cluster it asks a sample
+	if few || answered < asked && !l.sees(silent, now).Most() {
 		return cutOff
 	}
 	return heard
 }
 
-// most reports whether this node sees more than half of the speakers without some.
-func (l *State) most(without map[string]bool, now time.Time) bool {
+// sees returns how much of the cluster this node sees without some.
+func (l *State) sees(without map[string]bool, now time.Time) plan.Quorum {
 	seen := l.Speakers(now)
 	known := slices.Concat(seen.Live, seen.Missing)
 	slices.Sort(known)
 	live := slices.DeleteFunc(seen.Live, func(node string) bool { return without[node] })
-	return plan.QuorumOf(l.self, live, known).Most()
+	return plan.QuorumOf(l.self, live, known)
 }
 
 // reconsider settles what becomes of the suspects that were silent while this node might be cut off: they
