@@ -48,7 +48,7 @@ type State struct {
 	ring     int // successors on the ring whose paths this node watches
 	nodes    map[string]*peer
 	previous reserved // for this node, by the others
-	turn     int      // of the nodes that are asked next as witnesses
+	turn     uint64   // counts the draws of nodes that are asked as witnesses
 }
 
 // phase is what gossip knows of a node's speaker.
@@ -212,7 +212,7 @@ const (
 func (l *State) Probed(answers []Answer, now time.Time) map[string]Verdict {
 	shown := l.trust(answers, now)
 	if shown == cutOff {
-		l.turn += witnesses
+		l.turn++
 	}
 	verdicts := map[string]Verdict{}
 	l.reconsider(shown, verdicts)

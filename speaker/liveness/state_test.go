@@ -142,6 +142,7 @@ func (s *story) String() string {
 func TestStories(t *testing.T) {
 	const all = "a1 joins, b1 joins, a1 speaks, b1 speaks, "
 	const five = all + "c1 joins, d1 joins, "
+	const four = "n1 joins, o1 joins, p1 joins, " // this node is the first by name
 	for _, c := range []struct{ name, story, want string }{
 		{"alone", "", "live m"},
 		{"three meet", all, "live a b m"},
@@ -231,6 +232,10 @@ func TestStories(t *testing.T) {
 		{"but not for longer", five + "a1 lost, cut, 2400ms, cut", "live b c d m, missing a, dead a"},
 		{"two of five die at once", five + "a1 lost, a silent, b1 lost, b silent", "live c d m, missing a b, dead a b"},
 		{"the lesser half of a partition", five + "a1 lost, a alone", "live a b c d m"},
+		{"the first of four sees a majority in half of them", four + "n1 lost, cut, o1 lost, cut", "live m n o p"},
+		{"but not in itself", four + "n1 lost, cut, o1 lost, cut, p1 lost, cut", "live m, missing n o p, alone"},
+		{"half of four die", four + "n1 lost, n silent, o1 lost, o silent", "live m p, missing n o, dead n o"},
+		{"one of two", "n1 joins, n1 lost, cut", "live m, missing n, dead n"},
 		{"down after its speaker", all + "a1 lost, a answers, cut", "live a b m, a held 1"},
 		{"a path was lost before the cut", all + "a1 path, a1 from b, cut", "live a b m"},
 
@@ -338,5 +343,48 @@ func TestRandomStories(t *testing.T) {
 				t.Fatalf("%v: %s becomes %s before it is due", told, before, got)
 			}
 		}
+	}
+}
+
+// Names that follow one another are often of one rack. So the witnesses of a node in a large cluster are not
+// those that come first. Nor are they the same as those of another node: all ask at the same time.
+func TestWitnessesAreDrawn(t *testing.T) {
+	const nodes, rack = 48, 12
+	asked, sameRack := map[string]int{}, 0
+	for self := range nodes {
+		s := NewState(fmt.Sprintf("n%02d", self), hold)
+		now := time.Unix(1e9, 0)
+		for i := range nodes {
+			p := plan.Process{Node: fmt.Sprintf("n%02d", i), Born: 1,
+				Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 7947)}
+			if i == self {
+				continue
+			}
+			s.Joined(p, now)
+			if i == (self+rack)%nodes {
+				s.Lost(p)
+			}
+		}
+		found, near := 0, 0
+		for _, p := range s.Probes(now) {
+			if !p.witness {
+				continue
+			}
+			found++
+			asked[p.Node]++
+			if last := p.Addr.Addr().As4()[3]; int(last)/rack == self/rack {
+				near++
+			}
+		}
+		if found != witnesses {
+			t.Errorf("%d witnesses of node %d", found, self)
+		}
+		if 2*near > witnesses {
+			sameRack++
+		}
+	}
+	// A draw of 8 from 46 has more than 4 of 11 with a chance of 2 %.
+	if most := slices.Max(slices.Collect(maps.Values(asked))); most > nodes/2 || sameRack > nodes/6 {
+		t.Errorf("%d nodes ask one and the same; %d nodes ask their own rack", most, sameRack)
 	}
 }

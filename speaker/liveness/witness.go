@@ -1,6 +1,9 @@
 package liveness
 
 import (
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -24,7 +27,9 @@ const (
 	doubtOfEach = 100 * time.Millisecond
 )
 
-// witnesses returns the probes of some live nodes that are not probed anyway, others each time.
+// witnesses returns the probes of some live nodes that are not probed anyway: others for each node, as all
+// nodes ask at the same time, and others after each time that left this one unsure. In a large cluster they
+// are drawn: names that follow one another are often of one rack, which is cut off, or dies, as a whole.
 func (l *State) witnesses(probes []Probe) []Probe {
 	var names []string
 	for name, n := range l.nodes {
@@ -33,10 +38,16 @@ func (l *State) witnesses(probes []Probe) []Probe {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
+	if len(names) > witnesses {
+		slices.Sort(names)
+		h := fnv.New64a()
+		io.WriteString(h, l.self)
+		draw := rand.New(rand.NewPCG(h.Sum64(), l.turn))
+		draw.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		names = names[:witnesses]
+	}
 	var found []Probe
-	for i := range min(len(names), witnesses) {
-		name := names[(l.turn+i)%len(names)]
+	for _, name := range names {
 		found = append(found, Probe{Node: name, Addr: l.nodes[name].Addr, witness: true})
 	}
 	return found
@@ -71,7 +82,7 @@ func (l *State) trust(answers []Answer, now time.Time) trust {
 			silent[a.Node] = true
 		}
 	}
-	if late || !l.most(silent, now) {
+	if late || !l.sees(silent, now).Majority {
 		return outlived
 	}
 	for _, a := range answers {
@@ -79,19 +90,20 @@ func (l *State) trust(answers []Answer, now time.Time) trust {
 			silent[a.Node] = true
 		}
 	}
-	if !l.most(silent, now) || asked == witnesses && 2*answered <= asked { // of a large cluster it asks a sample
+	few := asked == witnesses && 2*answered <= asked // of a large cluster it asks a sample
+	if few || answered < asked && !l.sees(silent, now).Most() {
 		return cutOff
 	}
 	return heard
 }
 
-// most reports whether this node sees more than half of the speakers without some.
-func (l *State) most(without map[string]bool, now time.Time) bool {
+// sees returns how much of the cluster this node sees without some.
+func (l *State) sees(without map[string]bool, now time.Time) plan.Quorum {
 	seen := l.Speakers(now)
 	known := slices.Concat(seen.Live, seen.Missing)
 	slices.Sort(known)
 	live := slices.DeleteFunc(seen.Live, func(node string) bool { return without[node] })
-	return plan.QuorumOf(l.self, live, known).Most()
+	return plan.QuorumOf(l.self, live, known)
 }
 
 // reconsider settles what becomes of the suspects that were silent while this node might be cut off: they

@@ -81,17 +81,8 @@ func (p pace) lonely(self string, calls map[string]finding) (wait time.Duration,
 // joinStep calls the nodes that should be members and are not.
 func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	m.mu.Lock()
-	ml, known, bind, live := m.ml, m.peers != nil, m.bind, false
-	missing := map[string][]netip.Addr{}
-	for name, addrs := range m.peers {
-		switch {
-		case m.live[name] != nil && m.book.pages[name].whole():
-			live = true
-		case len(addrs) > 0:
-			live = live || m.live[name] != nil // of which not all is known that it has said
-			missing[name] = addrs
-		}
-	}
+	ml, known, bind := m.ml, m.peers != nil, m.bind
+	missing, live := m.uncalled()
 	m.mu.Unlock()
 	if ml == nil || !known {
 		return 0, nil
@@ -114,6 +105,28 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	}
 	m.mu.Unlock()
 	return m.pause(m.conclude(began, found, live)), nil
+}
+
+// uncalled returns where the nodes are that have to be called, and whether others are live. Changes arrive in any
+// order, and all nodes see a gap while one tells many: who has told more since the last look is not called. It
+// needs mu.
+func (m *Members) uncalled() (missing map[string][]netip.Addr, live bool) {
+	missing = map[string][]netip.Addr{}
+	partial := map[string]int{}
+	for name, addrs := range m.peers {
+		page, member := m.book.pages[name], m.live[name] != nil
+		live = live || member && (page.whole() || len(addrs) > 0)
+		arrives := false
+		if member && page != nil && !page.whole() {
+			partial[name] = len(page.seen)
+			arrives = partial[name] != m.partial[name]
+		}
+		if len(addrs) > 0 && !arrives && !(member && page.whole()) {
+			missing[name] = addrs
+		}
+	}
+	m.partial = partial
+	return missing, live
 }
 
 // heard reports whether a node is a member, and all is known that it says.

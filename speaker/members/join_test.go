@@ -2,6 +2,7 @@ package members
 
 import (
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -251,5 +252,32 @@ func TestANodeThatIsKnownInPartIsCalled(t *testing.T) {
 	}
 	if a.understood.Load() == exchanges || !knows(vip1, 1) || !knows(vip2, 2) {
 		t.Errorf("%d exchanges; it knows %v and %v", a.understood.Load()-exchanges, a.Claims(vip1), a.Claims(vip2))
+	}
+}
+
+// Gossip passes on the newest changes first. A node of which more is heard all the time is not called by everybody.
+func TestANodeThatIsTellingIsNotCalled(t *testing.T) {
+	m := New(Options{Self: "a", Log: slog.New(slog.DiscardHandler)})
+	addrs := []netip.Addr{vip1}
+	m.peers = map[string][]netip.Addr{"b": addrs, "c": addrs, "d": addrs}
+	m.live["b"], m.live["d"] = &memberlist.Node{}, &memberlist.Node{} // c is not there, and d has said nothing
+	hear := func(seq uint64) {
+		m.book.merge(update{node: "b", born: 1, entries: []entry{{vip: address(int(seq)), seq: seq}}})
+	}
+	for _, step := range []struct {
+		what string
+		hear uint64
+		want []string
+	}{
+		{"after a gap", 5, []string{"c", "d"}}, {"more", 4, []string{"c", "d"}}, {"no more", 4, []string{"b", "c", "d"}},
+		{"again", 3, []string{"c", "d"}}, {"still nothing", 3, []string{"b", "c", "d"}}, {"all but one", 2, []string{"c", "d"}},
+		{"all", 1, []string{"c", "d"}}, {"a gap that came later", 9, []string{"c", "d"}},
+		{"and stays", 9, []string{"c", "d"}},
+	} {
+		hear(step.hear)
+		missing, live := m.uncalled()
+		if got := slices.Sorted(maps.Keys(missing)); !live || !slices.Equal(got, step.want) {
+			t.Errorf("%s: %v are called, want %v; live %v", step.what, got, step.want, live)
+		}
 	}
 }

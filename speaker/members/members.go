@@ -103,6 +103,7 @@ type Members struct {
 	greet    map[string]bool             // live nodes that were not told everything yet
 	peers    map[string][]netip.Addr     // other nodes by name, from the API server; nil while unknown
 	former   map[string]bool             // live nodes that were peers
+	partial  map[string]int              // how many changes after a gap were known at the last look, by node
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
