@@ -43,7 +43,7 @@ func TestHostLooks(t *testing.T) {
 		set("all", "arp_ignore", "0")
 		look := func(want ...lb.Reason) {
 			t.Helper()
-			now = now.Add(time.Minute)
+			now = now.Add(100 * time.Second)
 			found, known := h.look(now)
 			if known != sets.Synced() || len(found) != len(want) {
 				t.Fatalf("found %v, %v; want %v", found, known, want)

@@ -14,9 +14,10 @@ import (
 // ipvsInterface is where kube-proxy in mode ipvs puts the addresses of all Services.
 const ipvsInterface = "kube-ipvs0"
 
-// unheardFor is how long a speaker may look for the others before that is remarkable. It takes up to
-// 40 s until the API server says of the pods on a node that is down that they are not ready.
-const unheardFor = time.Minute
+// unheardFor is how long a speaker may look for the others before that is remarkable. It takes
+// about a minute until the API server says of the pods on a node that is down that they are not ready:
+// kube-controller-manager's --node-monitor-grace-period of 50 s, its period of 5 s, and the DaemonSet's status.
+const unheardFor = 90 * time.Second
 
 // Host is what a speaker sees of its node and its cluster that decides whether its announcements
 // make sense.
