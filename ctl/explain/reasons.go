@@ -248,7 +248,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonProbePassed: {Meaning: "All endpoints answer the node's probes again, or are not probed any more."},
 	lb.ReasonProgrammed:  {Meaning: "The readiness gate of a pod is open, as the rules of its node deliver to it."},
 	lb.ReasonNoService:   {Meaning: "The readiness gate of a pod is open, as no Service names the pod as an endpoint."},
-	lb.ReasonTimedOut: {"The readiness gate of a pod is open, although the rules of its node did not deliver to it in time.",
+	lb.ReasonTimedOut: {"The readiness gate of a pod is open, although the rules of its node did not deliver to it in " +
+		"time.",
 		"landfallctl explain svc NAME   # of the Services in the message"},
 	lb.ReasonProbeInvalid: {"The annotation landfall.dev/probe cannot be read, or the Service has nothing to probe. The " +
 		"Service is served without probes.",

@@ -41,7 +41,7 @@ func (l *State) witnesses(probes []Probe) []Probe {
 	if len(names) > witnesses {
 		slices.Sort(names)
 		h := fnv.New64a()
-		io.WriteString(h, l.self)
+		_, _ = io.WriteString(h, l.self) // never fails
 		draw := rand.New(rand.NewPCG(h.Sum64(), l.turn))
 		draw.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		names = names[:witnesses]

@@ -121,7 +121,7 @@ func (m *Members) uncalled() (missing map[string][]netip.Addr, live bool) {
 			partial[name] = len(page.seen)
 			arrives = partial[name] != m.partial[name]
 		}
-		if len(addrs) > 0 && !arrives && !(member && page.whole()) {
+		if len(addrs) > 0 && !arrives && (!member || !page.whole()) {
 			missing[name] = addrs
 		}
 	}
