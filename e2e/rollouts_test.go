@@ -132,6 +132,10 @@ func TestReadinessGate(t *testing.T) {
 		}
 		return nil
 	})
+	// One of the Service's namespace has the gate in its template.
+	pods, object.Namespace = l.Kube().CoreV1().Pods(service.Namespace), service.Namespace
+	object.Spec.ReadinessGates = append(object.Spec.ReadinessGates,
+		corev1.PodReadinessGate{ConditionType: lb.ConditionProgrammed})
 	made, err := pods.Create(t.Context(), object, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -165,11 +169,11 @@ func TestReadinessGate(t *testing.T) {
 	if answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", port); !served && (err != nil || answer.Pod != pod.Name) {
 		t.Errorf("the gate is open, and the node answers %+v, %v", answer, err)
 	}
-	gatesAreTheNodes(t, l, pod)
+	gatesAreTheNodes(t, l, service.Namespace, pod)
 }
 
 // gatesAreTheNodes writes the status of a pod with the tokens of nodes.
-func gatesAreTheNodes(t *testing.T, l *lab.Lab, pod lab.Pod) {
+func gatesAreTheNodes(t *testing.T, l *lab.Lab, namespace string, pod lab.Pod) {
 	other := workers(l)[slices.IndexFunc(workers(l), func(name string) bool { return name != pod.Node })]
 	for _, test := range []struct{ what, node, body, refusal string }{
 		{"its gate", pod.Node, `{"status":{"conditions":[{"type":"landfall.dev/programmed","status":"True"}]}}`, ""},
@@ -184,7 +188,7 @@ func gatesAreTheNodes(t *testing.T, l *lab.Lab, pod lab.Pod) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = as.CoreV1().Pods("asks").Patch(t.Context(), pod.Name, types.StrategicMergePatchType, []byte(test.body),
+		_, err = as.CoreV1().Pods(namespace).Patch(t.Context(), pod.Name, types.StrategicMergePatchType, []byte(test.body),
 			metav1.PatchOptions{}, "status")
 		if test.refusal == "" && err != nil || test.refusal != "" &&
 			(err == nil || !strings.Contains(err.Error(), test.refusal)) {
