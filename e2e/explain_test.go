@@ -269,12 +269,12 @@ func TestExplain(t *testing.T) {
 			want: "IP 198.51.100.9: no pool contains it"},
 		{name: "a targetPort that no container has", make: func(t *testing.T, l *lab.Lab) {
 			created("misnamed", nil)(t, l)
-			endpoint(t, l, "misnamed", "ports: []", "nodeName: "+one)
+			endpoint(t, l, "misnamed", nginx1, "ports: []", "nodeName: "+one)
 		}, ask: svc("misnamed"), want: "Service default/misnamed: its endpoints have no port for 80/TCP, so clients are refused",
 			has: "(NoBackends)"},
 		{name: "local without nodes", make: func(t *testing.T, l *lab.Lab) {
 			created("nowhere", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local })(t, l)
-			endpoint(t, l, "nowhere", `ports: [{name: "", port: 80, protocol: TCP}]`, "hostname: pod")
+			endpoint(t, l, "nowhere", nginx1, `ports: [{name: "", port: 80, protocol: TCP}]`, "hostname: pod")
 		}, ask: svc("nowhere"), want: "Service default/nowhere: none of its 1 ready endpoint has a nodeName",
 			has: "(NoLocalBackends)"},
 		{name: "no endpoints", make: created("empty", nil), ask: svc("empty"),
@@ -460,8 +460,11 @@ func TestExplainBGP(t *testing.T) {
 	})
 }
 
-// endpoint gives a Service one endpoint, a pod of my-nginx, with these ports and this field.
-func endpoint(t *testing.T, l *lab.Lab, name, ports, field string) {
+// nginx1 is the address of a pod of my-nginx.
+const nginx1 = "192.168.189.131"
+
+// endpoint gives a Service one endpoint, with these ports and this field.
+func endpoint(t *testing.T, l *lab.Lab, name, addr, ports, field string) {
 	t.Helper()
 	applied(fmt.Sprintf(`
 apiVersion: discovery.k8s.io/v1
@@ -469,8 +472,8 @@ kind: EndpointSlice
 metadata: {name: %[1]s-1, namespace: default, labels: {kubernetes.io/service-name: %[1]s}}
 addressType: IPv4
 %[2]s
-endpoints: [{addresses: [192.168.189.131], conditions: {ready: true, serving: true}, %[3]s}]
-`, name, ports, field))(t, l)
+endpoints: [{addresses: [%[3]s], conditions: {ready: true, serving: true}, %[4]s}]
+`, name, ports, addr, field))(t, l)
 }
 
 // signalSpeakers sends the speakers of all workers a signal.
@@ -486,14 +489,7 @@ func signalSpeakers(t *testing.T, l *lab.Lab, sig syscall.Signal) {
 // onNode gives a Service an endpoint on a node.
 func onNode(t *testing.T, l *lab.Lab, name, addr, node string) {
 	t.Helper()
-	applied(fmt.Sprintf(`
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: %[1]s-1, namespace: default, labels: {kubernetes.io/service-name: %[1]s}}
-addressType: IPv4
-ports: [{name: "", port: 80, protocol: TCP}]
-endpoints: [{addresses: [%[2]s], nodeName: %[3]s, conditions: {ready: true, serving: true}}]
-`, name, addr, node))(t, l)
+	endpoint(t, l, name, addr, `ports: [{name: "", port: 80, protocol: TCP}]`, "nodeName: "+node)
 }
 
 // anotherKey gives the speaker on a node another key for gossip, or its first one back.

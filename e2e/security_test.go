@@ -72,15 +72,7 @@ func conditionsAreLandfalls(t *testing.T, l *lab.Lab) {
 			eventually(t, "the API server knows the role and the policy", func() error {
 				err := tenant.CoreV1().RESTClient().Patch(types.StrategicMergePatchType).
 					AbsPath("/api/v1/namespaces/default/services/my-nginx/status").Body([]byte(test.body)).Do(t.Context()).Error()
-				switch {
-				case test.refusal == "":
-					return err
-				case err == nil:
-					return fmt.Errorf("it is accepted, want a refusal with %q", test.refusal)
-				case !strings.Contains(err.Error(), test.refusal):
-					return fmt.Errorf("want a refusal with %q: %w", test.refusal, err)
-				}
-				return nil
+				return refused(err, test.refusal)
 			})
 		})
 	}
@@ -264,15 +256,7 @@ func eventsAreOfTheirNode(t *testing.T, l *lab.Lab) {
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			eventually(t, "the API server knows the role and the policy", func() error {
-				switch err := test.do(clients[test.who]); {
-				case test.refusal == "":
-					return err
-				case err == nil:
-					return fmt.Errorf("it is accepted, want a refusal with %q", test.refusal)
-				case !strings.Contains(err.Error(), test.refusal):
-					return fmt.Errorf("want a refusal with %q: %w", test.refusal, err)
-				}
-				return nil
+				return refused(test.do(clients[test.who]), test.refusal)
 			})
 		})
 	}
@@ -412,4 +396,18 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 			}
 		}
 	}
+}
+
+// refused returns what is wrong with the answer to a request, which is to be a refusal with these words, or
+// none if there are no words.
+func refused(err error, words string) error {
+	switch {
+	case words == "":
+		return err
+	case err == nil:
+		return fmt.Errorf("it is accepted, want a refusal with %q", words)
+	case !strings.Contains(err.Error(), words):
+		return fmt.Errorf("want a refusal with %q: %w", words, err)
+	}
+	return nil
 }

@@ -22,11 +22,14 @@ type gateBench struct {
 
 func (g *gateBench) Set(open map[lb.Key]readiness.Gate) { g.open = open }
 
+// newGateBench returns a bench with a Service that has two endpoints, of which 10.200.1.3 is not ready.
 func newGateBench(t *testing.T) *gateBench {
 	g := &gateBench{bench: newBench(t, func(s *settings) { s.gateTimeout = 30 * time.Second }),
 		pods: kubetest.NewTable[lb.Key, lb.GatedPod]()}
 	g.from.gated, g.to.gates = g.pods, g
 	g.pods.OnChange(g.markGated)
+	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
+	g.ready("web", "10.200.1.3", false)
 	return g
 }
 
@@ -72,8 +75,6 @@ func (g *gateBench) expect(what, backends, open string) {
 // getting traffic until the slice says that it is ready.
 func TestRulesComeBeforeTheGateOpens(t *testing.T) {
 	g := newGateBench(t)
-	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-	g.ready("web", "10.200.1.3", false)
 	g.pod("new", "10.200.1.3", false, false)
 	g.synced()
 	g.run()
@@ -108,8 +109,6 @@ func TestRulesComeBeforeTheGateOpens(t *testing.T) {
 // may say that it is not.
 func TestAnOpenGateHoldsForAWhile(t *testing.T) {
 	g := newGateBench(t)
-	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-	g.ready("web", "10.200.1.3", false)
 	g.pod("new", "10.200.1.3", true, false)
 	g.pod("old", "10.200.1.2", true, true)
 	g.synced()
@@ -133,8 +132,6 @@ func TestGatesOfPodsThatGo(t *testing.T) {
 		"has another address": func(g *gateBench) { g.pod("new", "10.200.1.9", true, false) },
 	} {
 		g := newGateBench(t)
-		g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-		g.ready("web", "10.200.1.3", false)
 		g.pod("new", "10.200.1.3", true, false)
 		g.synced()
 		g.run()
@@ -149,8 +146,6 @@ func TestGatesOfPodsThatGo(t *testing.T) {
 // What does not come in time opens the gate all the same.
 func TestGatesOpenInTime(t *testing.T) {
 	g := newGateBench(t)
-	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-	g.ready("web", "10.200.1.3", false)
 	g.pod("new", "10.200.1.3", true, false)
 	g.pod("plain", "10.200.1.7", true, false)
 	g.synced()
@@ -175,8 +170,6 @@ func TestGatesOpenInTime(t *testing.T) {
 // Pods in the network of their node have one address.
 func TestGatesOfPodsWithOneAddress(t *testing.T) {
 	g := newGateBench(t)
-	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-	g.ready("web", "10.200.1.3", false)
 	g.pod("one", "10.200.1.3", true, false)
 	g.synced()
 	g.run()
@@ -196,8 +189,6 @@ func TestGatesOfPodsWithOneAddress(t *testing.T) {
 // What somebody in another namespace writes into an EndpointSlice neither holds up a pod nor admits it.
 func TestGatesIgnoreOtherNamespaces(t *testing.T) {
 	g := newGateBench(t)
-	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-	g.ready("web", "10.200.1.3", false)
 	g.pods.Set(lb.Key{Namespace: "shop", Name: "new"}, lb.GatedPod{UID: "new",
 		Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.3")}, Ready: true})
 	g.synced()

@@ -53,15 +53,10 @@ func convertGatedPod(o *corev1.Pod) (lb.Key, lb.GatedPod) {
 // not touched.
 func (c *Client) OpenGate(ctx context.Context, pod lb.Key, uid string, reason lb.Reason, message string,
 	at time.Time) error {
-	type condition struct {
-		Type               corev1.PodConditionType `json:"type"`
-		Status             corev1.ConditionStatus  `json:"status"`
-		Reason             lb.Reason               `json:"reason"`
-		Message            string                  `json:"message"`
-		LastTransitionTime metav1.Time             `json:"lastTransitionTime"`
-	}
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "status": map[string]any{
-		"conditions": []condition{{lb.ConditionProgrammed, corev1.ConditionTrue, reason, message, metav1.NewTime(at)}}}})
+	patch, since := statusPatch{Metadata: patchedMetadata{UID: uid}}, metav1.NewTime(at)
+	patch.Status.Conditions = []any{patchedCondition{Type: lb.ConditionProgrammed, Status: conditionStatus(true),
+		Reason: reason, Message: message, LastTransitionTime: &since}}
+	body, err := json.Marshal(patch)
 	if err != nil {
 		return fmt.Errorf("encode status of pod %s: %w", pod, err)
 	}

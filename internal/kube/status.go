@@ -184,7 +184,7 @@ func IsConflict(err error) bool { return apierrors.IsConflict(err) }
 // IsNotFound reports whether a write failed because the object is gone.
 func IsNotFound(err error) bool { return apierrors.IsNotFound(err) }
 
-// statusPatch is a strategic merge patch of a Service: conditions merge by type, everything that is
+// statusPatch is a strategic merge patch of a Service or a pod: conditions merge by type, everything that is
 // not named stays.
 type statusPatch struct {
 	Metadata patchedMetadata `json:"metadata"`

@@ -22,7 +22,7 @@ type Facts struct {
 	Node plan.Facts
 	// Held reports whether a Service has the address.
 	Held func(netip.Addr) bool
-	// Served reports whether a node of ours has answered for the address: nobody asks then whether
+	// Served reports whether a node of ours has answered for the address. Nodes do not ask then whether
 	// another host uses it.
 	Served func(netip.Addr) bool
 	// Room is how many addresses may be told to the others beyond those of Services.

@@ -106,8 +106,8 @@ func (l *State) sees(without map[string]bool, now time.Time) plan.Quorum {
 	return plan.QuorumOf(l.self, live, known)
 }
 
-// reconsider settles what becomes of the suspects that were silent while this node might be cut off: they
-// are asked again, or dead with the others.
+// reconsider takes the suspects that were silent while this node could not tell whether it was cut off. It
+// has them asked again, or takes them for dead with the others.
 func (l *State) reconsider(shown trust, verdicts map[string]Verdict) {
 	for name, n := range l.nodes {
 		switch {

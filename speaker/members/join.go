@@ -107,9 +107,10 @@ func (m *Members) joinStep(ctx context.Context) (time.Duration, error) {
 	return m.pause(m.conclude(began, found, live)), nil
 }
 
-// uncalled returns where the nodes are that have to be called, and whether others are live. Changes arrive in any
-// order, and all nodes see a gap while one tells many: who has told more since the last look is not called. It
-// needs mu.
+// uncalled returns where the nodes are that have to be called, and whether others are live. It needs mu.
+//
+// Changes arrive in any order, so that each node sees a gap while another one tells many. A node from which
+// more has come since the last look is not called.
 func (m *Members) uncalled() (missing map[string][]netip.Addr, live bool) {
 	missing = map[string][]netip.Addr{}
 	partial := map[string]int{}
