@@ -17,7 +17,8 @@ const (
 	// AnnotationProbe has nodes ask the backends of the Service: see [ParseProbe].
 	AnnotationProbe = "landfall.dev/probe"
 	// AnnotationRelay asks for the relay: "true" has the nodes' relay end TCP connections to the Service,
-	// and try another backend when the first does not answer.
+	// and try another backend when the first does not answer. A list, as "https, 8443", asks for it at
+	// these ports.
 	AnnotationRelay = "landfall.dev/relay"
 	// AnnotationRelayProxyProtocol has the relay tell backends the client's address, by version v1 or v2
 	// of the PROXY protocol.

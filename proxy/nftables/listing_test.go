@@ -72,7 +72,11 @@ func variety() map[lb.Key]plan.Service {
 				b[0].Addr = netip.AddrPortFrom(b[0].Addr.Addr(), 9999)
 			}
 		}
-		s.Relay = i == 0
+		if s.Relay = i == 0; s.Relay {
+			for j := range s.Ports {
+				s.Ports[j].Relay = s.Ports[j].Protocol == lb.TCP
+			}
+		}
 		if s.Direct {
 			s.Handed, s.Senders = handedTo(s), []lb.MAC{{2, 0, 0, 0, 0, 1}}
 		}

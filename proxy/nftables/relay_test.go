@@ -34,6 +34,10 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 			service, config := serviceOf(w, c)
 			service, config.Relay = service.Only(family), true
 			service.Relay = true
+			service.Ports = slices.Clone(service.Ports)
+			for i := range service.Ports {
+				service.Ports[i].Relay = service.Ports[i].Protocol == lb.TCP
+			}
 			rendered := newRenderer(family, config).service(service.Key, service)
 			walk := newWalker(t, newRuleset(family, config, neededBy(rendered)), c.LocalAddresses(w), rendered)
 			straight, _ := walk.fate(packetOf(w, c))

@@ -213,7 +213,7 @@ func samePorts(a, b []Port) bool {
 	var lists sameSources
 	var backends sameBackends
 	for i, p := range a {
-		if !p.same(b[i]) || p.External != b[i].External || !backends.of(p, b[i]) ||
+		if !p.same(b[i]) || p.External != b[i].External || p.Relay != b[i].Relay || !backends.of(p, b[i]) ||
 			!equal(p.Serving, b[i].Serving) || !lists.frontends(p.Frontends, b[i].Frontends) {
 			return false
 		}

@@ -80,7 +80,7 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 	case svc.AffinityTimeout > 0:
 		return refuse("sessionAffinity ClientIP is remembered by one node alone; annotation %s: %s keeps a client at its "+
 			"backend on all nodes", lb.AnnotationScheduler, SourceHash)
-	case svc.Relay == relayed:
+	case asksForRelay(svc.Relay):
 		return refuse("annotation %s has connections end at the relay", lb.AnnotationRelay)
 	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return handable(p.Protocol) }):
 		return refuse("only TCP and UDP are forwarded directly, and the Service has no such port")

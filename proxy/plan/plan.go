@@ -95,6 +95,8 @@ type Port struct {
 	Protocol lb.Protocol
 	// External is the policy of all frontends but the ClusterIP.
 	External lb.TrafficPolicy
+	// Relay is set if the Service asks for the relay at this port.
+	Relay    bool
 	Backends lb.Usable
 	// Number is the port at which all Backends listen; these have port 0 then, and ports with the same
 	// endpoints share their lists, so that what a Service costs does not grow with its ports times its
@@ -133,8 +135,8 @@ type Service struct {
 	AffinityTimeout time.Duration
 	// Scheduler is what the Service asks for; "" for the node's default.
 	Scheduler Scheduler
-	// Relay has TCP connections end at the node's relay, while that is there; ProxyProtocol is the
-	// version of the PROXY protocol that it speaks to backends, 1 or 2, and 0 for none.
+	// Relay has connections to ports with Relay end at the node's relay, while that is there;
+	// ProxyProtocol is the version of the PROXY protocol that it speaks to backends, 1 or 2, and 0 for none.
 	Relay         bool
 	ProxyProtocol int
 	// Direct has connections from outside to VIPs that are for an endpoint of another node handed to
@@ -173,7 +175,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 		return s
 	}
 	if node.Relay && RelayIgnored(svc, node.Relay, false) == "" {
-		s.Relay, s.ProxyProtocol = svc.Relay == relayed, proxyProtocols[svc.RelayProxyProtocol]
+		s.Relay, s.ProxyProtocol = asksForRelay(svc.Relay), proxyProtocols[svc.RelayProxyProtocol]
 	}
 	s.forwardDirectly(svc, endpoints, node)
 	s.HealthPort = healthPort(svc)
@@ -203,6 +205,7 @@ func newPort(
 		Name:     port.Name,
 		Protocol: port.Protocol,
 		External: svc.ExternalPolicy,
+		Relay:    isRelayed(svc.Relay, port),
 		Backends: chosen.backends,
 		Number:   chosen.number,
 		Serving:  chosen.serving,

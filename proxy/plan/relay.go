@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// relayed is the value of lb.AnnotationRelay that asks for the relay.
-const relayed = "true"
+// relayed and notRelayed are the values of lb.AnnotationRelay that are no list of ports.
+const relayed, notRelayed = "true", "false"
 
 // proxyProtocols are the values of lb.AnnotationRelayProxyProtocol.
 var proxyProtocols = map[string]int{"": 0, "v1": 1, "v2": 2}
@@ -57,9 +59,46 @@ type RelayedBackend struct {
 }
 
 // IsRelayed reports whether the rules send connections to a frontend of the port to the relay: TCP
-// connections to Services that ask for it, where an endpoint may be used.
+// connections to ports that ask for it, where an endpoint may be used.
 func (s Service) IsRelayed(p Port, f Frontend) bool {
-	return s.Relay && p.Protocol == lb.TCP && (f.Action == ToCluster || f.Action == ToLocal)
+	return s.Relay && p.Relay && (f.Action == ToCluster || f.Action == ToLocal)
+}
+
+// asksForRelay reports whether the value of lb.AnnotationRelay asks for the relay, rightly or not.
+func asksForRelay(value string) bool { return value != "" && value != notRelayed }
+
+// isRelayed reports whether the value of lb.AnnotationRelay asks for the relay at a port: "true" does for
+// all ports of TCP, and others name them, as in "https, 8443".
+func isRelayed(value string, p lb.ServicePort) bool {
+	return p.Protocol == lb.TCP && (value == relayed ||
+		slices.ContainsFunc(relayedNames(value), func(name string) bool { return isNamed(name, p) }))
+}
+
+// relayedNames returns the names and numbers of ports in a value of lb.AnnotationRelay.
+func relayedNames(value string) []string {
+	names := strings.Split(value, ",")
+	for i, name := range names {
+		names[i] = strings.TrimSpace(name)
+	}
+	return names
+}
+
+func isNamed(name string, p lb.ServicePort) bool {
+	return name != "" && name == p.Name || name == strconv.Itoa(int(p.Port))
+}
+
+// unknownPort returns the first name in a value of lb.AnnotationRelay that no TCP port of the Service has;
+// ok is false if there is none.
+func unknownPort(svc lb.Service) (name string, ok bool) {
+	if svc.Relay == relayed {
+		return "", false
+	}
+	for _, name := range relayedNames(svc.Relay) {
+		if !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return p.Protocol == lb.TCP && isNamed(name, p) }) {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // AnyRelayed reports whether RelayTable returns something.
@@ -135,15 +174,14 @@ func (p Port) relayed(from []lb.Backend) []RelayedBackend {
 // it does. hasRelay is set if the node's rules can send connections to a relay, iptables if they are in
 // a mode that cannot.
 func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
+	asks := asksForRelay(svc.Relay)
 	_, known := proxyProtocols[svc.RelayProxyProtocol]
+	unknown, wrong := unknownPort(svc)
 	switch {
-	case svc.Relay != "" && svc.Relay != relayed && svc.Relay != "false":
-		return fmt.Sprintf("annotation %s: %.80q is neither true nor false; connections are not relayed",
-			lb.AnnotationRelay, svc.Relay)
-	case svc.Relay != relayed && svc.RelayProxyProtocol != "":
+	case !asks && svc.RelayProxyProtocol != "":
 		return fmt.Sprintf("annotation %s: it needs annotation %s: \"true\"; backends get no PROXY protocol",
 			lb.AnnotationRelayProxyProtocol, lb.AnnotationRelay)
-	case svc.Relay != relayed:
+	case !asks:
 		return ""
 	case iptables:
 		return fmt.Sprintf("annotation %s: only proxies in nftables mode have a relay; connections go straight to endpoints",
@@ -156,6 +194,9 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 			lb.AnnotationRelayProxyProtocol, svc.RelayProxyProtocol)
 	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return p.Protocol == lb.TCP }):
 		return fmt.Sprintf("annotation %s: only TCP is relayed, and the Service has no port of TCP", lb.AnnotationRelay)
+	case wrong:
+		return fmt.Sprintf("annotation %s: %.80q is neither true, false nor the name or number of a TCP port of the "+
+			"Service; connections are not relayed", lb.AnnotationRelay, unknown)
 	}
 	return ""
 }

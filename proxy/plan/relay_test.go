@@ -41,6 +41,15 @@ func TestRelayTable(t *testing.T) {
 		{"all frontends of TCP", func(*lb.Service, *[]lb.Slice, *Node) {},
 			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: all, Cluster: []RelayedBackend{here, there}}}}},
 		{"not asked for", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "" }, nil},
+		{"this port", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "http" },
+			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: all, Cluster: []RelayedBackend{here, there}}}}},
+		{"another port", func(s *lb.Service, all *[]lb.Slice, _ *Node) {
+			s.Relay = "8443"
+			s.Ports = append(s.Ports, lb.ServicePort{Name: "https", Protocol: lb.TCP, Port: 8443})
+			(*all)[0].Ports = append((*all)[0].Ports, lb.SlicePort{Name: "https", Protocol: lb.TCP, Port: 443})
+		}, &Relayed{Ports: []RelayedPort{{Name: "https", Frontends: []RelayedFrontend{{Addr: at("10.96.0.1:8443")},
+			{Addr: at("192.0.2.1:8443")}}, Cluster: []RelayedBackend{{Addr: at("10.1.0.1:443")}, {Addr: at("10.1.0.2:443")}}}}}},
+		{"one port is unknown", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "http, htps" }, nil},
 		{"refused by value", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "yes" }, nil},
 		{"a node without a relay", func(_ *lb.Service, _ *[]lb.Slice, n *Node) { n.Relay = false }, nil},
 		{"an unknown PROXY protocol", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.RelayProxyProtocol = "v3" }, nil},
@@ -124,6 +133,13 @@ func TestRelayIsPartOfTheRules(t *testing.T) {
 	if without := New(svc, endpoints, node); with.Equal(without) || SameRules(with, without, lb.IPv4) {
 		t.Error("a relayed Service is the same as one that is not")
 	}
+	svc.Ports = append(svc.Ports, lb.ServicePort{Name: "https", Protocol: lb.TCP, Port: 443})
+	svc.Relay = "http"
+	one := New(svc, endpoints, node)
+	svc.Relay = "https"
+	if other := New(svc, endpoints, node); one.Equal(other) || SameRules(one, other, lb.IPv4) {
+		t.Error("a Service with one relayed port is the same as one with another")
+	}
 }
 
 func TestRefuseRelay(t *testing.T) {
@@ -193,7 +209,13 @@ func TestRelayIgnored(t *testing.T) {
 		{},
 		{relay: "true", want: "no relay"},
 		{relay: "true", iptables: true, want: "nftables mode"},
-		{relay: "yes", hasRelay: true, want: `"yes" is neither true nor false`},
+		{relay: "http", hasRelay: true},
+		{relay: "80, http", proxyProtocol: "v2", hasRelay: true},
+		{relay: "yes", hasRelay: true, want: `"yes" is neither true, false nor the name or number of a TCP port`},
+		{relay: "http,htps", hasRelay: true, want: `"htps" is neither`},
+		{relay: "http,", hasRelay: true, want: `"" is neither`},
+		{relay: "http,dns", hasRelay: true, want: `"dns" is neither`},
+		{relay: "http", hasRelay: true, tune: func(s *lb.Service) { s.Ports[0].Name = "" }, want: `"http" is neither`},
 		{relay: "true", proxyProtocol: "v3", hasRelay: true, want: `"v3" is neither v1 nor v2`},
 		{proxyProtocol: "v1", hasRelay: true, want: `needs annotation landfall.dev/relay: "true"`},
 		{relay: "true", hasRelay: true, tune: func(s *lb.Service) { s.Ports = s.Ports[1:] }, want: "only TCP"},
