@@ -155,16 +155,18 @@ conformance: require-root build bin/landfall-lab ## upstream's suite on such a c
 	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) conformance --mode '$(MODE)' --focus '$(FOCUS)' --specs '$(SPECS)' \
 		--nodes '$(or $(NODES),3)' --version '$(VERSION)' -- $(ARGS)
 
+REPORT ?= bin/performance.md
 .PHONY: bench
-bench: bench-proxy bench-faults bench-go ## every figure: the better part of an hour, best on a quiet machine
+bench: require-root ## one report of all figures in bin/performance.md: two hours on a quiet machine; ARGS="-metallb"
+	@go run ./e2e/bench -report $(REPORT) -faults $(or $(COUNT),10) -go $(ARGS)
 
 .PHONY: bench-proxy
-bench-proxy: require-root ## Landfall's proxy beside kube-proxy, as a table and in bench.json; ARGS="-no-churn -no-load" for the share of a bare node alone
-	@go run ./e2e/bench -json bench.json $(ARGS)
+bench-proxy: require-root ## Landfall's proxy beside kube-proxy alone; ARGS="-no-churn -no-load" for the share of a bare node
+	@go run ./e2e/bench -report $(REPORT) $(ARGS)
 
 .PHONY: bench-faults
 bench-faults: require-root ## the longest time without an answer in faults of nodes; COUNT=50 sets how many
-	go test -run '^$$' -bench . -benchtime $(or $(COUNT),10)x -timeout 60m ./e2e
+	go test -run '^$$' -bench . -benchtime $(or $(COUNT),10)x -timeout 3h ./e2e
 
 .PHONY: bench-go
 bench-go: ## Go benchmarks of plans, diffs, renderers and actors, with allocations

@@ -51,7 +51,7 @@ var errSameNode = errors.New("the same one answers")
 
 // macOf returns the MAC address that the near client finds for the VIP when it asks anew; "" if
 // no node answers.
-func macOf(t *testing.T, l *lab.Lab) string {
+func macOf(t testing.TB, l *lab.Lab) string {
 	t.Helper()
 	_, _ = l.Exec(t.Context(), lab.ClientName, "ip", "neigh", "flush", "to", seedVIP.Addr().String())
 	_, _ = l.Ask(t.Context(), lab.ClientName, "tcp", seedVIP)

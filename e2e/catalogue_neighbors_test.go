@@ -45,7 +45,7 @@ func (w *wire) send(frame []byte) error {
 }
 
 // nodeMAC returns the address of a node's interface on the LAN.
-func nodeMAC(t *testing.T, l *lab.Lab, node string) (mac net.HardwareAddr) {
+func nodeMAC(t testing.TB, l *lab.Lab, node string) (mac net.HardwareAddr) {
 	t.Helper()
 	err := l.In(node, func() error {
 		i, err := net.InterfaceByName("eth0")

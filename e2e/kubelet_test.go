@@ -35,7 +35,7 @@ type kubelets struct {
 const metallbNamespace = "metallb-system"
 
 // startKubelets runs kubelets until the test ends.
-func startKubelets(t *testing.T, l *lab.Lab, programs, kubeProxy string) *kubelets {
+func startKubelets(t testing.TB, l *lab.Lab, programs, kubeProxy string) *kubelets {
 	t.Helper()
 	k := &kubelets{l: l, programs: programs, running: map[string]*lab.Program{}, pods: map[string]bool{},
 		kubeProxy: kubeProxy, proxies: map[string]*lab.KubeProxy{}, cleaned: map[string]bool{}}

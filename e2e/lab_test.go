@@ -308,7 +308,7 @@ func TestRuleWatch(t *testing.T) {
 	}
 }
 
-func mustExec(t *testing.T, l *lab.Lab, host string, argv ...string) string {
+func mustExec(t testing.TB, l *lab.Lab, host string, argv ...string) string {
 	t.Helper()
 	out, err := l.Exec(t.Context(), host, argv...)
 	if err != nil {

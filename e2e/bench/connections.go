@@ -33,6 +33,9 @@ type loadNode struct {
 	vips      map[corev1.ServiceExternalTrafficPolicy]netip.Addr
 }
 
+// noRules is the way to a pod of a node that has none.
+const noRules = "no rules, to the pod"
+
 // fewSuffix marks the nodes whose rules are those of a handful of Services.
 const fewSuffix = "-few"
 
@@ -184,7 +187,7 @@ func (b *bench) connections(ctx context.Context) error {
 				if err != nil {
 					return err
 				}
-				if err := b.connectTo(ctx, n, "no rules, to the pod", pod); err != nil {
+				if err := b.connectTo(ctx, n, noRules, pod); err != nil {
 					return err
 				}
 				continue

@@ -39,16 +39,13 @@ func (b *bench) contenders() []contender {
 	return slices.DeleteFunc(slices.Clone(all), func(c contender) bool { return !slices.Contains(b.proxies, c.name) })
 }
 
-func buildProxy(ctx context.Context, repository string) (string, error) {
-	dir, err := os.MkdirTemp("", "landfall-bench")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "landfall-proxy")
-	cmd := exec.CommandContext(ctx, "go", "build", "-C", repository, "-trimpath", "-ldflags=-s -w", "-o", path, "./proxy")
+// build builds a program of the repository.
+func build(ctx context.Context, repository, folder, name, source string) (path string, err error) {
+	path = filepath.Join(folder, name)
+	cmd := exec.CommandContext(ctx, "go", "build", "-C", repository, "-trimpath", "-ldflags=-s -w", "-o", path, source)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the proxy: %w: %s", err, out)
+		return "", fmt.Errorf("build %s: %w: %s", source, err, out)
 	}
 	return path, nil
 }
@@ -66,6 +63,8 @@ func (b *bench) startProxy(c contender, host, node string) (*proxy, error) {
 	network := b.lab.Cluster().PodNetwork.String()
 	argv := []string{"ip", "netns", "exec", b.lab.Namespace(host), b.programs[c.program]}
 	switch c.program {
+	case floor:
+		argv = append(argv, b.lab.Kubeconfig(), "kube-proxy", floorAddress)
 	case landfall:
 		argv = append(argv, "--mode="+c.mode, "--kubeconfig="+b.lab.Kubeconfig(), "--node-name="+node,
 			"--cluster-cidr="+network,

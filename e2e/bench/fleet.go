@@ -69,13 +69,19 @@ func (f *fleet) createSlice(ctx context.Context, name string, endpoints ...disco
 }
 
 func (f *fleet) createSliceAt(ctx context.Context, name string, port int32, endpoints ...discoveryv1.Endpoint) error {
+	_, err := f.lab.Kube().DiscoveryV1().EndpointSlices(namespace).Create(ctx, newSlice(name, port, endpoints...),
+		metav1.CreateOptions{})
+	return err
+}
+
+// newSlice returns the slice of a Service.
+func newSlice(name string, port int32, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	protocol, portName := corev1.ProtocolTCP, ""
-	_, err := f.lab.Kube().DiscoveryV1().EndpointSlices(namespace).Create(ctx, &discoveryv1.EndpointSlice{
+	return &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints,
 		Ports: []discoveryv1.EndpointPort{{Name: &portName, Protocol: &protocol, Port: &port}},
-	}, metav1.CreateOptions{})
-	return err
+	}
 }
 
 func (f *fleet) createService(ctx context.Context, name string) (netip.AddrPort, error) {
@@ -108,15 +114,15 @@ func (f *fleet) createTarget(ctx context.Context) error {
 // grow creates Services until there are n, the target among them.
 func (f *fleet) grow(ctx context.Context, n int) error {
 	progress(fmt.Sprintf("creating Services: %d to %d", f.size, n))
-	var g errgroup.Group
-	g.SetLimit(32)
+	etcd := &store{client: f.lab.HTTPClient(f.lab.Cluster().Nodes[0].Name)}
+	etcd.client.Timeout = limit
 	for i := f.size; i < n-1; i++ {
-		g.Go(func() error {
-			_, err := f.create(ctx, filler(i), f.stranger(i, 0), f.stranger(i, 1))
+		clusterIP := netip.AddrFrom4([4]byte{10, 111, byte(i / 250), byte(1 + i%250)})
+		if err := etcd.putService(filler(i), clusterIP, f.stranger(i, 0), f.stranger(i, 1)); err != nil {
 			return err
-		})
+		}
 	}
-	if err := g.Wait(); err != nil {
+	if err := etcd.write(ctx); err != nil {
 		return err
 	}
 	f.size = max(f.size, n-1)

@@ -1,20 +1,18 @@
 // Bench measures Landfall's proxy beside kube-proxy: the same API server, the same Services, the
-// same network namespaces, one run. It prints a table, and the same figures as JSON.
+// same network namespaces, one run. It can run the other benchmarks too, and makes one report of all.
 //
-//	go run ./e2e/bench -services 1000,5000 -json figures.json
+//	go run ./e2e/bench -services 1000,5000 -report report.md
 //
 // What it measures is described in docs/design/bench.md.
 package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,17 +30,20 @@ const (
 )
 
 type options struct {
-	services    []int
-	proxies     []string
-	json        string
-	seconds     int
-	rounds      int
-	noChurn     bool
-	noLoad      bool
-	quickAbove  int
-	changes     int
-	newServices int
-	bursts      int
+	services     []int
+	proxies      []string
+	report       string
+	seconds      int
+	rounds       int
+	noChurn      bool
+	noLoad       bool
+	quickAbove   int
+	changes      int
+	newServices  int
+	bursts       int
+	faults       int
+	metallb      bool
+	goBenchmarks bool
 	// Of the measurement from outside.
 	outsideServices []int
 	outsideRounds   int
@@ -74,11 +75,14 @@ func start(args []string) error {
 
 func parse(args []string) (o options, err error) {
 	set := flag.NewFlagSet("bench", flag.ContinueOnError)
-	sizes := set.String("services", "1000,5000,10000", "numbers of Services to measure at, in rising order")
+	sizes := set.String("services", "1,100,1000,5000,10000,30000", "numbers of Services to measure at, in rising order")
 	proxies := set.String("proxies", strings.Join(contenderNames(), ","), "which proxies to measure")
-	set.StringVar(&o.json, "json", "", "file for the figures as JSON")
-	set.IntVar(&o.quickAbove, "landfall-only-above", 5000,
-		"above so many Services kube-proxy is left out, as it takes minutes")
+	set.StringVar(&o.report, "report", "", "`file`.md for the report; plots and figures go to the folder file")
+	set.IntVar(&o.faults, "faults", 0, "how often each fault of nodes is measured; 0 leaves them out, and is once with -metallb")
+	set.BoolVar(&o.metallb, "metallb", false, "measure MetalLB too, which is built from its module")
+	set.BoolVar(&o.goBenchmarks, "go", false, "run the Go benchmarks too")
+	set.IntVar(&o.quickAbove, "quick-above", 5000, "above so many Services kube-proxy, which takes seconds for a change there, "+
+		"is measured a few times only, and not with connections")
 	set.IntVar(&o.changes, "changes", 20, "endpoint changes to measure")
 	set.IntVar(&o.newServices, "new", 10, "new Services to measure")
 	set.IntVar(&o.bursts, "bursts", 3, "changes behind 200 others to measure")
@@ -146,15 +150,33 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	failed := errors.Join(b.measureProxies(ctx, repository), b.runBenchmarks(ctx, repository))
+	b.report.print(os.Stdout) // also if not all is there
+	if o.report == "" {
+		return failed
+	}
+	return errors.Join(failed, b.report.write(o.report))
+}
+
+// measureProxies measures the proxies in a lab that ends with it.
+func (b *bench) measureProxies(ctx context.Context, repository string) (err error) {
 	if slices.ContainsFunc(b.contenders(), func(c contender) bool { return c.program == "kube-proxy" }) {
 		if b.programs["kube-proxy"], err = lab.Tool(ctx, repository, "kube-proxy", progress); err != nil {
 			return err
 		}
 	}
-	if b.programs[landfall], err = buildProxy(ctx, repository); err != nil {
+	folder, err := os.MkdirTemp("", "landfall-bench")
+	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(filepath.Dir(b.programs[landfall])) }()
+	defer func() { _ = os.RemoveAll(folder) }()
+	if b.programs[landfall], err = build(ctx, repository, folder, "landfall-proxy", "./proxy"); err != nil {
+		return err
+	}
+	if b.programs[floor], err = build(ctx, repository, folder, floor, "./e2e/bench/floor"); err != nil {
+		return err
+	}
+	b.report.Machine = b.describe(ctx, repository)
 	if b.lab, err = lab.Start(ctx, b.cluster(),
 		lab.Options{NoAgents: true, Repository: repository, Progress: progress}); err != nil {
 		return err
@@ -164,18 +186,7 @@ func run(ctx context.Context, o options) (err error) {
 	if err := b.fleet.createTarget(ctx); err != nil {
 		return err
 	}
-	if err := b.measure(ctx); err != nil {
-		return err
-	}
-	b.report.print(os.Stdout)
-	if o.json == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(b.report, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(o.json, append(text, '\n'), 0o644)
+	return b.measure(ctx)
 }
 
 // measure goes through the numbers of Services, and measures connections when there is one Service
@@ -201,10 +212,12 @@ func (b *bench) measure(ctx context.Context) error {
 		if b.noChurn || !slices.Contains(b.services, n) {
 			continue
 		}
+		row, err := b.watchOnly(ctx, n)
+		if err != nil {
+			return fmt.Errorf("%s at %d Services: %w", floor, n, err)
+		}
+		b.report.Churn = append(b.report.Churn, row)
 		for _, c := range b.contenders() {
-			if n > b.quickAbove && c.program != landfall {
-				continue
-			}
 			row, err := b.churn(ctx, c, n)
 			if err != nil {
 				return fmt.Errorf("%s at %d Services: %w", c.name, n, err)

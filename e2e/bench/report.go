@@ -2,16 +2,16 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"slices"
-	"text/tabwriter"
 )
 
 // report is all figures of a run.
 type report struct {
+	Machine     machine         `json:"machine"`
 	Churn       []churnRow      `json:"churn,omitempty"`
 	Connections []connectionRow `json:"connections,omitempty"`
 	Outside     []outsideRow    `json:"outside,omitempty"`
+	Benchmarks  []benchmark     `json:"benchmarks,omitempty"`
 }
 
 // quantiles are in milliseconds, from the call of the API server to the first right answer. Call is
@@ -22,7 +22,12 @@ type quantiles struct {
 	Call float64 `json:"call_p50_ms"`
 }
 
-func (q quantiles) String() string { return fmt.Sprintf("%.1f / %.1f (%.1f)", q.P50, q.Max, q.Call) }
+func (q quantiles) String() string {
+	if q == (quantiles{}) {
+		return "" // was not measured
+	}
+	return fmt.Sprintf("%.1f / %.1f (%.1f)", q.P50, q.Max, q.Call)
+}
 
 // churnRow is what one proxy did at one number of Services of two endpoints each.
 type churnRow struct {
@@ -55,37 +60,6 @@ type connectionRow struct {
 	PerSecond float64 `json:"per_second"`
 	Min       float64 `json:"min"`
 	Max       float64 `json:"max"`
-}
-
-func (r report) print(w io.Writer) {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	defer func() { _ = t.Flush() }()
-	if len(r.Churn) > 0 {
-		fmt.Fprintln(
-			t,
-			"Services\tproxy\tstart ms\tchange ms p50/max (API's p50)\tnew Service ms\tbehind 200 ms\tpeak MiB\tCPU s "+
-				"start\tCPU s changes")
-		for _, row := range r.Churn {
-			fmt.Fprintf(t, "%d\t%s\t%.0f\t%s\t%s\t%s\t%.0f\t%.2f\t%.2f\n",
-				row.Services, row.Proxy, row.Start, row.Change, row.New, row.Behind, row.Memory, row.StartCPU, row.CPU)
-		}
-		fmt.Fprintln(t)
-	}
-	if len(r.Connections) > 0 {
-		fmt.Fprintln(t, "new connections through\tper second\tmin\tmax")
-		for _, row := range r.Connections {
-			fmt.Fprintf(t, "%s\t%.0f\t%.0f\t%.0f\n", row.Path, row.PerSecond, row.Min, row.Max)
-		}
-		fmt.Fprintln(t)
-	}
-	if len(r.Outside) > 0 {
-		fmt.Fprintln(t, "share of a bare node (quartiles, µs)\tpolicy\tServices\tnew connections\tby wall time\t"+
-			"round trips\tbulk")
-		for _, row := range r.Outside {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%.2f\t%s\t%.2f (%.2f to %.2f)\n", row.Path, row.Policy, row.Services,
-				row.Connection, row.Connection.Wall, row.RoundTrip, row.Bulk.Share, row.Bulk.Low, row.Bulk.High)
-		}
-	}
 }
 
 // outsideRow is what a client outside of the node gets over one path.

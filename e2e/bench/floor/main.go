@@ -1,7 +1,7 @@
-// Floor watches what a speaker or a proxy watches, with client-go's informers, and does nothing with
-// it: what it costs, watching costs. It serves the seconds of a processor that it has taken:
+// Floor watches what a speaker, a proxy or kube-proxy watches, with client-go's informers, and does
+// nothing with it: what it costs, watching costs. It serves the seconds of a processor that it has taken:
 //
-//	floor KUBECONFIG speaker|proxy ADDRESS
+//	floor KUBECONFIG speaker|proxy|kube-proxy ADDRESS
 package main
 
 import (
@@ -23,13 +23,14 @@ import (
 
 // own are the kinds of Landfall that each program watches.
 var own = map[string][]string{
-	"speaker": {"ipaddresspools", "l2advertisements", "bgpadvertisements", "bgppeers", "bfdprofiles", "communities"},
-	"proxy":   {"ipaddresspools"},
+	"speaker":    {"ipaddresspools", "l2advertisements", "bgpadvertisements", "bgppeers", "bfdprofiles", "communities"},
+	"proxy":      {"ipaddresspools"},
+	"kube-proxy": {},
 }
 
 func main() {
 	if len(os.Args) != 4 || own[os.Args[2]] == nil {
-		log.Fatal("usage: floor KUBECONFIG speaker|proxy ADDRESS")
+		log.Fatal("usage: floor KUBECONFIG speaker|proxy|kube-proxy ADDRESS")
 	}
 	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
 		log.Fatal(err)
@@ -49,7 +50,7 @@ func run(kubeconfig, program, address string) error {
 	builtIn := informers.NewSharedInformerFactory(client, 0)
 	builtIn.Core().V1().Services().Informer()
 	builtIn.Core().V1().Nodes().Informer()
-	if program == "proxy" {
+	if program != "speaker" {
 		builtIn.Discovery().V1().EndpointSlices().Informer()
 		builtIn.Networking().V1().ServiceCIDRs().Informer()
 	}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// benchmark is one line of "go test -bench".
+type benchmark struct {
+	Package string   `json:"package"`
+	Name    string   `json:"name"`
+	Runs    int      `json:"runs"`
+	Figures []figure `json:"figures"`
+}
+
+// figure is a value with its unit, as ns/op, B/op or what the benchmark reports.
+type figure struct {
+	Value float64 `json:"value"`
+	Unit  string  `json:"unit"`
+}
+
+// runBenchmarks runs the benchmarks that are asked for and adds what they say to the report.
+func (b *bench) runBenchmarks(ctx context.Context, repository string) error {
+	times := fmt.Sprintf("%dx", max(b.faults, 1))
+	if b.faults > 0 {
+		if err := b.goTest(ctx, repository, nil, "-bench", ".", "-benchtime", times, "-timeout", "4h", "./e2e"); err != nil {
+			return err
+		}
+	}
+	if b.metallb {
+		if err := b.goTest(ctx, repository, []string{"LANDFALL_BENCH_METALLB=1"}, "-bench", "MetalLB", "-benchtime", times,
+			"-timeout", "2h", "./e2e"); err != nil {
+			return err
+		}
+	}
+	if !b.goBenchmarks {
+		return nil
+	}
+	return b.goTest(ctx, repository, nil, "-bench", ".", "-benchmem", "-timeout", "2h", "./api/...", "./controller/...", "./ctl/...",
+		"./internal/...", "./proxy/...", "./speaker/...")
+}
+
+// goTest runs benchmarks with more variables.
+func (b *bench) goTest(ctx context.Context, repository string, variables []string, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-run", "^$"}, args...)...)
+	cmd.Dir, cmd.Stderr, cmd.Env = repository, os.Stderr, append(os.Environ(), variables...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	found, unreadable := readBenchmarks(io.TeeReader(out, os.Stderr))
+	b.report.Benchmarks = append(b.report.Benchmarks, found...)
+	if err := errors.Join(cmd.Wait(), unreadable); err != nil {
+		return fmt.Errorf("go %s: %w", strings.Join(cmd.Args[1:], " "), err)
+	}
+	return nil
+}
+
+// readBenchmarks reads what "go test -bench" prints.
+func readBenchmarks(from io.Reader) (all []benchmark, err error) {
+	lines := bufio.NewScanner(from)
+	folder := ""
+	for lines.Scan() {
+		if name, ok := strings.CutPrefix(lines.Text(), "pkg: "); ok {
+			folder = strings.TrimPrefix(name, module+"/")
+		}
+		if b, ok := parseBenchmark(lines.Text()); ok {
+			b.Package = folder
+			all = append(all, b)
+		}
+	}
+	return all, lines.Err()
+}
+
+// module is the module's path.
+const module = "github.com/landfall-lb/landfall"
+
+// parseBenchmark reads a line as "BenchmarkName-2  10  123 ns/op  4 B/op".
+func parseBenchmark(text string) (b benchmark, ok bool) {
+	fields := strings.Fields(text)
+	if len(fields) < 4 || len(fields)%2 != 0 || !strings.HasPrefix(fields[0], "Benchmark") {
+		return b, false
+	}
+	b.Name = strings.TrimPrefix(fields[0], "Benchmark")
+	if i := strings.LastIndexByte(b.Name, '-'); i > 0 { // the number of processors
+		b.Name = b.Name[:i]
+	}
+	var err error
+	if b.Runs, err = strconv.Atoi(fields[1]); err != nil {
+		return b, false
+	}
+	for i := 2; i < len(fields); i += 2 {
+		value, err := strconv.ParseFloat(fields[i], 64)
+		if err != nil {
+			return b, false
+		}
+		b.Figures = append(b.Figures, figure{value, fields[i+1]})
+	}
+	return b, true
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// section is a part of the report: a table, what its figures are limited by, and plots of them.
+type section struct {
+	title, text string
+	head        []string
+	rows        [][]string
+	plots       []string // names of files
+}
+
+// sections returns the report's parts.
+func (r report) sections() []section {
+	all := []section{r.changes(), r.connections(), r.outside()}
+	for _, kind := range []struct{ folder, title, text string }{
+		{"e2e", "Faults, new Services and loss", "In a lab of real programs over ARP and BGP. What bounds a figure is beside it."},
+		{"", "Plans, renderers and actors", "Go benchmarks. What they measure is said where they are."},
+	} {
+		all = append(all, r.benchmarks(kind.folder, kind.title, kind.text))
+	}
+	return slices.DeleteFunc(all, func(s section) bool { return len(s.rows) == 0 })
+}
+
+// changes has how fast a proxy follows.
+func (r report) changes() section {
+	s := section{title: "Following changes", head: []string{"Services", "proxy", "start, ms", "change, ms", "new Service, ms",
+		"behind 200, ms", "peak, MiB", "CPU of the start, s", "CPU of the changes, s"},
+		text: "From the call of the API server to a client's first right answer: p50 / max, and in parentheses the p50 until the " +
+			"API server itself had answered, which bounds it. The row `" + floor + "` is a program that watches the same objects " +
+			"with client-go and does nothing with them, which bounds the start, the memory and the processor time of all that do."}
+	for _, row := range r.Churn {
+		s.rows = append(s.rows, []string{number(float64(row.Services)), row.Proxy, fmt.Sprintf("%.0f", row.Start), row.Change.String(),
+			row.New.String(), row.Behind.String(), fmt.Sprintf("%.0f", row.Memory), fmt.Sprintf("%.2f", row.StartCPU),
+			fmt.Sprintf("%.2f", row.CPU)})
+	}
+	for _, p := range r.plots() {
+		s.plots = append(s.plots, p.file())
+	}
+	return s
+}
+
+// plots are those of how fast a proxy follows.
+func (r report) plots() (all []plot) {
+	for _, kind := range []struct {
+		title, unit string
+		of          func(churnRow) float64
+	}{
+		{"Start", "ms", func(r churnRow) float64 { return r.Start }},
+		{"Change", "ms, p50", func(r churnRow) float64 { return r.Change.P50 }},
+		{"New Service", "ms, p50", func(r churnRow) float64 { return r.New.P50 }},
+		{"Change behind 200 others", "ms, p50", func(r churnRow) float64 { return r.Behind.P50 }},
+		{"Memory", "MiB, peak", func(r churnRow) float64 { return r.Memory }},
+		{"CPU of all changes", "s", func(r churnRow) float64 { return r.CPU }},
+	} {
+		p := plot{title: kind.title, unit: kind.unit}
+		for _, row := range r.Churn {
+			value := kind.of(row)
+			if value <= 0 {
+				continue
+			}
+			i := slices.IndexFunc(p.lines, func(l line) bool { return l.name == row.Proxy })
+			if i < 0 {
+				i, p.lines = len(p.lines), append(p.lines, line{name: row.Proxy})
+			}
+			p.lines[i].points = append(p.lines[i].points, point{float64(row.Services), value})
+		}
+		if len(p.lines) > 0 {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// file is the name of the plot's file.
+func (p plot) file() string { return strings.ReplaceAll(strings.ToLower(p.title), " ", "-") + ".svg" }
+
+// connections has the rates of new connections.
+func (r report) connections() section {
+	s := section{title: "New connections, between nodes", head: []string{"through", "a second", "least", "most", "share of no rules"},
+		text: "The median of the rounds. What a node without rules does bounds it."}
+	bare := 0.0
+	for _, row := range r.Connections {
+		if row.Path == noRules {
+			bare = row.PerSecond
+		}
+	}
+	for _, row := range r.Connections {
+		share := ""
+		if bare > 0 {
+			share = fmt.Sprintf("%.2f", row.PerSecond/bare)
+		}
+		s.rows = append(s.rows, []string{row.Path, fmt.Sprintf("%.0f", row.PerSecond), fmt.Sprintf("%.0f", row.Min),
+			fmt.Sprintf("%.0f", row.Max), share})
+	}
+	return s
+}
+
+// outside has what a client outside the node gets.
+func (r report) outside() section {
+	s := section{title: "From outside the node", head: []string{"path", "policy", "Services", "new connections", "by wall time",
+		"round trips", "bulk"}, text: "Shares of what a bare node does in the same processor time, which bounds them: the median, " +
+		"the quartiles and microseconds. The rows without a policy are connection tracking alone, and those `by hand` one " +
+		"rule for each Service: what any proxy with rules pays."}
+	for _, row := range r.Outside {
+		services := ""
+		if row.Services > 0 {
+			services = number(float64(row.Services))
+		}
+		s.rows = append(s.rows, []string{row.Path, row.Policy, services, row.Connection.String(), fmt.Sprintf("%.2f", row.Connection.Wall),
+			row.RoundTrip.String(), fmt.Sprintf("%.2f (%.2f to %.2f)", row.Bulk.Share, row.Bulk.Low, row.Bulk.High)})
+	}
+	return s
+}
+
+// limits say what bounds the figures of a benchmark of the lab, by the beginning of its name.
+var limits = []struct{ name, limit string }{
+	{"Crash", "BFD between speakers finds a crash after 3 x 50 ms"},
+	{"BGPCrash", "BFD with the routers finds a crash after 3 x 50 ms"},
+	{"NewService/ahead=0", "a probe for another holder takes 600 ms"},
+	{"NewService", "the API server's call, and the client's question each 4 ms"},
+	{"FiveHundred", "the figures called floor: programs that only watch"},
+	{"ProbeEject", "two questions, 100 ms apart, that get no answer"},
+	{"PathLost", "Linux tells of a link before it takes its routes: 20 ms"},
+}
+
+// benchmarks has those below a folder; those elsewhere for "".
+func (r report) benchmarks(folder, title, text string) section {
+	s := section{title: title, text: text, head: []string{"benchmark", "runs", "figures", "bounded by"}}
+	for _, b := range r.Benchmarks {
+		inLab := b.Package == "e2e"
+		if inLab != (folder == "e2e") {
+			continue
+		}
+		name, limit := b.Name, ""
+		if inLab {
+			for _, l := range slices.Backward(limits) {
+				if strings.HasPrefix(b.Name, l.name) {
+					limit = l.limit
+				}
+			}
+		} else {
+			name = b.Package + " " + b.Name
+		}
+		var figures []string
+		for _, f := range b.Figures {
+			if !inLab || f.Unit != "ns/op" { // what a whole run takes says nothing
+				figures = append(figures, fmt.Sprintf("%g %s", f.Value, f.Unit))
+			}
+		}
+		s.rows = append(s.rows, []string{name, fmt.Sprint(b.Runs), strings.Join(figures, ", "), limit})
+	}
+	return s
+}
+
+// print writes the tables for a terminal.
+func (r report) print(w io.Writer) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, s := range r.sections() {
+		fmt.Fprintf(t, "%s\n\n%s\n", s.title, strings.Join(s.head, "\t"))
+		for _, row := range s.rows {
+			fmt.Fprintln(t, strings.Join(row, "\t"))
+		}
+		fmt.Fprintln(t)
+	}
+	_ = t.Flush()
+}
+
+// write writes the report to a Markdown file, and its plots and figures to a folder of the same name.
+func (r report) write(file string) error {
+	folder := strings.TrimSuffix(file, filepath.Ext(file))
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	figures, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	files := map[string]string{file: r.markdown(filepath.Base(folder)), filepath.Join(folder, "figures.json"): string(figures) + "\n"}
+	for _, p := range r.plots() {
+		files[filepath.Join(folder, p.file())] = p.svg()
+	}
+	for name, text := range files {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// markdown returns the report as a page whose plots are in a folder beside it.
+func (r report) markdown(folder string) string {
+	var out strings.Builder
+	m := r.Machine
+	fmt.Fprintf(&out, "# Performance\n\nThe last report of `make bench`, which anybody can run: [how it measures](design/bench.md).\n\n"+
+		"| | |\n| --- | --- |\n")
+	for _, row := range [][2]string{{"begun", m.Began.Format("2006-01-02 15:04 UTC")}, {"Landfall", m.Commit},
+		{"kube-proxy", m.KubeProxy}, {"machine", fmt.Sprintf("%d × %s, %d GiB", m.Processors, m.Model, m.MemoryGiB)},
+		{"kernel", m.Kernel}, {"Go", m.Go}, {"load at the beginning", m.Load},
+		{"all figures", "[as JSON](" + folder + "/figures.json)"}} {
+		fmt.Fprintf(&out, "| %s | %s |\n", row[0], row[1])
+	}
+	for _, s := range r.sections() {
+		fmt.Fprintf(&out, "\n## %s\n\n%s\n\n", s.title, s.text)
+		for _, name := range s.plots {
+			fmt.Fprintf(&out, "![%s](%s/%s)\n", strings.TrimSuffix(name, ".svg"), folder, name)
+		}
+		if len(s.plots) > 0 {
+			out.WriteString("\n")
+		}
+		fmt.Fprintf(&out, "| %s |\n|%s\n", strings.Join(s.head, " | "), strings.Repeat(" --- |", len(s.head)))
+		for _, row := range s.rows {
+			fmt.Fprintf(&out, "| %s |\n", strings.Join(row, " | "))
+		}
+	}
+	return out.String()
+}

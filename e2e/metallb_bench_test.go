@@ -1,0 +1,157 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+)
+
+const metallbManyPool = `---
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: many, namespace: metallb-system}
+spec: {addresses: [172.26.236.180-172.26.236.199, 172.26.240.0/22]}
+---
+apiVersion: metallb.io/v1beta1
+kind: L2Advertisement
+metadata: {name: many, namespace: metallb-system}
+spec: {interfaces: [eth0]}
+`
+
+// BenchmarkMetalLB measures MetalLB, with kube-proxy, as other benchmarks here measure Landfall: crash as
+// BenchmarkCrash does, new as BenchmarkNewService, and 500 new Services. MetalLB is built from its module,
+// outside of this repository, so it wants to be asked for:
+//
+//	LANDFALL_BENCH_METALLB=1 go test -run '^$' -bench MetalLB -benchtime 10x -timeout 60m ./e2e
+func BenchmarkMetalLB(b *testing.B) {
+	if os.Getenv("LANDFALL_BENCH_METALLB") == "" {
+		b.Skip("LANDFALL_BENCH_METALLB is not set")
+	}
+	b.Run("crash", func(b *testing.B) {
+		l := metallbAlone(b)
+		if err := l.AddService(b.Context(), lab.SeedService()); err != nil {
+			b.Fatal(err)
+		}
+		var gaps []time.Duration
+		for b.Loop() {
+			was := seen(b, l)
+			time.Sleep(time.Second)
+			probe := l.StartProbe(b.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+			time.Sleep(200 * time.Millisecond)
+			if err := l.Cut(b.Context(), was); err != nil {
+				b.Fatal(err)
+			}
+			time.Sleep(15 * time.Second)
+			gaps = append(gaps, probe.Stop().Gap)
+			if err := l.Heal(b.Context(), was); err != nil {
+				b.Fatal(err)
+			}
+			time.Sleep(15 * time.Second) // until its speaker is a member again
+		}
+		reportGaps(b, gaps)
+	})
+	b.Run("new", func(b *testing.B) {
+		l := metallbAlone(b)
+		var took []time.Duration
+		for i, vip := 0, seedVIP.Addr(); b.Loop() && i < 20; i, vip = i+1, vip.Next() {
+			took = append(took, createTimed(b, l, newService(i), netip.AddrPortFrom(vip, 80)))
+		}
+		reportGaps(b, took)
+	})
+	b.Run("500", func(b *testing.B) {
+		const services = 500
+		l := metallbAlone(b)
+		began := time.Now()
+		if err := addMany(b.Context(), l, services); err != nil {
+			b.Fatal(err)
+		}
+		eventually(b, "each Service has an address", func() error { return allAssigned(b.Context(), l, services) })
+		b.ReportMetric(time.Since(began).Seconds(), "s-until-assigned")
+		b.ReportMetric(load(b), "load")
+	})
+}
+
+// seen waits until the client finds a node behind the address, and returns it.
+func seen(b *testing.B, l *lab.Lab) (node string) {
+	b.Helper()
+	eventually(b, "a node answers for "+seedVIP.Addr().String(), func() error {
+		mac := macOf(b, l)
+		for _, node = range workers(l) {
+			if nodeMAC(b, l, node).String() == mac {
+				return nil
+			}
+		}
+		return fmt.Errorf("%q answers", mac)
+	})
+	return node
+}
+
+// allAssigned returns why not so many Services have an address.
+func allAssigned(ctx context.Context, l *lab.Lab, services int) error {
+	list, err := l.Kube().CoreV1().Services("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	assigned := 0
+	for _, s := range list.Items {
+		if len(s.Status.LoadBalancer.Ingress) > 0 {
+			assigned++
+		}
+	}
+	if assigned < services {
+		return fmt.Errorf("%d of %d have one", assigned, services)
+	}
+	return nil
+}
+
+// metallbAlone starts a lab of three workers in which MetalLB and kube-proxy serve, and Landfall is not.
+func metallbAlone(b *testing.B) *lab.Lab {
+	b.Helper()
+	programs, definitions, err := lab.MetalLB(b.Context(), func(string) {})
+	if err != nil {
+		b.Fatal(err)
+	}
+	l := labtest.Start(b, clusterOf(3), lab.Options{NoAgents: true, Progress: func(string) {}})
+	for _, apply := range []func() error{
+		func() error { return l.ApplyFolder(b.Context(), definitions) },
+		func() error {
+			return l.ApplyYAML(b.Context(), "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+metallbNamespace+"}\n")
+		},
+		func() error {
+			return within(patience, func() error { return l.ApplyYAML(b.Context(), metallbManyPool) })
+		},
+		func() error { return l.ApplyYAML(b.Context(), metallbWorkloads) },
+	} {
+		if err := apply(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, node := range workers(l) {
+		p, err := l.StartKubeProxy(b.Context(), node, "nftables")
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = p.Stop() })
+	}
+	k := startKubelets(b, l, programs, "")
+	eventually(b, "MetalLB runs", func() error {
+		for _, node := range append(slices.Clone(workers(l)), "") {
+			name := map[bool]string{true: "controller", false: "speaker-" + node}[node == ""]
+			if !k.metallbRuns(name) {
+				return fmt.Errorf("%s does not", name)
+			}
+		}
+		return nil
+	})
+	spreadPods(b, l)
+	return l
+}
