@@ -22,6 +22,8 @@ type Cluster struct {
 	// and cluster IPs of IPv6 come from [ServiceNetwork6]. Networks must then have lengths that are
 	// multiples of 8.
 	DualStack bool
+	// CNI is the shape of the pods' network; the zero value is [HostGW].
+	CNI CNI
 	// Racks is how many racks the nodes are in, each behind ToR routers of its own and all behind a
 	// spine ([SpineName]); 0 for one network without a spine. See [RackCluster].
 	Racks int
