@@ -21,8 +21,8 @@ import (
 type plugin struct{ *lab.Lab }
 
 // TestNetworkPlugins runs the same table on the network of pods of each plugin: VIPs, node ports,
-// hairpin, policy Local, packets of any size, moves of an address under connections, and routes that
-// are not there yet.
+// hairpin, policy Local, packets of any size, moves of an address under connections, and routes
+// that are not there yet.
 func TestNetworkPlugins(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -59,7 +59,8 @@ func startPlugin(t *testing.T, cni lab.CNI, mode string) plugin {
 	}
 	s := lab.SeedService()
 	s.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
-	s.Ports = []lab.Port{{Name: "tcp", Port: 80, NodePort: 31428}, {Name: "udp", Protocol: "UDP", Port: 80, NodePort: 31428}}
+	s.Ports = []lab.Port{{Name: "tcp", Port: 80, NodePort: 31428},
+		{Name: "udp", Protocol: "UDP", Port: 80, NodePort: 31428}}
 	if err := l.AddService(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
@@ -169,9 +170,10 @@ func (p plugin) tcpAndUDP(t *testing.T, name string, f func(*testing.T, string, 
 }
 
 // anySize has packets that are larger than those that the network between the nodes carries: the
-// kernels cut them, or tell the sender to send smaller ones, whatever was translated on the way. Pods
-// do not send them to the node port of another node: where bridges have packets pass rules, Linux
-// forgets in IPv6 how small a pod has cut its datagrams, and sends them on whole if the LAN takes that.
+// kernels cut them, or tell the sender to send smaller ones, whatever was translated on the way.
+// Pods do not send them to the node port of another node: where bridges have packets pass rules,
+// Linux forgets in IPv6 how small a pod has cut its datagrams, and sends them on whole if the LAN
+// takes that.
 func (p plugin) anySize(t *testing.T, network string, f pluginFamily) {
 	nodePort := f.nodePort(p.Cluster().Nodes[1])
 	for _, from := range []string{lab.ClientName, lab.FarClientName, "coredns-2", "my-nginx-1"} {
@@ -234,7 +236,7 @@ func (p plugin) moves(t *testing.T) {
 }
 
 // routes takes the way to pods from the node that answers, as before its plugin has started: others
-// take the address over, the node says why, and it may have the address again once the way is there.
+// take the address over, the node says why, and delivers again once the way is there.
 func (p plugin) routes(t *testing.T) {
 	vip := seedVIP.Addr()
 	was := answerer(t, p.Lab, vip)

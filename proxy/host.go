@@ -65,7 +65,8 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 	}
 	facts := plan.Host{
 		Node: node.Name, PodNetworks: h.podNetworks, NodeCIDR: h.nodeCIDR, PodCIDRs: node.PodCIDRs,
-		AcceptForwarded: h.acceptForwarded, NotForwarding: map[lb.Family]string{}, Pods: podsOf(node, localAddresses(interfaces), from.slices.All()),
+		AcceptForwarded: h.acceptForwarded, NotForwarding: map[lb.Family]string{},
+		Pods:  podsOf(node, localAddresses(interfaces), from.slices.All()),
 		Nodes: addressesOf(from.nodes.All(), node.Name),
 	}
 	for family, parameter := range forwardingParameters {

@@ -194,6 +194,9 @@ func (c Cluster) Validate() error {
 			}
 		}
 	}
+	if !slices.Contains([]CNI{HostGW, VXLAN, Calico, CalicoVXLAN}, c.CNI) {
+		bad("CNI %q: want %q, %q or %q, or none for flannel's host-gw", c.CNI, VXLAN, Calico, CalicoVXLAN)
+	}
 	errs = append(errs, c.ToR.validate(), c.validateRacks())
 	for i, addr := range c.gateways(c.LAN) {
 		name := RouterName

@@ -20,8 +20,8 @@ const (
 	HostGW CNI = ""
 	// VXLAN is flannel's: a bridge, and an overlay between the nodes.
 	VXLAN CNI = "vxlan"
-	// Calico is Calico's without encapsulation: for each pod an interface and a route, proxy ARP and no
-	// bridge, strict filters of source addresses. Nodes' spec.podCIDR is not where their pods are.
+	// Calico is Calico's without encapsulation: for each pod an interface and a route, proxy ARP and
+	// no bridge, strict filters of source addresses. Nodes' spec.podCIDR is not where their pods are.
 	Calico CNI = "calico"
 	// CalicoVXLAN has an overlay between Calico's nodes.
 	CalicoVXLAN CNI = "calico-vxlan"
@@ -52,8 +52,8 @@ func (c Cluster) vxlan() (o overlay, found bool) {
 	return o, false
 }
 
-// podMTU is that of pods' interfaces, 0 for the kernel's default: VXLAN takes 50 bytes over IPv4 and
-// 70 over IPv6.
+// podMTU is that of pods' interfaces, 0 for the kernel's default: VXLAN takes 50 bytes over IPv4
+// and 70 over IPv6.
 func (c Cluster) podMTU() int {
 	if _, found := c.vxlan(); found {
 		return 1430
@@ -168,8 +168,8 @@ func planWorkload(c Cluster, p Pod, n Node) hostPlan {
 	}
 }
 
-// podCIDR is the spec.podCIDR of a node. Calico's pods have addresses of blocks that have nothing to do
-// with it: here it is where the pods of the next node are.
+// podCIDR is the spec.podCIDR of a node. Calico's pods have addresses of blocks that have nothing
+// to do with it: here it is where the pods of the next node are.
 func (c Cluster) podCIDR(n Node) netip.Prefix {
 	at := slices.IndexFunc(c.Nodes, func(other Node) bool { return other.Name == n.Name })
 	if c.calico() {
@@ -251,8 +251,8 @@ func (c Cluster) pluginRules(n Node) []string {
 	return rules
 }
 
-// StopCNI takes away what a network plugin makes on a node: the routes to pods, and the bridge of its
-// own. Bridged pods run on without a cable. A node that has just booted is so.
+// StopCNI takes away what a network plugin makes on a node: the routes to pods, and the bridge of
+// its own. Bridged pods run on without a cable. A node that has just booted is so.
 func (l *Lab) StopCNI(ctx context.Context, node string) error {
 	n, own := l.nodes[node], l.podsOn(node)
 	var commands []string

@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// flannel's VXLAN: a device on each node, and of each other node its address, its MAC address and where
-// that is.
+// flannel's VXLAN: a device on each node, and of each other node its address, its MAC address and
+// where that is.
 func TestPlanVXLAN(t *testing.T) {
 	c := SeedCluster()
 	c.CNI, c.Nodes = VXLAN, c.Nodes[:2]
@@ -71,6 +71,13 @@ func TestPlanCalico(t *testing.T) {
 		"route add fd00:192:168:189::131/128 dev " + w, "link set " + w + " up"}}
 	if diff := cmp.Diff(wantOthers, others); diff != "" {
 		t.Errorf("on the node (-want +got):\n%s", diff)
+	}
+	if err := c.Validate(); err == nil || strings.Contains(err.Error(), "CNI") { // pods of a node that was left out
+		t.Errorf("a network that is known: %v", err)
+	}
+	c.CNI = "cilium"
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), `CNI "cilium"`) {
+		t.Errorf("another network: %v", err)
 	}
 	if len(w) != 15 || !strings.HasPrefix(w, "cali") {
 		t.Errorf("interface %s", w)

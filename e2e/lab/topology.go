@@ -111,7 +111,7 @@ func planNode(c Cluster, n Node) hostPlan {
 		h.Sysctls["bridge/bridge-nf-call-iptables?"] = "1" // what the CNI bridge plugins ask for
 		h.Sysctls["bridge/bridge-nf-call-ip6tables?"] = "1"
 	} else {
-		h.Sysctls["ipv4/conf/all/rp_filter"] = "1" // Felix refuses to start with 2
+		h.Sysctls["ipv4/conf/all/rp_filter"] = "1" // the strictest that Calico may find
 	}
 	var overlay []string
 	overlay, h.FDB = c.planOverlay(n)

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 )
 
-// NodeOfPod returns the node of the pod that has an address of its own; "" if none has. The API server
-// finds pods by their first address only.
+// NodeOfPod returns the node of the pod that has an address of its own; "" if none has. The API
+// server finds pods by their first address only.
 func (c *Client) NodeOfPod(ctx context.Context, addr netip.Addr) (string, error) {
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("status.podIP", addr.String()).String()}
 	nodes, err := listIn(ctx, c, c.rest.core, "", "pods", "", options, &corev1.PodList{},
