@@ -32,7 +32,7 @@ func traceCommand(o *options) *cobra.Command {
 			"rules. No packet is sent. FROM is an IP address. TO is an address of a Service or a node, or " +
 			"svc/[NAMESPACE/]NAME, which stands for the first address of the Service in FROM's family; without a port it is " +
 			"the Service's first one. PROTOCOL is tcp, udp, sctp or icmp, which is a ping.\n\n" +
-			"A packet from a node or from a pod's network is walked on that node. Others are walked on the nodes that " +
+			"A packet from a node or a pod is walked on that node. Others are walked on the nodes that " +
 			"announce the address, and on all nodes where none does.",
 		Example: "  landfallctl trace 203.0.113.7 svc/shop/web\n" +
 			"  landfallctl trace 203.0.113.7 192.0.2.10:443/tcp -o wide\n" +
@@ -288,10 +288,11 @@ func (g *gatherer) meeting(ctx context.Context, source netip.Addr, s lb.Service,
 	if err != nil {
 		err = fmt.Errorf("which node sends packets from %s is not known: %w", source, err)
 	}
-	if node := nodeOf(nodes, source); node != "" {
-		return []string{node}, nil
+	node, failed := g.sender(ctx, nodes, source)
+	if node != "" {
+		return []string{node}, failed
 	}
-	if node := nodeOf(nodes, to); node != "" { // a node port
+	if node = nodeOf(nodes, to); node != "" { // a node port
 		return []string{node}, nil
 	}
 	names, all := announcingNodes(s, func(a lb.Announcement) bool { return a.VIP == to })
@@ -299,6 +300,24 @@ func (g *gatherer) meeting(ctx context.Context, source netip.Addr, s lb.Service,
 		names = nil
 	}
 	return names, err
+}
+
+// sender returns the node that sends packets from an address; "" if none is known to. The pod that has the
+// address says more than spec.podCIDRs: some network plugins give pods other addresses.
+func (g *gatherer) sender(ctx context.Context, nodes []kube.NodeState, source netip.Addr) (node string, err error) {
+	for _, n := range nodes {
+		if slices.Contains(n.Addresses, source) {
+			return n.Name, nil
+		}
+	}
+	if node, err = g.client.NodeOfPod(ctx, source); node != "" {
+		return node, nil
+	}
+	if node = nodeOf(nodes, source); node == "" || err == nil {
+		return node, nil
+	}
+	return node, fmt.Errorf("which pod has the address %s is not known; %s has it in its spec.podCIDRs: %w", source, node,
+		err)
 }
 
 // nodeOf returns the node that has an address, or to whose pods it belongs; "" if there is none.

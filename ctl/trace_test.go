@@ -254,6 +254,9 @@ func fakeTraced(t *testing.T, p *proxies, change ...func(*fakeCluster)) *gathere
 	f.objects[servicePath], f.objects["/api/v1/services"] = fakeWeb, `{"items":[`+fakeWeb+`]}`
 	f.objects["/api/v1/nodes"] = `{"items":[{"metadata":{"name":"n0"},"spec":{"podCIDRs":["10.0.0.0/24"]},"status":{"addresses":
 		[{"type":"InternalIP","address":"172.16.0.1"}]}},{"metadata":{"name":"n1"}},{"metadata":{"name":"n2"}}]}`
+	f.objects["/api/v1/pods"] = strings.Replace(f.objects["/api/v1/pods"], `{"items":[`,
+		`{"items":[{"metadata":{"name":"x"},"spec":{"nodeName":"n2"},"status":{"phase":"Running","podIP":"10.0.0.77"}},
+		{"metadata":{"name":"y"},"spec":{"nodeName":"n2"},"status":{"phase":"Failed","podIP":"10.0.0.9"}},`, 1)
 	f.objects["/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices"] = `{"items":[{"metadata":{"name":"web-1",
 		"namespace":"shop"},"addressType":"IPv4","endpoints":[{"addresses":["10.0.0.2"],"targetRef":{"kind":"Pod",
 		"name":"web-abc"}}]}]}`
@@ -283,6 +286,8 @@ func TestTraceAsksWhoMeetsThePacket(t *testing.T) {
 			"trace --from=203.0.113.7 --to=192.0.2.10:80 --protocol=TCP"},
 		{"from a pod", "10.0.0.9:4000", "192.0.2.10", traceFlags{}, []string{"landfall-node-0"},
 			"trace --from=10.0.0.9:4000 --to=192.0.2.10:80 --protocol=TCP"},
+		{"from a pod with an address of another node's podCIDR", "10.0.0.77", "192.0.2.10", traceFlags{},
+			[]string{"landfall-node-2"}, "trace --from=10.0.0.77 --to=192.0.2.10:80 --protocol=TCP"},
 		{"a node port", "203.0.113.7", "172.16.0.1:30080", traceFlags{in: "eth1"}, []string{"landfall-node-0"},
 			"trace --from=203.0.113.7 --to=172.16.0.1:30080 --protocol=TCP --in-interface=eth1"},
 		{"nobody announces it", "203.0.113.7", "192.0.2.99:53/udp", traceFlags{},

@@ -285,3 +285,22 @@ func TestEventsOfManyFrontendsAreShort(t *testing.T) {
 		t.Errorf("%d Events: %v", len(b.warnings), b.warnings)
 	}
 }
+
+// No tenant takes a pod's port by an external IP, where the pod networks of the Nodes are not where the
+// pods are, as with Calico.
+func TestContract11ExternalIPsOfPods(t *testing.T) {
+	const address = "10.244.9.9"
+	b := newBench(t, func(s *settings) {
+		s.pods = plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+	})
+	b.list("x", time.Time{}, 80, address)
+	b.synced()
+	b.run()
+	if b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr(address), 80) {
+		t.Error("served")
+	}
+	if len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "ExternalIPRefused here: spec.externalIPs: "+address+
+		" lies in 10.244.0.0/16, the network of pods") {
+		t.Errorf("Events %v", b.warnings)
+	}
+}

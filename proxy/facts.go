@@ -128,6 +128,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	if s.nodeCIDR {
 		f.config.Pods.Prefixes = node.PodCIDRs
 	}
+	f.external.Pods = f.config.Pods.Prefixes
 	f.node.Direct = map[lb.Family]bool{}
 	for family := range s.direct {
 		f.node.Direct[family] = f.config.Pods.Tells(family)

@@ -29,6 +29,7 @@ type host struct {
 	parameters kernelParameters
 	// podNetworks are what tells pods from others; none with other ways than by network.
 	podNetworks []netip.Prefix
+	nodeCIDR    bool // pods are told from others by the Node's own pod networks
 	// acceptForwarded has connections of Services accepted where another program drops them.
 	acceptForwarded bool
 	log             *slog.Logger
@@ -63,8 +64,9 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 		return nil, false
 	}
 	facts := plan.Host{
-		Node: node.Name, PodNetworks: h.podNetworks, PodCIDRs: node.PodCIDRs, AcceptForwarded: h.acceptForwarded,
-		NotForwarding: map[lb.Family]string{}, Pods: podsOf(node, localAddresses(interfaces), from.slices.All()),
+		Node: node.Name, PodNetworks: h.podNetworks, NodeCIDR: h.nodeCIDR, PodCIDRs: node.PodCIDRs,
+		AcceptForwarded: h.acceptForwarded, NotForwarding: map[lb.Family]string{},
+		Pods:  podsOf(node, localAddresses(interfaces), from.slices.All()),
 		Nodes: addressesOf(from.nodes.All(), node.Name),
 	}
 	for family, parameter := range forwardingParameters {

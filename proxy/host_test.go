@@ -77,6 +77,15 @@ func TestHostLooks(t *testing.T) {
 	look(true) // endpoints on the node's own network are no pods
 	b.put("web", "192.0.2.2", "10.200.1.7")
 	look(true, lb.ReasonPodNetworkUnmatched)
+	h.podNetworks, h.nodeCIDR = nil, true // it is in the Node's
+	look(true)
+	node, _ := b.nodes.Get("here")
+	moved := node
+	moved.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.200.2.0/24")}
+	b.nodes.Set("here", moved)
+	look(true, lb.ReasonPodNetworkUnmatched)
+	b.nodes.Set("here", node)
+	h.podNetworks, h.nodeCIDR = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, false
 	b.put("api", "192.0.2.3", "10.244.1.7")
 	look(true)
 	set("ipv4/ip_forward", "0")

@@ -22,6 +22,8 @@ type Cluster struct {
 	// and cluster IPs of IPv6 come from [ServiceNetwork6]. Networks must then have lengths that are
 	// multiples of 8.
 	DualStack bool
+	// CNI is the shape of the pods' network; the zero value is [HostGW].
+	CNI CNI
 	// Racks is how many racks the nodes are in, each behind ToR routers of its own and all behind a
 	// spine ([SpineName]); 0 for one network without a spine. See [RackCluster].
 	Racks int
@@ -191,6 +193,9 @@ func (c Cluster) Validate() error {
 				bad("%s: a network with a twin of IPv6 needs a length that is a multiple of 8", p)
 			}
 		}
+	}
+	if !slices.Contains([]CNI{HostGW, VXLAN, Calico, CalicoVXLAN}, c.CNI) {
+		bad("CNI %q: want %q, %q or %q, or none for flannel's host-gw", c.CNI, VXLAN, Calico, CalicoVXLAN)
 	}
 	errs = append(errs, c.ToR.validate(), c.validateRacks())
 	for i, addr := range c.gateways(c.LAN) {

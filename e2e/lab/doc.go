@@ -16,8 +16,9 @@
 // and the router; behind the router is the far client. With [Cluster.ToR] there are one or two
 // routers that speak BGP with the nodes ([Lab.Routers]); with [Cluster.Racks] the nodes are in several
 // networks, each with routers of its own behind a spine. On each node a bridge (cni0) joins its
-// pods; routes between the nodes carry the pod network. There is no controller-manager: the lab
-// itself creates Nodes, and writes the EndpointSlice of each Service that it has created
+// pods; routes between the nodes carry the pod network, unless [Cluster.CNI] says otherwise. There
+// is no controller-manager: the lab itself creates Nodes, and writes the EndpointSlice of each
+// Service that it has created
 // ([Lab.AddService]) whenever a pod comes, goes or changes its conditions ([Lab.AddPod],
 // [Lab.RemovePod], [Lab.SetConditions]). With [Cluster.DualStack] all of it has IPv6 too.
 //

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -228,6 +229,22 @@ func (l *Lab) makeHost(ctx context.Context, h hostPlan) error {
 	}
 	for _, host := range slices.Sorted(maps.Keys(others)) {
 		if err := batch(ctx, l.state.namespace(host), others[host]); err != nil {
+			return err
+		}
+	}
+	for _, c := range h.Cables {
+		if err := setSysctls(l.state.namespace(c.To), c.ThereSysctls); err != nil {
+			return fmt.Errorf("%s: %w", c.To, err)
+		}
+	}
+	if len(h.FDB) > 0 {
+		if err := feed(ctx, strings.Join(h.FDB, "\n")+"\n", "bridge", "-netns", ns, "-batch", "-"); err != nil {
+			return err
+		}
+	}
+	for i, rules := range h.Rules {
+		restore := []string{"iptables-restore", "ip6tables-restore"}[i]
+		if err := feed(ctx, rules, "ip", "netns", "exec", ns, restore, "--noflush"); err != nil {
 			return err
 		}
 	}

@@ -63,14 +63,19 @@ func dialIn(ctx context.Context, namespace string, dialer *net.Dialer, network, 
 // batch runs iproute2 commands, one a line, in the named network namespace; the empty name is the
 // caller's own.
 func batch(ctx context.Context, namespace string, commands []string) error {
-	args := []string{"-batch", "-"}
+	argv := []string{"ip", "-batch", "-"}
 	if namespace != "" {
-		args = append([]string{"-netns", namespace}, args...)
+		argv = []string{"ip", "-netns", namespace, "-batch", "-"}
 	}
-	cmd := exec.CommandContext(ctx, "ip", args...)
-	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	return feed(ctx, strings.Join(commands, "\n")+"\n", argv...)
+}
+
+// feed runs a program with a text as its input.
+func feed(ctx context.Context, input string, argv ...string) error {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdin = strings.NewReader(input)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }

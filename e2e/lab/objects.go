@@ -59,8 +59,8 @@ func (l *Lab) createNode(ctx context.Context, n Node) error {
 	nodes := l.kube.CoreV1().Nodes()
 	node, err := nodes.Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: labels},
-		Spec: corev1.NodeSpec{PodCIDR: n.PodNetwork.Masked().String(),
-			PodCIDRs: strings.Split(joined(l.cluster.prefixes(n.PodNetwork)), ","), Taints: taints},
+		Spec: corev1.NodeSpec{PodCIDR: l.cluster.podCIDR(n).Masked().String(),
+			PodCIDRs: strings.Split(joined(l.cluster.prefixes(l.cluster.podCIDR(n))), ","), Taints: taints},
 	}, metav1.CreateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return err

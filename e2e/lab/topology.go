@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -28,14 +29,23 @@ type hostPlan struct {
 	Cables  []cable
 	// Config holds iproute2 commands.
 	Config []string
+	// FDB holds commands of bridge(8), and Rules what iptables-restore and ip6tables-restore read.
+	FDB, Rules []string
 	// Sysctls are below /proc/sys/net; a key that ends in ? may be missing.
 	Sysctls map[string]string
 }
 
-// cable connects an interface of a host to a port of a bridge in another host.
+// cable connects an interface of a host to another host: to a port of a bridge there, or to an
+// interface by itself.
 type cable struct {
 	Iface      string
 	To, Bridge string
+	// Port names the far end; empty for a name of the host's and its interface's.
+	Port string
+	MTU  int // 0 for the kernel's default
+	// There holds iproute2 commands to run at the far end, ThereSysctls what to set there.
+	There        []string
+	ThereSysctls map[string]string
 	// Hairpin lets the port send back what it received, so that a pod reaches itself through a
 	// Service.
 	Hairpin bool
@@ -85,37 +95,42 @@ func (c Cluster) planClient(name string, segment Network, bridge string) hostPla
 // other nodes' pods.
 func planNode(c Cluster, n Node) hostPlan {
 	network, bridge := c.nodeNetwork(n)
-	config := slices.Concat(c.addrAdd(n.Addr, network.Prefix, "eth0"), c.addrAdd(n.Gateway(), n.PodNetwork, PodBridge),
-		c.defaultRoutes(c.gateways(network)))
-	for _, other := range c.Nodes {
-		if other.Name == n.Name || other.Rack != n.Rack { // routers know the pods of other racks
-			continue
-		}
-		via := c.addresses(other.Addr)
-		for i, to := range c.prefixes(other.PodNetwork) {
-			config = append(config, fmt.Sprintf("route add %s via %s", to, via[i]))
-		}
-	}
-	return hostPlan{
-		Name:    n.Name,
-		Bridges: []string{PodBridge},
-		Cables:  []cable{{Iface: "eth0", To: switchName, Bridge: bridge}},
-		Config:  config,
+	h := hostPlan{
+		Name:   n.Name,
+		Cables: []cable{{Iface: "eth0", To: switchName, Bridge: bridge}},
+		Config: c.addrAdd(n.Addr, network.Prefix, "eth0"),
 		Sysctls: sysctls(map[string]string{
-			"ipv4/ip_forward":                  "1",
-			"ipv6/conf/all/forwarding?":        "1",
-			"ipv4/conf/all/send_redirects":     "0",
-			"bridge/bridge-nf-call-iptables?":  "1", // what the CNI bridge plugins ask for
-			"bridge/bridge-nf-call-ip6tables?": "1",
+			"ipv4/ip_forward":              "1",
+			"ipv6/conf/all/forwarding?":    "1",
+			"ipv4/conf/all/send_redirects": "0",
 		}),
 	}
+	if c.bridged() {
+		h.Bridges = []string{PodBridge}
+		h.Config = append(h.Config, c.addrAdd(n.Gateway(), n.PodNetwork, PodBridge)...)
+		h.Sysctls["bridge/bridge-nf-call-iptables?"] = "1" // what the CNI bridge plugins ask for
+		h.Sysctls["bridge/bridge-nf-call-ip6tables?"] = "1"
+	} else {
+		h.Sysctls["ipv4/conf/all/rp_filter"] = "1" // the strictest that Calico may find
+	}
+	var overlay []string
+	overlay, h.FDB = c.planOverlay(n)
+	h.Config = slices.Concat(h.Config, c.defaultRoutes(c.gateways(network)), overlay)
+	for _, route := range c.podRoutes(n) {
+		h.Config = append(h.Config, "route add "+route)
+	}
+	h.Rules = c.pluginRules(n)
+	return h
 }
 
-// planPod returns what makes a pod: one interface on its node's bridge.
+// planPod returns what makes a pod: one interface, on its node's bridge if there is one.
 func planPod(c Cluster, p Pod, n Node) hostPlan {
+	if c.calico() {
+		return planWorkload(c, p, n)
+	}
 	return hostPlan{
 		Name:    p.Name,
-		Cables:  []cable{{Iface: "eth0", To: n.Name, Bridge: PodBridge, Hairpin: true}},
+		Cables:  []cable{{Iface: "eth0", To: n.Name, Bridge: PodBridge, Hairpin: true, MTU: c.podMTU()}},
 		Config:  append(c.addrAdd(p.Addr, n.PodNetwork, "eth0"), c.defaultRoutes([]netip.Addr{n.Gateway()})...),
 		Sysctls: sysctls(nil),
 	}
@@ -150,14 +165,19 @@ func (h hostPlan) commands(ns func(host string) string) (own []string, others ma
 	}
 	others = map[string][]string{}
 	for _, c := range h.Cables {
-		port := portName(h.Name, c.Iface)
-		own = append(own, fmt.Sprintf("link add %s type veth peer name %s netns %s", c.Iface, port, ns(c.To)),
+		port, mtu := cmp.Or(c.Port, portName(h.Name, c.Iface)), ""
+		if c.MTU > 0 {
+			mtu = fmt.Sprintf(" mtu %d", c.MTU)
+		}
+		own = append(own, fmt.Sprintf("link add %s%s type veth peer name %s%s netns %s", c.Iface, mtu, port, mtu, ns(c.To)),
 			"link set "+c.Iface+" up")
-		others[c.To] = append(others[c.To], fmt.Sprintf("link set %s master %s", port, c.Bridge))
+		if c.Bridge != "" {
+			others[c.To] = append(others[c.To], fmt.Sprintf("link set %s master %s", port, c.Bridge))
+		}
 		if c.Hairpin {
 			others[c.To] = append(others[c.To], fmt.Sprintf("link set %s type bridge_slave hairpin on", port))
 		}
-		others[c.To] = append(others[c.To], fmt.Sprintf("link set %s up", port))
+		others[c.To] = append(append(others[c.To], c.There...), fmt.Sprintf("link set %s up", port))
 	}
 	return append(own, h.Config...), others
 }

@@ -157,6 +157,12 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a S
 		{"the gateway of pods", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("10.244.2.1"))},
 			"x: ExternalIPRefused: spec.externalIPs: 10.244.2.1 lies in 10.244.2.0/24, the network of pods on the Node b; " +
 				"the proxy's flag --external-ips can allow it"},
+		{"the address of a pod that is in the pod network of no Node",
+			ExternalIPs{Nodes: nodes, Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
+			[]lb.Service{tenant("dev/x", 1, external("10.244.9.9", "10.245.0.1"))},
+			"x: ExternalIP 10.245.0.1:80/tcp Cluster\n" +
+				"x: ExternalIPRefused: spec.externalIPs: 10.244.9.9 lies in 10.244.0.0/16, the network of pods; " +
+				"the proxy's flag --external-ips can allow it"},
 		{"the address of a Node that is listed",
 			ExternalIPs{Deny: true, Nodes: nodes, Allowed: []netip.Prefix{netip.MustParsePrefix("172.31.0.2/32")}},
 			[]lb.Service{tenant("dev/x", 1, external("172.31.0.2", "172.31.0.3"))},

@@ -19,6 +19,9 @@ type ExternalIPs struct {
 	Pools map[string][]lb.Range
 	// Networks are those of cluster IPs.
 	Networks []netip.Prefix
+	// Pods are the networks of the cluster's pods, whose addresses are served only if they are in Allowed.
+	// Some network plugins give pods addresses that have nothing to do with spec.podCIDR of their Node.
+	Pods []netip.Prefix
 	// Nodes have addresses that are served only if they are in Allowed; nil for none.
 	Nodes *Nodes
 	// APIServers are served only if they are in Allowed too: who takes the API server's port from its clients
@@ -53,7 +56,7 @@ func (e ExternalIPs) Equal(other ExternalIPs) bool {
 		samePools = samePools && ok && slices.Equal(ranges, theirs)
 	}
 	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
-		slices.Equal(e.Networks, other.Networks) && e.Nodes.Equal(other.Nodes) &&
+		slices.Equal(e.Networks, other.Networks) && slices.Equal(e.Pods, other.Pods) && e.Nodes.Equal(other.Nodes) &&
 		slices.Equal(e.APIServers, other.APIServers)
 }
 
@@ -83,7 +86,16 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 	if slices.Contains(e.APIServers, addr) {
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the address of an API server; %s", addr, allow)
 	}
-	return e.Nodes.refuse(addr)
+	if why := e.Nodes.refuse(addr); why != nil {
+		return why
+	}
+	for _, network := range e.Pods {
+		if network.Contains(addr) {
+			return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s lies in %s, the network of pods; %s", addr,
+				network, allow)
+		}
+	}
+	return nil
 }
 
 const allow = "the proxy's flag --external-ips can allow it"

@@ -23,6 +23,8 @@ type Host struct {
 	Nodes []netip.Addr
 	// PodNetworks are the configured ones; none if pods are told from others in another way.
 	PodNetworks []netip.Prefix
+	// NodeCIDR is set where PodCIDRs tell pods from others, and not PodNetworks.
+	NodeCIDR bool
 	// Pods are the endpoints on this node without those that use the node's network, PodCIDRs those of
 	// the Node.
 	Pods     []netip.Addr
@@ -239,13 +241,18 @@ func (h Host) passes(c ForwardChain) bool {
 
 // unmatched looks for a pod network that has no pod of the node.
 func (h Host) unmatched() (found []lb.Finding) {
+	all, from, cure := h.PodNetworks, "clusterCIDR", "set proxy.clusterCIDR to the network of the pods"
+	if h.NodeCIDR {
+		all, from = h.PodCIDRs, "spec.podCIDRs of the Node"
+		cure = "set proxy.detectLocalMode to ClusterCIDR, and proxy.clusterCIDR to the network of the pods"
+	}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		var networks, seen []string
 		matched := false
 		within := func(addr netip.Addr) bool {
-			return slices.ContainsFunc(h.PodNetworks, func(p netip.Prefix) bool { return p.Contains(addr) })
+			return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(addr) })
 		}
-		for _, p := range h.PodNetworks {
+		for _, p := range all {
 			if lb.FamilyOf(p.Addr()) == family {
 				networks = append(networks, p.String())
 			}
@@ -258,9 +265,9 @@ func (h Host) unmatched() (found []lb.Finding) {
 		}
 		if len(networks) > 0 && len(seen) > 0 && !matched {
 			found = append(found, lb.Find(lb.ReasonPodNetworkUnmatched,
-				"no pod on %s is in the pod network %s (clusterCIDR), but %s is one: connections of pods to cluster IPs are "+
-					"masqueraded, and pods see the node's address; set proxy.clusterCIDR to the network of the pods", h.Node,
-				strings.Join(networks, ","), slices.Min(seen)).About(string(family)))
+				"no pod on %s is in the pod network %s (%s), but %s is one: connections of pods to cluster IPs are "+
+					"masqueraded, and pods see the node's address; %s", h.Node, strings.Join(networks, ","), from,
+				slices.Min(seen), cure).About(string(family)))
 		}
 	}
 	return found

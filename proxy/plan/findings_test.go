@@ -156,6 +156,12 @@ func TestFindings(t *testing.T) {
 			{Family: "inet", Table: "firewalld", Name: "filter_FORWARD"}}}, want: "note ForwardDropped: firewalld runs"},
 		"another pod network": {host: Host{Pods: addrs("10.42.1.3", "10.42.1.2"), PodNetworks: prefixes("10.244.0.0/16")},
 			want: "PodNetworkUnmatched: in the pod network 10.244.0.0/16 (clusterCIDR), but 10.42.1.2 is one"},
+		"pods are not in the Node's network": {
+			host: Host{Pods: addrs("10.42.1.3", "10.42.1.2"), NodeCIDR: true, PodCIDRs: prefixes("10.244.0.0/24")},
+			want: "PodNetworkUnmatched: in the pod network 10.244.0.0/24 (spec.podCIDRs of the Node), but 10.42.1.2 is one"},
+		"pods are in the Node's network": {
+			host: Host{Pods: addrs("10.244.0.3"), NodeCIDR: true, PodCIDRs: prefixes("10.244.0.0/24")}},
+		"another mode": {host: Host{Pods: addrs("10.42.1.3"), PodCIDRs: prefixes("10.244.0.0/24")}},
 		"one pod is in it": {host: Host{Pods: addrs("10.42.1.3", "10.244.1.2"),
 			PodNetworks: prefixes("10.244.0.0/16")}},
 		"pods of another family":   {host: Host{Pods: addrs("fd00::2"), PodNetworks: prefixes("10.244.0.0/16")}},
