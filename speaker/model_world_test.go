@@ -84,7 +84,7 @@ func newWorld(h *hooks, owner int) *world {
 		w.Nodes = append(w.Nodes, n)
 	}
 	for _, n := range w.Nodes {
-		n.boot(w.Now)
+		n.boot()
 	}
 	for range 60 {
 		w.pass()
