@@ -268,16 +268,13 @@ func (n *modelNode) probe() {
 	for _, p := range n.Live.Probes(n.w.Now) {
 		j := n.w.index(p.Node)
 		other := n.w.Nodes[j]
-		answers = append(answers, liveness.Answer{Probe: p, Answered: other.Up && !other.Frozen && n.w.both(n.I, j)})
+		witness := n.Gossip.Members[j] // and its answer buries nobody
+		answers = append(answers, liveness.Answer{Probe: p,
+			Answered: other.Up && !other.Frozen && n.w.both(n.I, j) || witness && n.w.hooks.noWitness})
 	}
-	for len(answers) > 0 {
+	if len(answers) > 0 {
 		n.Dirty = true
-		some := len(answers)
-		if n.w.hooks.noWitness {
-			some = 1
-		}
-		n.Live.Probed(answers[:some], n.w.Now)
-		answers = answers[some:]
+		n.Live.Probed(answers, n.w.Now)
 	}
 	n.Dirty = n.Live.Expire(n.w.Now) || n.Dirty
 }

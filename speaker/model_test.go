@@ -67,10 +67,14 @@ func TestModelFindsWhatIsMissing(t *testing.T) {
 		moves   []move
 		want    string // the invariant that does not hold
 	}{
-		{name: "the majority", without: func(h *hooks) { h.noMajority, h.otherNetwork = true, true },
+		{name: "the majority", without: func(h *hooks) { h.noMajority, h.deafTellers, h.otherNetwork = true, true, true },
 			moves: named("switch"), want: "CutOffYields"},
 		{name: "yielding to what the Lease says", without: func(h *hooks) { h.noYield, h.otherNetwork = true, true },
 			moves: named("switch"), want: "CutOffYields"},
+		{name: "hearing others who renew the Lease", without: func(h *hooks) { h.deafTellers = true },
+			given: []modelStep{{40, "node-a stops its speaker"}, {13, "node-b has its gossip filtered"},
+				{40, "node-a loses its rules"}},
+			choices: choicesAt(90, 140), moves: named("node-a starts its speaker"), want: "CutOffYields"},
 		{name: "the proxy's confirmation", without: func(h *hooks) { h.unconfirmed = true }, moves: named("rules", "stops"),
 			want: "OnlyDelivered"},
 		{name: "the rescue of connections", without: func(h *hooks) { h.noRescue = true }, moves: named("stops", "drains"),
