@@ -76,6 +76,16 @@ func main() {
 	}))
 }
 
+// candidate returns the name of this process in the election, and how those of all processes of its pod begin. The
+// kubelet starts a container again once the last one has ended; of others on the host it is unknown.
+func candidate(host, podUID string) (identity, life string) {
+	if podUID == "" {
+		return host + "_" + rand.Text()[:8], ""
+	}
+	life = host + "_" + podUID + "_"
+	return life + rand.Text()[:8], life
+}
+
 func (o *options) add(flags *pflag.FlagSet) {
 	namespace := os.Getenv("POD_NAMESPACE")
 	if namespace == "" {
@@ -190,7 +200,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	if err != nil {
 		return err
 	}
-	identity := host + "_" + rand.Text()[:8]
+	identity, life := candidate(host, os.Getenv("POD_UID"))
 	var c *controller
 	var board *dashboard.Dashboard // nil: it is off
 	services := kube.RequestingServices(client, o.metallb, func(key lb.Key) {
@@ -251,7 +261,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 			return c.lead(ctx)
 		}
 		return election.Lead(ctx, client, rt.Log, election.Options{
-			Namespace: o.namespace, Name: leaseName, Identity: identity,
+			Namespace: o.namespace, Name: leaseName, Identity: identity, Life: life,
 			LeaseDuration: o.leaseDuration, RenewDeadline: o.renewDeadline, RetryPeriod: o.retryPeriod,
 		}, c.lead)
 	})

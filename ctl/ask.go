@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/landfall-lb/landfall/ctl/explain"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -78,7 +79,7 @@ func askProxies[A any](ctx context.Context, g *gatherer, nodes []string, argumen
 }
 
 func (g *gatherer) askOne(ctx context.Context, pod lb.Key, c kube.Container, arguments []string, answer any) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTime, fmt.Errorf("no answer within %s", askTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errors.New(explain.NoAnswer+askTime.String()))
 	defer cancel()
 	out, err := g.exec(ctx, pod, c.Name, append([]string{c.Command[0]}, arguments...)...)
 	switch {

@@ -300,7 +300,7 @@ func (g *gatherer) answered(node string, err error, note func(a *explain.Agent, 
 
 // status asks one program.
 func (g *gatherer) status(ctx context.Context, pod kube.PodState, c kube.Container, only string, into any) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, askTime, fmt.Errorf("no answer within %s", askTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errors.New(explain.NoAnswer+askTime.String()))
 	defer cancel()
 	command := []string{c.Command[0], "status", "--status-only=" + only}
 	out, err := g.exec(ctx, pod.Key, c.Name, command...)

@@ -281,6 +281,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	alive := liveness.New(liveness.Options{Self: rt.NodeName, Hold: f.restartHold, Log: rt.Log, Ring: f.neighbors,
 		Report:  func(node string, born uint64) { talk.Alarm(node, born) },
 		Back:    func(node string) { talk.Greet(node) },
+		Ping:    func(node string, addr netip.AddrPort) bool { return talk.Ping(node, addr) },
 		Changed: s.changes.markAll, Probe: liveness.AnswersWithin(profile.ProbeTimeout)})
 	talk = members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,

@@ -38,8 +38,9 @@ const (
 	oneWithin = 6 * time.Second
 	// answeredWithin: what takes longest while nobody is cut off is a speaker that is waited for.
 	answeredWithin = 9 * time.Second
-	// outlivedWithin is for survivors that see no majority: four times the return hold, and gossip.
-	outlivedWithin = 46 * time.Second
+	// outlivedWithin is for survivors that see no majority: the last word of one counts for 8 s, and the wait
+	// after that is four times the return hold; and gossip.
+	outlivedWithin = 54 * time.Second
 	// yieldsWithin is three renewals of the Lease, and two nodes that may have to step in.
 	yieldsWithin = 15 * time.Second
 	// cutOffFor is how long a node that is cut off takes nothing for sure.

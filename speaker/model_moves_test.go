@@ -80,7 +80,7 @@ func ofNode(i int) (all []move) {
 			for flow := range w.Knows {
 				w.Knows[flow][i] = 0
 			}
-			n.boot(w.Now)
+			n.boot()
 		}),
 		on(i, "freezes", func(n *modelNode) bool { return n.Up && !n.Frozen && !n.Hung },
 			func(_ *world, n *modelNode) { n.Frozen = true }),
@@ -98,7 +98,7 @@ func ofNode(i int) (all []move) {
 			n.Running = false
 		}),
 		on(i, "starts its speaker", func(n *modelNode) bool { return n.Up && !n.Frozen && !n.Running },
-			func(w *world, n *modelNode) { n.boot(w.Now) }),
+			func(w *world, n *modelNode) { n.boot() }),
 		on(i, "stops its speaker", func(n *modelNode) bool { return n.awake() && !n.Phase.stopping },
 			func(w *world, n *modelNode) {
 				n.Phase.stopping, n.Phase.restarting, n.StopsAt = true, true, w.Now.Add(5*time.Second)

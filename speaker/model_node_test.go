@@ -102,12 +102,12 @@ func (m modelNodes) All() map[string]lb.Node {
 func (m modelNodes) Get(name string) (lb.Node, bool) { n, ok := m.All()[name]; return n, ok }
 
 // boot starts a process of the speaker.
-func (n *modelNode) boot(now time.Time) {
+func (n *modelNode) boot() {
 	n.Running, n.Hung, n.Born = true, false, n.Born+1
 	fresh := newSpeaker(n.Name, "", slog.New(slog.DiscardHandler))
 	n.Rooms, n.Phase = copied(&fresh.rooms), fresh.phase
 	n.Live = liveness.NewState(n.Name, n.w.hooks.restartHold)
-	n.seq, n.Said, n.Gossip = seqs*uint64(n.I+1), nil, gossiping{Calling: now}
+	n.seq, n.Said, n.Gossip = seqs*uint64(n.I+1), nil, gossiping{}
 	n.Lease, n.Wants, n.Asked, n.Woke = witness.State{}, witness.Desired{}, time.Time{}, time.Time{}
 	n.StopsAt, n.Known, n.Wire = time.Time{}, false, wiring{}
 	n.First, n.Dirty = true, true
@@ -206,7 +206,7 @@ func (m modelWitness) Set(d witness.Desired) {
 
 func (m modelWitness) Outcome() (lb.Witness, bool) {
 	said, fresh := m.Lease.Outcome(m.w.Now, m.Wants)
-	return said, fresh && !m.w.hooks.noYield
+	return said, fresh && !m.w.hooks.noYield && !(m.Wants.Tell && m.w.hooks.deafTellers)
 }
 
 // Contact says that the API server always answers within a few milliseconds.

@@ -67,10 +67,14 @@ func TestModelFindsWhatIsMissing(t *testing.T) {
 		moves   []move
 		want    string // the invariant that does not hold
 	}{
-		{name: "the majority", without: func(h *hooks) { h.noMajority, h.otherNetwork = true, true },
+		{name: "the majority", without: func(h *hooks) { h.noMajority, h.deafTellers, h.otherNetwork = true, true, true },
 			moves: named("switch"), want: "CutOffYields"},
 		{name: "yielding to what the Lease says", without: func(h *hooks) { h.noYield, h.otherNetwork = true, true },
 			moves: named("switch"), want: "CutOffYields"},
+		{name: "hearing others who renew the Lease", without: func(h *hooks) { h.deafTellers = true },
+			given: []modelStep{{40, "node-a stops its speaker"}, {13, "node-b has its gossip filtered"},
+				{40, "node-a loses its rules"}},
+			choices: choicesAt(90, 140), moves: named("node-a starts its speaker"), want: "CutOffYields"},
 		{name: "the proxy's confirmation", without: func(h *hooks) { h.unconfirmed = true }, moves: named("rules", "stops"),
 			want: "OnlyDelivered"},
 		{name: "the rescue of connections", without: func(h *hooks) { h.noRescue = true }, moves: named("stops", "drains"),
@@ -135,6 +139,22 @@ func TestModelMended(t *testing.T) {
 			{0, "node-b has a carrier again"}}}, 8, false},
 		"a node that drains ends that without a carrier": {trace{0, []modelStep{
 			{0, "node-a loses its carrier"}, {0, "node-a drains"}, {2, "node-a has a carrier again"}}}, 8, false},
+		"a speaker calls others from when it knows them": {trace{0, []modelStep{
+			{5, "node-b stops its speaker"}, {2, "node-b sends no packet"}, {5, "node-a hears no packet"},
+			{27, "node-b starts its speaker"}, {75, "node-b sends packets again"}}}, 31, false},
+		"the word of a majority counts until the wait begins": {trace{0, []modelStep{
+			{8, "packets from node-b to node-a are lost"}, {5, "node-b and node-c are parted"}, {13, "node-a drains"},
+			{3, "node-c freezes"}, {3, "the API server goes away"}, {1, "node-a and node-c are parted"}}}, 120, false},
+		"half of the speakers heed more who have met another": {trace{0, []modelStep{
+			{40, "node-a stops its speaker"}, {13, "node-b has its gossip filtered"}, {40, "node-a loses its rules"},
+			{90, "node-a starts its speaker"}}}, 100, false},
+		"a speaker that takes itself for the only one heeds the Lease": {trace{2, []modelStep{
+			{0, "node-b freezes"}, {24, "node-c drains"}, {8, "node-b has its gossip filtered"},
+			{2, "packets from node-b to node-a are lost"}, {3, "packets from node-b to node-c are lost"},
+			{3, "node-b crashes"}, {14, "node-b starts up"}}}, 100, false},
+		"a wait that ends as packets arrive again": {trace{0, []modelStep{
+			{5, "node-b stops its speaker"}, {2, "node-b starts its speaker"}, {1, "node-b sends no packet"},
+			{20, "node-b sends packets again"}}}, 31, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := usualHooks()

@@ -29,6 +29,7 @@ type hooks struct {
 	otherNetwork bool // the API server is on another network, not on the LAN of the nodes
 	noMajority   bool // each node takes itself for the majority
 	noYield      bool // no node hears what the Lease says
+	deafTellers  bool // who renews the Lease does not hear others who do
 	unconfirmed  bool // the proxy's confirmation counts before it is there
 	noRescue     bool // proxies do not learn where a VIP was before
 	announceOnce bool // owners never announce themselves again
@@ -84,7 +85,7 @@ func newWorld(h *hooks, owner int) *world {
 		w.Nodes = append(w.Nodes, n)
 	}
 	for _, n := range w.Nodes {
-		n.boot(w.Now)
+		n.boot()
 	}
 	for range 60 {
 		w.pass()

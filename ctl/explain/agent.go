@@ -2,6 +2,7 @@ package explain
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -25,6 +26,12 @@ type Program struct {
 	Why, Unanswered string
 	Image           string
 }
+
+// NoAnswer begins what Unanswered says of a program that was reached and did not answer in time.
+const NoAnswer = "no answer within "
+
+// silent reports whether a program did not answer in time; if it could not be asked at all, nothing is known of it.
+func (p Program) silent() bool { return strings.Contains(p.Unanswered, NoAnswer) }
 
 // SpeakerStatus is the part of "landfall-speaker status" that a diagnosis reads.
 type SpeakerStatus struct {

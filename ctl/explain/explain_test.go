@@ -94,6 +94,14 @@ func (w *world) unassigned(reason lb.Reason, message string) {
 	w.Service.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Reason: reason, Message: message}}
 }
 
+// unasked has the speaker of another node unheard by n1, and out of landfallctl's reach.
+func (w *world) unasked(node, why string) {
+	w.Agents["n1"].Said.Members.Live = []string{"n1"}
+	a := w.Agents[node]
+	a.Said, a.Speaker.Unanswered = nil, why
+	w.Agents[node] = a
+}
+
 // relay has the Service ask for the relay, which serves it on both nodes, but for what a test changes.
 func (w *world) relay(tune func(n1 *ProxyStatus)) {
 	w.Service.Relay = "true"
@@ -478,6 +486,24 @@ func TestNode(t *testing.T) {
 			n2.Said, n2.Speaker.Unanswered = nil, "no answer within 5s"
 			w.Agents["n2"] = n2
 		}, Wrong, "the speakers on n2 hang, or their nodes are cut off: they answer neither n1 nor landfallctl (Missing)"},
+		"cannot be asked, refused": {func(w *world) {
+			w.unasked("n2", "error dialing backend: dial tcp 10.0.0.2:10250: connect: connection refused")
+		}, Wrong,
+			"its speaker does not hear those on n2, and landfallctl cannot ask them why; n2: " +
+				"error dialing backend: dial tcp 10.0.0.2:10250: connect: connection refused (Missing)"},
+		"cannot be asked, no route": {func(w *world) {
+			w.unasked("n2", "error dialing backend: dial tcp 10.0.0.2:10250: connect: no route to host")
+		}, Wrong,
+			"its speaker does not hear those on n2, and landfallctl cannot ask them why; n2: " +
+				"error dialing backend: dial tcp 10.0.0.2:10250: connect: no route to host (Missing)"},
+		"cannot be asked, TLS": {func(w *world) {
+			w.unasked("n2", "error dialing backend: tls: failed to verify certificate: x509: certificate has expired")
+		}, Wrong,
+			"its speaker does not hear those on n2, and landfallctl cannot ask them why; n2: " +
+				"error dialing backend: tls: failed to verify certificate: x509: certificate has expired (Missing)"},
+		"cannot be asked, forbidden": {func(w *world) { w.unasked("n2", "unable to upgrade connection: Forbidden (user=kube-apiserver)") }, Wrong,
+			"its speaker does not hear those on n2, and landfallctl cannot ask them why; n2: " +
+				"unable to upgrade connection: Forbidden (user=kube-apiserver) (Missing)"},
 		"silent": {func(w *world) {
 			a := w.Agents["n1"]
 			a.Said, a.Speaker.Unanswered = nil, "no answer within 5s"

@@ -339,10 +339,13 @@ func (c Cluster) members(s *SpeakerStatus) Check {
 		}
 	}
 	slices.Sort(unseen)
-	var hang []string
+	var hang, unasked []string
 	for _, node := range unseen {
-		if c.Agents[node].Speaker.Unanswered != "" {
+		switch p := c.Agents[node].Speaker; {
+		case p.silent():
 			hang = append(hang, node)
+		case p.Unanswered != "":
+			unasked = append(unasked, node)
 		}
 	}
 	switch {
@@ -352,6 +355,11 @@ func (c Cluster) members(s *SpeakerStatus) Check {
 			"landfallctl", list(hang, 4), s.Node)
 		check.Cure = "kubectl -n landfall-system get pods -o wide --field-selector spec.nodeName=" + hang[0] +
 			"   # delete the pod there"
+	case len(unasked) > 0:
+		check.Level, check.Reason = Wrong, lb.ReasonMissing
+		check.Text = fmt.Sprintf("its speaker does not hear those on %s, and landfallctl cannot ask them why; %s: %s",
+			list(unasked, 4), unasked[0], c.Agents[unasked[0]].Speaker.Unanswered)
+		check.Cure = "kubectl describe node " + unasked[0] + "   # the API server has to reach its kubelet"
 	case len(unseen) > 0 && strings.Contains(s.Members.Trouble, otherKey):
 		check.Level, check.Reason = Wrong, lb.ReasonGossipBlocked
 		check.Text = fmt.Sprintf("its speaker reaches that of %s, but they do not understand each other: most likely their "+

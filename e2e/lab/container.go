@@ -3,6 +3,7 @@ package lab
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -104,7 +105,7 @@ func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c 
 func containerEnv(c corev1.Container, n Node, acc account) ([]string, error) {
 	fields := map[string]string{
 		"spec.nodeName": n.Name, "spec.serviceAccountName": acc.Name, "metadata.namespace": Namespace,
-		"metadata.name": c.Name + "-" + n.Name, "status.hostIP": n.Addr.String(), "status.podIP": n.Addr.String(),
+		"metadata.name": c.Name + "-" + n.Name, "metadata.uid": rand.Text(), "status.hostIP": n.Addr.String(), "status.podIP": n.Addr.String(),
 	}
 	var env []string
 	for _, e := range c.Env {

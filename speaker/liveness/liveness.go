@@ -39,6 +39,9 @@ type Options struct {
 	Back   func(node string)
 	// Probe reports whether the kernel of a node answers; nil stands for Answers.
 	Probe func(ctx context.Context, addr netip.AddrPort) bool
+	// Ping reports whether the speaker of a node answers gossip. Those that gossip knows are asked that, too, as
+	// a packet filter may drop what a probe sends; nil for not at all.
+	Ping func(node string, addr netip.AddrPort) bool
 }
 
 // Actor probes the nodes whose speakers gossip has lost.
@@ -229,7 +232,7 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 	answers := make([]Answer, len(probes))
 	var group sync.WaitGroup
 	for i, p := range probes {
-		group.Go(func() { answers[i] = Answer{p, a.opts.Probe(ctx, p.Addr)} })
+		group.Go(func() { answers[i] = Answer{p, a.ask(ctx, p)} })
 	}
 	group.Wait()
 	if ctx.Err() == nil { // a probe that was cut short shows nothing
@@ -254,6 +257,19 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 		a.opts.Changed()
 	}
 	return again
+}
+
+// ask reports whether the kernel of a node answers, or of a witness the speaker.
+func (a *Actor) ask(ctx context.Context, p Probe) bool {
+	if !p.witness || a.opts.Ping == nil {
+		return a.opts.Probe(ctx, p.Addr)
+	}
+	var pinged bool
+	var group sync.WaitGroup
+	group.Go(func() { pinged = a.opts.Ping(p.Node, p.Addr) })
+	answered := a.opts.Probe(ctx, p.Addr)
+	group.Wait()
+	return answered || pinged
 }
 
 // settle takes in the answers to probes that were asked at once. They change the state at one moment: what

@@ -47,8 +47,10 @@ type State struct {
 	hold     time.Duration
 	ring     int // successors on the ring whose paths this node watches
 	nodes    map[string]*peer
-	previous reserved // for this node, by the others
-	turn     uint64   // counts the draws of nodes that are asked as witnesses
+	previous reserved  // for this node, by the others
+	turn     uint64    // counts the draws of nodes that are asked as witnesses
+	doubting time.Time // since when answers count of those asked while this node may be cut off
+	sure     bool      // enough have answered since, and the suspects of that time are asked once more
 }
 
 // phase is what gossip knows of a node's speaker.
@@ -67,9 +69,11 @@ type peer struct {
 	doubt uint64 // counts the times at which gossip lost it
 	// silent is since when the kernel of a suspect has not answered, while too few others do.
 	silent time.Time
-	met    bool // it has been live, and has not left
-	dead   bool
-	alarm  alarm
+	// asked is when its kernel was last asked, answered when it last answered.
+	asked, answered time.Time
+	met             bool // it has been live, and has not left
+	dead            bool
+	alarm           alarm
 	// condemned is set while the node counts as dead because of an alarm, and gossip has not lost it.
 	condemned  bool
 	hold       reserved
@@ -190,6 +194,8 @@ func (l *State) due(now time.Time) time.Duration {
 	switch {
 	case slices.ContainsFunc(probes, func(p Probe) bool { return p.doubt != 0 }):
 		return time.Nanosecond // news came while others were asked
+	case l.undecided():
+		return time.Nanosecond // each round asks others
 	case len(probes) > 0:
 		return probeEvery
 	}

@@ -228,8 +228,7 @@ func TestStories(t *testing.T) {
 			"live d m, missing a b c, alone"},
 		{"no longer", five + "a1 lost, cut, 200ms, heard, a silent", "live b c d m, missing a, dead a"},
 		{"it was a moment", five + "a1 lost, cut, 200ms, heard, a answers", "live a b c d m, a held 1"},
-		{"others are silent to probes for ever", five + "a1 lost, cut, 2399ms, cut", "live a b c d m"},
-		{"but not for longer", five + "a1 lost, cut, 2400ms, cut", "live b c d m, missing a, dead a"},
+		{"cut off for long, and gossip has not lost the others", five + "a1 lost, cut, 1h, cut", "live a b c d m"},
 		{"two of five die at once", five + "a1 lost, a silent, b1 lost, b silent", "live c d m, missing a b, dead a b"},
 		{"the lesser half of a partition", five + "a1 lost, a alone", "live a b c d m"},
 		{"the first of four sees a majority in half of them", four + "n1 lost, cut, o1 lost, cut", "live m n o p"},
@@ -349,13 +348,13 @@ func TestRandomStories(t *testing.T) {
 // Names that follow one another are often of one rack. So the witnesses of a node in a large cluster are not
 // those that come first. Nor are they the same as those of another node: all ask at the same time.
 func TestWitnessesAreDrawn(t *testing.T) {
-	const nodes, rack = 48, 12
+	const nodes, rack = 192, 48
 	asked, sameRack := map[string]int{}, 0
 	for self := range nodes {
-		s := NewState(fmt.Sprintf("n%02d", self), hold)
+		s := NewState(fmt.Sprintf("n%03d", self), hold)
 		now := time.Unix(1e9, 0)
 		for i := range nodes {
-			p := plan.Process{Node: fmt.Sprintf("n%02d", i), Born: 1,
+			p := plan.Process{Node: fmt.Sprintf("n%03d", i), Born: 1,
 				Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 7947)}
 			if i == self {
 				continue
@@ -383,8 +382,8 @@ func TestWitnessesAreDrawn(t *testing.T) {
 			sameRack++
 		}
 	}
-	// A draw of 8 from 46 has more than 4 of 11 with a chance of 2 %.
-	if most := slices.Max(slices.Collect(maps.Values(asked))); most > nodes/2 || sameRack > nodes/6 {
+	// 32 of 190 are drawn: each is asked by 32 others or so, give or take 5, and 8 are of the same rack.
+	if most := slices.Max(slices.Collect(maps.Values(asked))); most > nodes/3 || sameRack > 0 {
 		t.Errorf("%d nodes ask one and the same; %d nodes ask their own rack", most, sameRack)
 	}
 }

@@ -1,8 +1,10 @@
 package liveness
 
 import (
+	"cmp"
 	"hash/fnv"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -13,37 +15,51 @@ import (
 // A node that is cut off loses the others one by one, and sees a majority until it has lost half of
 // them. It would take the addresses of each, and if the cut ended at that moment, clients would hear
 // it. So whenever it asks a kernel whose silence would bury a node, it asks others at the same time,
-// its witnesses. If so many are silent that it would see no majority without them, the silence of the
-// one shows nothing: that node stays a suspect, until witnesses answer or gossip has lost so many that
-// this node sees no majority any more and takes nothing. A crashed node is buried without a delay, as
-// the witnesses have answered long before the wait for it is over.
+// its witnesses. A crashed node is buried without a delay, as the witnesses have answered long before
+// the wait for it is over. Does a witness not answer, more than a crash of one node has happened: nobody
+// is buried before a majority of all known nodes has answered this one. It asks on, others each time and
+// without a pause, until they have or gossip has lost so many that this node sees no majority any more
+// and takes nothing.
+//
+// Half of a cluster of thousands takes a while to ask. If seven eighths have answered of those that were
+// drawn by chance, so many more than half are there that only one in 100,000 nodes of a cluster that
+// falls into halves draws so many of its own side.
 
 const (
-	// witnesses bounds how many kernels are asked that nothing is held against.
-	witnesses = 8
-	// A suspect stays one for doubt and for so much more for each node: gossip has lost all of them by
-	// then that do not hear this one. Those that are left answer neither TCP nor ping, for some reason.
-	doubt       = 2 * time.Second
-	doubtOfEach = 100 * time.Millisecond
+	// witnesses bounds how many kernels are asked at once that nothing is held against.
+	witnesses = 32
+	// evidenceLasts is how long answers count while this node is in doubt: the half of 10,000 nodes has been
+	// asked by then. After that it asks anew.
+	evidenceLasts = 10 * time.Second
 )
 
 // witnesses returns the probes of some live nodes that are not probed anyway: others for each node, as all
-// nodes ask at the same time, and others after each time that left this one unsure. In a large cluster they
-// are drawn: names that follow one another are often of one rack, which is cut off, or dies, as a whole.
+// nodes ask at the same time, and others each time. In a large cluster they are drawn: names that follow one
+// another are often of one rack, which is cut off, or dies, as a whole. Those that were not asked yet come
+// first, and then those that have not answered.
 func (l *State) witnesses(probes []Probe) []Probe {
+	asked := map[string]bool{}
+	for _, p := range probes {
+		asked[p.Node] = true
+	}
 	var names []string
 	for name, n := range l.nodes {
-		asked := slices.ContainsFunc(probes, func(p Probe) bool { return p.Node == name })
-		if n.phase == live && !asked && n.Addr.IsValid() {
+		if n.testifies() && !asked[name] {
 			names = append(names, name)
 		}
 	}
 	if len(names) > witnesses {
+		since := l.doubtSince(time.Time{})
 		slices.Sort(names)
 		h := fnv.New64a()
 		_, _ = io.WriteString(h, l.self) // never fails
 		draw := rand.New(rand.NewPCG(h.Sum64(), l.turn))
 		draw.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		if !since.IsZero() {
+			slices.SortStableFunc(names, func(a, b string) int {
+				return cmp.Compare(l.nodes[a].evidence(since), l.nodes[b].evidence(since))
+			})
+		}
 		names = names[:witnesses]
 	}
 	var found []Probe
@@ -53,48 +69,129 @@ func (l *State) witnesses(probes []Probe) []Probe {
 	return found
 }
 
+// testifies reports whether a node can be asked as a witness.
+func (n *peer) testifies() bool { return n.phase == live && n.Addr.IsValid() }
+
+// evidence is what has come of the last question to a node.
+type evidence int
+
+const (
+	unasked evidence = iota
+	unanswered
+	answered
+)
+
+// evidence returns what has come of asking the node since then.
+func (n *peer) evidence(since time.Time) evidence {
+	switch {
+	case n.asked.Before(since):
+		return unasked
+	case n.answered.Before(n.asked):
+		return unanswered
+	}
+	return answered
+}
+
+// doubtSince returns from when on answers count: since this node is in doubt, or if it is not, from now on.
+func (l *State) doubtSince(now time.Time) time.Time {
+	if l.doubts() || l.sure {
+		return l.doubting
+	}
+	return now
+}
+
+// doubts reports whether suspects are silent that this node could not tell from those beyond a cut.
+func (l *State) doubts() bool {
+	for _, n := range l.nodes {
+		if n.phase == suspect && !n.silent.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+// undecided reports whether this node is in doubt, and there are some that it has not asked since.
+func (l *State) undecided() bool {
+	if !l.doubts() {
+		return false
+	}
+	for _, n := range l.nodes {
+		if n.testifies() && n.evidence(l.doubting) == unasked {
+			return true
+		}
+	}
+	return false
+}
+
 // trust is what the answers to probes show of this node itself.
 type trust int
 
 const (
 	heard    trust = iota // enough others answer: who is silent is dead
 	cutOff                // it may be cut off: silence shows nothing
-	outlived              // it sees no majority without those that are silent, or has waited for long enough
+	outlived              // it sees no majority without those that are silent
 )
 
 // trust weighs who has answered.
 func (l *State) trust(answers []Answer, now time.Time) trust {
-	silent, late := map[string]bool{}, false
+	since := l.doubtSince(now)
+	if now.Sub(since) > evidenceLasts {
+		since = now
+	}
+	silent := map[string]bool{}
 	for name, n := range l.nodes {
 		if n.phase == suspect && !n.silent.IsZero() {
 			silent[name] = true
-			late = late || !now.Before(n.silent.Add(doubt+time.Duration(len(l.nodes))*doubtOfEach))
 		}
 	}
-	asked, answered := 0, 0
 	for _, a := range answers {
+		n := l.nodes[a.Node]
+		if n == nil {
+			continue
+		}
+		n.asked, n.answered = now, time.Time{}
 		switch {
-		case a.witness && a.Answered:
-			asked, answered = asked+1, answered+1
-		case a.witness:
-			asked++
-		case !a.Answered && a.buries():
+		case a.Answered:
+			n.answered = now
+		case a.buries() && (a.doubt == 0 || a.doubt == n.doubt): // it was not lost again meanwhile
 			silent[a.Node] = true
 		}
 	}
-	if late || !l.sees(silent, now).Majority {
+	if !l.sees(silent, now).Majority {
+		l.sure = false
 		return outlived
 	}
-	for _, a := range answers {
-		if a.witness && !a.Answered {
-			silent[a.Node] = true
+	if l.hears(silent, since, now) {
+		l.sure = l.doubts() // those that were silent are asked once more
+		return heard
+	}
+	l.doubting, l.sure = since, false
+	return cutOff
+}
+
+// hears reports whether this node is not cut off, by who has answered since then. Those that gossip has lost
+// while they were asked count like those that it knows.
+func (l *State) hears(silent map[string]bool, since, now time.Time) bool {
+	without, asked, said := maps.Clone(silent), 0, 0
+	for name, n := range l.nodes {
+		if n.phase == absent || !n.Addr.IsValid() || silent[name] {
+			continue
 		}
+		switch n.evidence(since) {
+		case answered:
+			asked, said = asked+1, said+1
+			continue
+		case unanswered:
+			asked++
+		}
+		without[name] = true
 	}
-	few := asked == witnesses && 2*answered <= asked // of a large cluster it asks a sample
-	if few || answered < asked && !l.sees(silent, now).Most() {
-		return cutOff
+	if len(without) == len(silent) || l.sees(without, now).Most() {
+		return true // all have answered, or more than half of all
 	}
-	return heard
+	speakers := l.Speakers(now)
+	there := len(speakers.Live) - len(silent)
+	return asked >= witnesses && 8*said*there >= 7*asked*(len(speakers.Live)+len(speakers.Missing))
 }
 
 // sees returns how much of the cluster this node sees without some.

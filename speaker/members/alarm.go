@@ -3,6 +3,7 @@ package members
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -93,4 +94,17 @@ func (m *Members) Address() netip.Addr {
 		return netip.Addr{}
 	}
 	return m.bind
+}
+
+// Ping reports whether the speaker of a node answers gossip: a direct question, for as long as gossip waits for
+// the answer to one.
+func (m *Members) Ping(node string, addr netip.AddrPort) bool {
+	m.mu.Lock()
+	ml := m.ml
+	m.mu.Unlock()
+	if ml == nil {
+		return false
+	}
+	_, err := ml.Ping(node, net.UDPAddrFromAddrPort(addr))
+	return err == nil
 }

@@ -42,6 +42,22 @@ func TestLonely(t *testing.T) {
 	}
 }
 
+// A speaker that does not know yet where the others are calls nobody: it cannot take itself for the only one.
+func TestAWaitBeginsWithTheNodesKnown(t *testing.T) {
+	r := newRig(t, "a", "b")
+	a := r.start("a")
+	r.eventually("gossip has begun", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.ml != nil })
+	began := func() bool { a.mu.Lock(); defer a.mu.Unlock(); return !a.calling.IsZero() }
+	for range 20 {
+		a.join.Poke()
+		if _, err := a.joinStep(t.Context()); err != nil || began() || a.Joined() {
+			t.Fatalf("it has called others: %v, joined %v, %v", began(), a.Joined(), err)
+		}
+	}
+	r.introduce("a")
+	r.eventually("it calls them", began)
+}
+
 // What a node says while it is alone is not kept for others to come.
 func TestASingleNodeQueuesNothing(t *testing.T) {
 	r := newRig(t, "a", "b")

@@ -192,6 +192,8 @@ type simNode struct {
 type simCluster struct {
 	net   *simNet
 	nodes []*simNode
+	// filtered has packet filters drop what is for kernels, and not gossip.
+	filtered bool
 }
 
 func simAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}) }
@@ -209,7 +211,7 @@ func (c *simCluster) start(n *simNode) {
 	ports := c.net.open(n.addr)
 	log := slog.New(slog.DiscardHandler)
 	probe := func(_ context.Context, to netip.AddrPort) bool {
-		if _, ok := c.net.reach(n.addr, to.Addr()); ok {
+		if _, ok := c.net.reach(n.addr, to.Addr()); ok && !c.filtered {
 			time.Sleep(2 * simLatency)
 			return true
 		}
@@ -218,7 +220,8 @@ func (c *simCluster) start(n *simNode) {
 	}
 	var m *Members
 	n.alive = liveness.New(liveness.Options{Self: n.name, Hold: 5 * time.Second, Log: log, Changed: func() {}, Probe: probe,
-		Report: func(node string, born uint64) { m.Alarm(node, born) }, Back: func(node string) { m.Greet(node) }})
+		Report: func(node string, born uint64) { m.Alarm(node, born) }, Back: func(node string) { m.Greet(node) },
+		Ping: func(node string, addr netip.AddrPort) bool { return m.Ping(node, addr) }})
 	m = New(Options{Self: n.name, Bind: fixed(n.addr), Port: simPort, Born: time.Now(), Alone: 40 * time.Second,
 		Liveness: n.alive, Log: log, Changed: func([]netip.Addr) {}, transport: ports})
 	n.Members = m

@@ -49,6 +49,7 @@ type State struct {
 	// As of the last step: apart is set when the node saw no majority, half when it saw exactly half
 	// of the speakers, and few when it saw no more.
 	apart, half, few bool
+	only             bool      // it saw no other speaker, in a cluster with other nodes
 	calm             time.Time // when it has seen more than half of them for long enough
 	parted           bool
 	alone            bool      // as of the last step
@@ -71,11 +72,15 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 	if slices.Equal(f.Speakers.Missing, s.seen.Missing) {
 		f.Speakers.Missing = s.seen.Missing
 	}
-	s.self, s.seen = f.Self, f.Speakers
-	s.bury(now)
 	// Those who count this node among them speak of the time before they lost it, if they have: they do
 	// not say who serves what it does not.
 	f.Heard = f.Heard && !slices.Contains(f.Said.Live, f.Self)
+	if f.Heard && f.Speakers.Majority && outweighed(f.Speakers.Live, f.Said.Live) {
+		f.Speakers = f.Speakers.Outweighed()
+	}
+	s.self, s.seen = f.Self, f.Speakers
+	s.only = f.Others && len(f.Speakers.Live) == 1
+	s.bury(now)
 	said, heard := f.Said, f.Heard
 	lost := !s.apart && (!s.seen.Majority || s.seen.Half && !s.half) // of two halves, either may be cut off
 	found := s.seen.Most() && s.few
@@ -109,6 +114,14 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 	s.alone = f.Speakers.Alone
 	s.others, s.heard, s.parted, s.estranged, s.mute = said, heard, parted, estranged, mute
 	return news, changed, again
+}
+
+// outweighed reports whether the side that has written the Lease is to serve, and not the one that this node sees,
+// although each takes itself for the majority: a speaker that starts while the cluster is parted is counted by
+// the side that it has met, and knows nobody of the other one. Both sides apply this rule, and come to the same. On
+// a side of more than standby nodes not all read the Lease; it goes on.
+func outweighed(live, theirs []string) bool {
+	return len(live) <= standby && (len(theirs) > len(live) || len(theirs) == len(live) && theirs[0] < live[0])
 }
 
 // Speakers are those that the node saw in the last step.
@@ -187,12 +200,12 @@ type Desired struct {
 	Says lb.Witness
 }
 
-// Desired returns what the node makes of the Lease: it reads it while it sees no majority, and
-// renews it while it sees one and misses somebody. unserved are the VIPs that no node answers for,
+// Desired returns what the node makes of the Lease: it reads it while it sees no majority, or no other speaker
+// at all, and renews it while it sees a majority and misses somebody. unserved are the VIPs that no node answers for,
 // sorted.
 func (s *State) Desired(unserved func() []netip.Addr) Desired {
 	switch {
-	case !s.seen.Majority, s.estranged && !s.seen.Lost:
+	case !s.seen.Majority, !s.seen.Lost && (s.estranged || s.only):
 		return Desired{Heed: true} // also to learn whether the API server answers
 	case !s.seen.Lost:
 		return Desired{}

@@ -208,6 +208,34 @@ func TestDesired(t *testing.T) {
 	}
 }
 
+// Two sides that hold themselves for the majority decide alike which one serves.
+func TestTheLesserOfTwoMajoritiesYields(t *testing.T) {
+	for name, c := range map[string]struct {
+		self, live, known, theirs string
+		yields, reads             bool
+	}{
+		"half, and more have met another":      {"b", "b", "b c", "a c", true, true},
+		"those have":                           {"c", "a c", "a b c", "b", false, false},
+		"started alone":                        {"b", "b", "b", "a c", true, true},
+		"started alone, heard by nobody":       {"b", "b", "b", "", false, true},
+		"as many as the others, the first":     {"a", "a d", "a b d", "b c", false, false},
+		"as many as the others, not the first": {"b", "b c", "b c d", "a d", true, true},
+		"they count this node":                 {"b", "b", "b c", "a b c", false, false},
+		"nobody says anything":                 {"a", "a c", "a b c", "", false, false},
+		"more than read the Lease":             {"b", "b c d e", "b c d e f", "a f g h i", false, false},
+	} {
+		var s State
+		f := Facts{Self: c.self, Others: true, Said: lb.Witness{Node: "z", Live: strings.Fields(c.theirs)}, Heard: c.theirs != "",
+			Speakers: plan.SpeakersOf(c.self, strings.Fields(c.live), strings.Fields(c.live), strings.Fields(c.known), nil)}
+		_, _, _ = s.Step(time.Unix(1e9, 0), f)
+		reads := s.Desired(func() []netip.Addr { return nil }).Heed
+		if s.Elsewhere(vip1) != c.yields || reads != c.reads || s.Parted() != c.yields {
+			t.Errorf("%s: yields %v, reads the Lease %v, sees no majority %v; want %v, %v, %[2]v", name, s.Elsewhere(vip1),
+				reads, s.Parted(), c.yields, c.reads)
+		}
+	}
+}
+
 // A node that hears none of the others, and waits for them, sees a majority and is alone: that
 // changes what is decided.
 func TestAloneWhileItWaits(t *testing.T) {

@@ -35,6 +35,13 @@ type Quorum struct {
 // Most reports whether a node sees more than half of the speakers that it knows.
 func (q Quorum) Most() bool { return q.Majority && !q.Half }
 
+// Outweighed returns the same for a node that sees a majority as far as it knows, and has heard of a greater one
+// that does not see it.
+func (s Speakers) Outweighed() Speakers {
+	s.Majority, s.Half, s.Alone, s.Dead = false, false, true, nil
+	return s
+}
+
 // SpeakersOf returns what a node sees: heard are the nodes whose speaker takes part in gossip, live
 // those and the ones that are suspect or expected back, known those and the ones that it misses,
 // and silent those whose kernel is silent. All are sorted; the first three contain the node.

@@ -1,6 +1,7 @@
 package witness
 
 import (
+	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -14,21 +15,30 @@ type State struct {
 	said    lb.Witness
 	renewed time.Time // when the Lease was last seen to be written, by this node's clock
 	told    time.Time // when this node last wrote, or tried to
+	// foreign is what those have written last that do not count this node, while it renews the Lease itself,
+	// and heard when that was seen.
+	foreign lb.Witness
+	heard   time.Time
 }
 
 // Saw takes in what the Lease says, and whether it was written since it was last looked at. Only that
 // shows that a majority is at work now: clocks differ, and the Lease stays when those who wrote it
-// have gone.
+// have gone. Of those who renew it in turn with this node each counts this one.
 func (s *State) Saw(now time.Time, d Desired, said lb.Witness, version string) {
-	switch {
-	case s.known && version != s.version, !s.known && d.Tell: // those before this one get their time
+	switch news := s.known && version != s.version; {
+	case news && d.Tell && !slices.Contains(said.Live, d.Says.Node):
+		s.foreign, s.heard = said, now
+	case news && d.Heed:
+		s.heard = time.Time{} // the newest counts
+		fallthrough
+	case news, !s.known && d.Tell: // those before this one get their time
 		s.renewed = now
 	}
 	s.known, s.version, s.said = true, version, said
 }
 
 // Rest takes in that the node leaves the Lease alone: what it has read shows nothing later on.
-func (s *State) Rest() { s.known, s.renewed = false, time.Time{} }
+func (s *State) Rest() { s.known, s.renewed, s.heard = false, time.Time{}, time.Time{} }
 
 // Due returns how long a node that renews the Lease waits until it reads it for that; 0 for not at all.
 func (s *State) Due(now time.Time, d Desired) time.Duration {
@@ -59,7 +69,10 @@ func (s *State) Wrote(now time.Time, says lb.Witness, version string) {
 func (s *State) Version() string { return s.version }
 
 // Outcome returns what those say that see a majority, and whether they have said it lately and the node
-// is to heed it.
+// is to heed it. One that renews the Lease itself hears those that do not count it.
 func (s *State) Outcome(now time.Time, d Desired) (said lb.Witness, fresh bool) {
+	if !s.heard.IsZero() && now.Before(s.heard.Add(lasts)) {
+		return s.foreign, true
+	}
 	return s.said, d.Heed && !s.renewed.IsZero() && now.Before(s.renewed.Add(lasts))
 }

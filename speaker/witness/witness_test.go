@@ -177,6 +177,52 @@ func TestOneTellsAndAnotherStepsIn(t *testing.T) {
 	})
 }
 
+// Two sides that both renew the Lease hear of one another, whatever their ranks are, for as long as both do.
+func TestTwoSidesThatTellHearOfOneAnother(t *testing.T) {
+	inBubble(t, func(l *lease, start func() *Actor) {
+		side := func(node string, rank int, live ...string) Desired {
+			return Desired{Tell: true, Rank: rank, Says: lb.Witness{Node: node, Live: live}}
+		}
+		one, other := start(), start()
+		one.Set(side("b", 0, "b"))
+		other.Set(side("c", 1, "a", "c"))
+		time.Sleep(10 * time.Second)
+		if said, fresh := one.Outcome(); !fresh || said.Node != "c" {
+			t.Errorf("the first in rank hears %+v, %v", said, fresh)
+		}
+		if said, fresh := other.Outcome(); !fresh || said.Node != "b" {
+			t.Errorf("the other side hears %+v, %v", said, fresh)
+		}
+		one.Set(Desired{Heed: true}) // it yields
+		for range 100 {
+			time.Sleep(100 * time.Millisecond)
+			if said, fresh := one.Outcome(); !fresh || said.Node != "c" {
+				t.Fatalf("after it has yielded it hears %+v, %v", said, fresh)
+			}
+		}
+		if _, fresh := other.Outcome(); fresh {
+			t.Error("the side that has yielded is heard still")
+		}
+	})
+}
+
+// Who tells in turn with this node counts it, and is none whom it heeds.
+func TestOneSideDoesNotHeedItself(t *testing.T) {
+	inBubble(t, func(l *lease, start func() *Actor) {
+		first, second := start(), start()
+		first.Set(tells("a", 0))
+		second.Set(tells("b", 1))
+		for range 100 {
+			time.Sleep(100 * time.Millisecond)
+			for _, a := range []*Actor{first, second} {
+				if said, fresh := a.Outcome(); fresh {
+					t.Fatalf("it heeds %+v", said)
+				}
+			}
+		}
+	})
+}
+
 func TestTheLeaseIsLeftAloneWithoutNeed(t *testing.T) {
 	inBubble(t, func(l *lease, start func() *Actor) {
 		a := start()

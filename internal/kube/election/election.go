@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,6 +27,9 @@ type Options struct {
 	Namespace, Name string
 	// Identity must differ between all candidates, also between two lives of one pod.
 	Identity string
+	// Life is how identities of all lives of this candidate begin, where a new one begins only after the last has
+	// ended: it takes over from that one at once. "" if that is not so.
+	Life string
 	// Others may take over LeaseDuration after the last renewal; a leader that could not renew for
 	// RenewDeadline stops leading; RetryPeriod is the time between attempts. They must decrease in
 	// this order.
@@ -47,6 +51,7 @@ func Lead(ctx context.Context, client *kube.Client, log *slog.Logger, e Options,
 func run(ctx context.Context, leases coordinationv1.LeasesGetter, log *slog.Logger, e Options,
 	lead func(context.Context) error) error {
 	log = log.With("lease", e.Namespace+"/"+e.Name, "identity", e.Identity)
+	inherit(ctx, leases, log, e)
 	for ctx.Err() == nil {
 		log.Info("waiting to become the leader")
 		t := term{ctx: ctx, log: log, lead: lead, ended: make(chan struct{})}
@@ -55,6 +60,29 @@ func run(ctx context.Context, leases coordinationv1.LeasesGetter, log *slog.Logg
 		}
 	}
 	return nil
+}
+
+// inherit releases the Lease of this candidate's last life, which was killed: no other would take over before
+// LeaseDuration is over. If that fails, this one waits for it, too.
+func inherit(ctx context.Context, leases coordinationv1.LeasesGetter, log *slog.Logger, e Options) {
+	if e.Life == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.RetryPeriod)
+	defer cancel()
+	api := leases.Leases(e.Namespace)
+	lease, err := api.Get(ctx, e.Name, metav1.GetOptions{})
+	if err != nil || lease.Spec.HolderIdentity == nil || !strings.HasPrefix(*lease.Spec.HolderIdentity, e.Life) {
+		return // the election tells what keeps it from the Lease
+	}
+	last := *lease.Spec.HolderIdentity
+	lease.Spec.HolderIdentity = new("")
+	if _, err := api.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
+		log.Warn("cannot release the Lease of this pod's last controller; waiting until it is over", "holder", last,
+			"error", err)
+		return
+	}
+	log.Info("released the Lease of this pod's last controller, which was killed", "holder", last)
 }
 
 // term is one candidacy: waiting, leading, and the end of both.

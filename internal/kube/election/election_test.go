@@ -39,9 +39,14 @@ func newOffice() *office {
 
 // run lets a candidate lead until it may no longer, and then take as long as slow to stop.
 func (o *office) run(ctx context.Context, identity string, slow time.Duration) *candidate {
+	return o.live(ctx, identity, "", slow)
+}
+
+// live does the same for a candidate whose identities begin with life.
+func (o *office) live(ctx context.Context, identity, life string, slow time.Duration) *candidate {
 	ctx, stop := context.WithCancel(ctx)
 	c := &candidate{ended: make(chan error, 1), stop: stop}
-	e := Options{Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second,
+	e := Options{Life: life, Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second,
 		RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
 	go func() {
 		c.ended <- run(ctx, o.core.CoordinationV1(), o.log, e, func(ctx context.Context) error {
@@ -93,6 +98,41 @@ func TestOneLeadsAndHandsOverAtOnce(t *testing.T) {
 			t.Errorf("the Lease is not released: %v, %v", lease, err)
 		}
 	})
+}
+
+// A controller that was killed has not released its Lease. Its next life takes over at once, as the container that it
+// was in has ended; another candidate waits until the Lease is over.
+func TestALifeThatWasKilledIsSucceededAtOnce(t *testing.T) {
+	for name, tc := range map[string]struct {
+		identity, life string
+		leads          bool
+	}{
+		"the next life":    {"pod_1_b", "pod_1_", true},
+		"another pod":      {"pod_2_a", "pod_2_", false},
+		"it does not know": {"pod_1_b", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := newOffice()
+				held := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+					Spec: coordinationv1.LeaseSpec{HolderIdentity: new("pod_1_a"), LeaseDurationSeconds: new(int32(15)),
+						RenewTime: new(metav1.NowMicro()), AcquireTime: new(metav1.NowMicro()), LeaseTransitions: new(int32(7))}}
+				if _, err := o.core.CoordinationV1().Leases("ns").Create(t.Context(), held, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				c := o.live(t.Context(), tc.identity, tc.life, 0)
+				time.Sleep(time.Second)
+				if c.leading.Load() != tc.leads {
+					t.Errorf("after a second it leads: %v", c.leading.Load())
+				}
+				time.Sleep(20 * time.Second)
+				if !c.leading.Load() {
+					t.Error("it does not lead although the Lease is over")
+				}
+				c.end(t)
+			})
+		})
+	}
 }
 
 // TestLostLeadershipEndsTheWork cuts the leader off: it must stop before others may take over, and

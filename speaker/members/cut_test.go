@@ -1,0 +1,76 @@
+package members
+
+import (
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A speaker is asked over gossip, too: a packet filter may drop what probes of kernels send.
+func TestPing(t *testing.T) {
+	r := newRig(t, "a", "b")
+	r.cluster()
+	a, b := r.members["a"], r.members["b"]
+	addr := netip.AddrPortFrom(r.peers["b"][0], uint16(testPort()))
+	r.eventually("b answers", func() bool { return a.Ping("b", addr) })
+	if a.Ping("c", addr) {
+		t.Error("b answers for another node")
+	}
+	b.cable.pulled.Store(true)
+	r.eventually("b is silent", func() bool { return !a.Ping("b", addr) })
+	a.stop()
+	if a.Ping("b", addr) {
+		t.Error("gossip has ended")
+	}
+}
+
+// TestContract11ASideCutOffBuriesNobody cuts off nearly half of a cluster: no node of that side ever holds
+// another one for dead, until gossip has lost so many that it sees no majority.
+func TestContract11ASideCutOffBuriesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startedCluster(21)
+		defer c.end()
+		const side = 9
+		c.part(side)
+		for range 3000 { // half a minute
+			for _, n := range c.nodes[:side] {
+				if dead := n.alive.Speakers().Dead; len(dead) > 0 {
+					t.Fatalf("%s is cut off, and holds %v for dead", n.name, dead)
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, n := range c.nodes[side:] {
+			if dead := n.alive.Speakers().Dead; len(dead) != side {
+				t.Errorf("%s, one of the majority, holds %v for dead", n.name, dead)
+			}
+		}
+	})
+}
+
+// A crash is found where packet filters drop all that is for kernels, as those who live answer gossip.
+func TestACrashIsFoundBehindPacketFilters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startedCluster(21)
+		defer c.end()
+		c.filtered = true
+		c.crash(c.nodes[3])
+		took := c.all(time.Minute, func(n *simNode) bool { return len(n.alive.Speakers().Dead) == 1 })
+		t.Logf("after %s", took)
+		if took >= 2*time.Second {
+			t.Errorf("it took %s of simulated time", took)
+		}
+	})
+}
+
+// startedCluster returns a cluster whose nodes have met.
+func startedCluster(nodes int) *simCluster {
+	c := newSimCluster(nodes)
+	for _, n := range c.nodes {
+		c.start(n)
+	}
+	c.all(time.Minute, func(n *simNode) bool { return n.sees(nodes - 1) })
+	time.Sleep(5 * time.Second)
+	return c
+}
