@@ -19,7 +19,7 @@ import (
 // while these stay as they are (rest), and while one endpoint of each is replaced all the time.
 func BenchmarkBesideLarge(b *testing.B) {
 	for _, size := range []struct{ large, ports, endpoints int }{
-		{0, 0, 0}, {1, 10, 64}, {1, 160, 64}, {4, 160, 64}, {1, 20, 500}, {1, 100, 500},
+		{0, 0, 0}, {1, 10, 64}, {1, 160, 64}, {4, 160, 64}, {1, 20, 500},
 	} {
 		b.Run(fmt.Sprintf("%d of %d ports, %d endpoints", size.large, size.ports, size.endpoints), func(b *testing.B) {
 			besideLarge(b, size.large, size.ports, size.endpoints)
@@ -63,8 +63,10 @@ func besideLarge(b *testing.B, count, ports, endpoints int) {
 		cancel()
 		<-done
 	}()
-	change := func(i int) time.Duration {
-		s := simple(i*7919%plain, 2+(i+1)%2)
+	turn := 0
+	change := func() time.Duration {
+		turn++
+		s := simple(turn*7919%plain, 2+(1+turn/plain)%2)
 		from := time.Now()
 		a.Set(plans(s))
 		for {
@@ -83,14 +85,14 @@ func besideLarge(b *testing.B, count, ports, endpoints int) {
 	}
 	b.ReportMetric(time.Since(started).Seconds(), "start-s")
 	var rest, beside []time.Duration
-	for i := range 10 {
-		rest = append(rest, change(i))
+	for range 10 {
+		rest = append(rest, change())
 	}
 	longest.Store(0)
 	for i := 0; b.Loop(); i++ {
 		a.Set(others(i + 1))
 		time.Sleep(time.Duration(i%7) * 5 * time.Millisecond)
-		beside = append(beside, change(i))
+		beside = append(beside, change())
 	}
 	for name, took := range map[string][]time.Duration{"rest": rest, "beside": beside} {
 		slices.Sort(took)
