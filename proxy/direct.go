@@ -28,7 +28,8 @@ type direct struct {
 	// the speaker names, by their addresses of the VIP's family: the other nodes with endpoints, and those
 	// that had some, each until a time.
 	holders map[netip.Addr]map[lb.Key]holding
-	// due are the ends of these times, the earliest first: all last equally long.
+	// due are the Services of which nodes are asked until a time, and when the first of these has come;
+	// each Service once, the earliest first.
 	due []deadline
 }
 
@@ -168,7 +169,7 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 			changed[vip] = true
 		}
 	}
-	held := false
+	held, next := false, time.Time{}
 	for _, vip := range r.live.VIPs {
 		by := p.direct.holders[vip]
 		holders, holds := by[key]
@@ -184,8 +185,13 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 				by[key] = holders
 			}
 		}
-		if p.direct.hold(key, holders, with, now) {
+		if holders.hold(with, now) {
 			changed[vip] = true
+		}
+		for _, until := range holders {
+			if !until.IsZero() && (next.IsZero() || until.Before(next)) {
+				next = until
+			}
 		}
 		if len(holders) == 0 && !r.live.Direct {
 			if delete(by, key); holds {
@@ -194,6 +200,9 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 			continue
 		}
 		held = true
+	}
+	if held || p.direct.held[key] {
+		p.direct.remind(key, next)
 	}
 	if p.direct.held[key] = held; !held {
 		delete(p.direct.held, key)
@@ -206,24 +215,38 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 
 // hold notes which nodes have endpoints of a Service, and reports whether other nodes are to be asked than
 // before. A node that has none any more may hold connections for as long as nodes remember a silent one.
-func (d *direct) hold(key lb.Key, holders holding, with []netip.Addr, now time.Time) (changed bool) {
+func (h holding) hold(with []netip.Addr, now time.Time) (changed bool) {
 	for _, node := range with {
-		if until, known := holders[node]; !known || !until.IsZero() {
-			holders[node], changed = time.Time{}, true
+		if until, known := h[node]; !known || !until.IsZero() {
+			h[node], changed = time.Time{}, true
 		}
 	}
-	for node, until := range holders {
+	for node, until := range h {
 		switch {
 		case slices.Contains(with, node):
 		case until.IsZero():
-			holders[node] = now.Add(lb.FlowMemory)
-			d.due, changed = append(d.due, deadline{key, holders[node]}), true
+			h[node], changed = now.Add(lb.FlowMemory), true
 		case !now.Before(until):
-			delete(holders, node)
+			delete(h, node)
 			changed = true
 		}
 	}
 	return changed
+}
+
+// remind has a Service be marked as dirty at a time, and at no other; at zero never.
+func (d *direct) remind(key lb.Key, at time.Time) {
+	i := slices.IndexFunc(d.due, func(other deadline) bool { return other.key == key })
+	if i >= 0 {
+		if d.due[i].at.Equal(at) {
+			return
+		}
+		d.due = slices.Delete(d.due, i, i+1)
+	}
+	if !at.IsZero() {
+		i, _ = slices.BinarySearchFunc(d.due, at, func(other deadline, at time.Time) int { return other.at.Compare(at) })
+		d.due = slices.Insert(d.due, i, deadline{key, at})
+	}
 }
 
 // expire marks the Services as dirty of which a node need not be asked any more.

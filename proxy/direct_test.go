@@ -86,8 +86,8 @@ func TestDirectNodesAreInTheRing(t *testing.T) {
 	b.wantRing("not forwarded directly any more", "172.31.0.2 172.31.0.8 172.31.0.9 172.32.0.4 172.31.0.0")
 	b.clock = b.clock.Add(lb.FlowMemory - time.Minute)
 	b.direct("web", "direct")
-	if next := b.runAlone(); next != time.Minute {
-		t.Errorf("the next step is in %s", next)
+	if b.runAlone(); len(b.proxy.direct.due) > 0 {
+		t.Errorf("all nodes have endpoints again, and due is %+v", b.proxy.direct.due)
 	}
 	b.clock = b.clock.Add(time.Minute)
 	b.runAlone()
@@ -114,6 +114,51 @@ func TestDirectNodesAreInTheRing(t *testing.T) {
 	b.run()
 	if len(b.proxy.direct.holders)+len(b.proxy.direct.asking) > 0 {
 		t.Errorf("a deleted Service leaves %+v", b.proxy.direct)
+	}
+}
+
+// Contract clause 11: endpoints that come and go leave one deadline for each Service, and none with it.
+func TestContract11FlappingEndpointsLeaveOneDeadline(t *testing.T) {
+	b := newDirectBench(t)
+	vip := netip.MustParseAddr("198.51.100.1")
+	b.update = lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {}}, Number: 1}
+	b.run()
+	all, _ := b.slices.Get(key("web"))
+	there := all[0].Endpoints
+	endpoints := func(list []lb.Endpoint) {
+		slice := all[0]
+		slice.Endpoints = list
+		b.slices.Set(key("web"), []lb.Slice{slice})
+		b.mark(key("web"))
+		b.runAlone()
+	}
+	gone := b.clock
+	for range 100 {
+		b.clock = b.clock.Add(30 * time.Second)
+		endpoints(there[:1])
+		gone = b.clock
+		b.clock = b.clock.Add(5 * time.Second)
+		endpoints(there[1:2])
+	}
+	endpoints(there[:1])
+	if due := b.proxy.direct.due; len(due) != 1 || !due[0].at.After(gone) {
+		t.Errorf("due is %+v", due)
+	}
+	b.wantRing("while the nodes may hold connections", "172.31.0.2 172.31.0.3 172.32.0.4")
+	b.clock = b.clock.Add(lb.FlowMemory)
+	next := b.runAlone()
+	b.wantRing("an hour later", "")
+	if due := b.proxy.direct.due; len(due) > 0 {
+		t.Errorf("an hour later due is %+v, the next step in %v", due, next)
+	}
+	endpoints(there)
+	endpoints(there[:1])
+	b.delete("web")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	if due := b.proxy.direct.due; len(due) > 0 {
+		t.Errorf("a deleted Service leaves %+v", due)
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 )
 
 // eventQueue is how many Events wait for the API server. The recorder drops more of them: an Event
-// is a courtesy, and sending it must not block.
+// is a courtesy, and sending it must not block. Namespaces share the queue fairly.
 const eventQueue = 1000
 
 // Waits between attempts to send an Event while the API server cannot be reached.
@@ -65,7 +65,7 @@ type Events struct {
 	core       kinds
 	log        *slog.Logger
 	source     corev1.EventSource
-	queue      chan *corev1.Event
+	queue      *fairQueue[*corev1.Event] // by namespace; cluster-scoped objects have one of their own
 	correlator *record.EventCorrelator
 	sequence   atomic.Uint32 // tells Events of one moment apart in their names
 	pulse      loop.Pulse
@@ -85,7 +85,7 @@ func newEvents(core kinds, log *slog.Logger, component, instance string) *Events
 		core:       core,
 		log:        log,
 		source:     corev1.EventSource{Component: component, Host: instance},
-		queue:      make(chan *corev1.Event, eventQueue),
+		queue:      newFairQueue[*corev1.Event](eventQueue),
 		correlator: record.NewEventCorrelator(clock.RealClock{}),
 	}
 }
@@ -101,10 +101,9 @@ func (e *Events) Warning(about Reference, reason lb.Reason, message string) {
 }
 
 func (e *Events) enqueue(about Reference, eventType string, reason lb.Reason, message string) {
-	select {
-	case e.queue <- e.event(about, eventType, reason, message, time.Now()):
-	default:
-		e.log.Debug("the queue of Events is full: dropping one", "about", about.Name, "reason", reason)
+	from, lost := e.queue.add(about.Namespace, e.event(about, eventType, reason, message, time.Now()))
+	if lost {
+		e.log.Debug("the queue of Events is full: dropping one of the namespace with most", "namespace", from)
 	}
 }
 
@@ -133,14 +132,13 @@ func (e *Events) Busy() time.Duration { return e.pulse.Busy() }
 // Run sends Events until ctx ends.
 func (e *Events) Run(ctx context.Context) error {
 	for {
-		select {
-		case <-ctx.Done():
+		event, ok := e.queue.next(ctx)
+		if !ok {
 			return nil
-		case event := <-e.queue:
-			end := e.pulse.Begin()
-			e.send(ctx, event)
-			end()
 		}
+		end := e.pulse.Begin()
+		e.send(ctx, event)
+		end()
 	}
 }
 

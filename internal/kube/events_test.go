@@ -139,6 +139,47 @@ func TestEventsWaitForTheAPIServer(t *testing.T) {
 	}
 }
 
+// Contract clause 11: a namespace that fills the queue costs the others no Event, nor those of objects
+// without a namespace.
+func TestContract11OneNamespaceCostsNoEventOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const most = 60
+		core := fake.NewClientset()
+		e := newEvents(fakeKinds{core}, slog.New(slog.DiscardHandler), "landfall-controller", "pod-1")
+		e.queue = newFairQueue[*corev1.Event](most)
+		about := func(namespace string, i int) Reference {
+			return ServiceReference(lb.Service{Key: lb.Key{Namespace: namespace, Name: fmt.Sprint("service-", i)}})
+		}
+		for i := range 3 * most {
+			e.Warning(about("noisy", i), lb.ReasonPoolExhausted, fmt.Sprint("noise ", i))
+		}
+		for i := range 20 {
+			e.Normal(about("shop", i), lb.ReasonAssigned, fmt.Sprint(i))
+		}
+		e.Warning(PoolReference(lb.Pool{Name: "p"}), lb.ReasonPoolOverlaps, "of a pool")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.Run(ctx) }()
+		synctest.Wait()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		got := sentEvents(t, core)
+		for i := range 20 {
+			if _, ok := got[fmt.Sprint("Assigned: ", i)]; !ok {
+				t.Errorf("the Event of Service %d is lost", i)
+			}
+		}
+		if _, ok := got["Overlapping: of a pool"]; !ok {
+			t.Error("the pool's Event is lost")
+		}
+		if len(got) != most {
+			t.Errorf("%d Events were sent, want %d", len(got), most)
+		}
+	})
+}
+
 // TestEventsNeverBlock has nobody send, and then an end while an attempt is made again and again.
 func TestEventsNeverBlock(t *testing.T) {
 	core := fake.NewClientset()

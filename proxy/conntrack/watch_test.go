@@ -20,13 +20,13 @@ import (
 
 // watched is a node that redirects the ports 80 and 81 to a server, and a client.
 type watched struct {
-	t            *testing.T
+	t            testing.TB
 	node, client *nstest.NS
 	addr         netip.Addr
 	watch        *Watch
 }
 
-func newWatched(t *testing.T, server, client string, bits int) *watched {
+func newWatched(t testing.TB, server, client string, bits int) *watched {
 	w := &watched{t: t, node: nstest.New(t), client: nstest.New(t), addr: netip.MustParseAddr(server)}
 	nstest.Veth(t, w.node, "eth0", fmt.Sprint(server, "/", bits), w.client, "eth0", fmt.Sprint(client, "/", bits))
 	w.node.Run(t, "nft", "add table inet t; add chain inet t c { type nat hook prerouting priority -100; }; "+

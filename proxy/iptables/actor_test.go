@@ -24,6 +24,8 @@ type spy struct {
 	writes []string
 	// refuse says whether a restore with this input fails.
 	refuse func(input string) error
+	// after is called after each restore; may be nil.
+	after func()
 	// failSaves is how many of the next calls of Save fail.
 	failSaves int
 }
@@ -43,7 +45,11 @@ func (s *spy) Restore(ctx context.Context, input string) error {
 		}
 	}
 	s.writes = append(s.writes, input)
-	return s.Kernel.Restore(ctx, input)
+	err := s.Kernel.Restore(ctx, input)
+	if s.after != nil {
+		s.after()
+	}
+	return err
 }
 
 func refuseWith(part string) func(string) error {

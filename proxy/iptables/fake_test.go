@@ -166,6 +166,10 @@ func TestContract1RandomFailures(t *testing.T) {
 		start := func() *testActor {
 			a := newActor(map[lb.Family]Kernel{lb.IPv4: k}, seedConfig)
 			a.families[0].batch = int(seed % 4)
+			if seed%3 == 0 {
+				f := a.families[0]
+				f.once, f.portion, f.least = 3, 3, 3 // all Services are large
+			}
 			return a
 		}
 		a := start()

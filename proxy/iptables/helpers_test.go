@@ -111,7 +111,10 @@ func newActor(kernels map[lb.Family]Kernel, config plan.Config) *testActor {
 
 func actorWith(deps dialect.Deps, kernels map[lb.Family]Kernel) *testActor {
 	a := &testActor{}
-	deps.Log, deps.Changed = slog.New(slog.DiscardHandler), func() {}
+	deps.Log = slog.New(slog.DiscardHandler)
+	if deps.Changed == nil {
+		deps.Changed = func() {}
+	}
 	deps.Rules = func(name lb.Family, ledger *dialect.Ledger) dialect.Rules {
 		rules := Rules(kernels, 0)(name, ledger)
 		if rules != nil {

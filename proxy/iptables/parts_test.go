@@ -20,11 +20,20 @@ import (
 // large is a Service with session affinity, many ports and many endpoints, the first of which each
 // version replaces.
 func large(ports, endpoints, version int) plan.Service {
+	return largeNumber(0, ports, endpoints, version)
+}
+
+// largeNumber returns one of several such Services.
+func largeNumber(n, ports, endpoints, version int) plan.Service {
 	key := lb.Key{Namespace: "bench", Name: "large"}
+	if n > 0 {
+		key.Name = fmt.Sprint("large-", n)
+	}
 	svc := lb.Service{
 		Key: key, Type: lb.LoadBalancer, ExternalPolicy: lb.Local, InternalPolicy: lb.Cluster, AffinityTimeout: time.Hour,
-		ClusterIPs: []netip.Addr{addr("10.111.0.1")}, Ingress: []lb.Ingress{{Addr: addr("172.21.0.1")}},
-		HealthCheckNodePort: 30999,
+		ClusterIPs:          []netip.Addr{netip.AddrFrom4([4]byte{10, 111, 0, byte(1 + n)})},
+		Ingress:             []lb.Ingress{{Addr: netip.AddrFrom4([4]byte{172, 21, 0, byte(1 + n)})}},
+		HealthCheckNodePort: uint16(30999 + n),
 	}
 	s := lb.Slice{Key: key, Service: key, Family: lb.IPv4}
 	for i := range ports {
@@ -49,6 +58,7 @@ func TestContract11LargeServicesAreWrittenInParts(t *testing.T) {
 	watched := &spy{Kernel: kernel}
 	a := newActor(map[lb.Family]Kernel{lb.IPv4: watched}, seedConfig)
 	a.families[0].batch = 500
+	watched.after = func() { checkDelivers(t, kernel.tables["nat"]) }
 	step := func(name string, s plan.Service, before int) {
 		t.Helper()
 		watched.writes = nil
@@ -67,11 +77,7 @@ func TestContract11LargeServicesAreWrittenInParts(t *testing.T) {
 		if len(watched.writes) < 3 {
 			t.Errorf("%s: %d calls", name, len(watched.writes))
 		}
-		for _, input := range watched.writes {
-			if lines := strings.Count(input, "\n"); lines > maxRules+maxRules/2 {
-				t.Errorf("%s: a call of %d lines", name, lines)
-			}
-		}
+		checkCalls(t, name, watched.writes, maxRules)
 		if o := a.Outcomes()[s.Key]; o.Err != nil || len(o.Applied.Ports) != len(s.Ports) {
 			t.Errorf("%s: in the end %d ports are applied, error %v", name, len(o.Applied.Ports), o.Err)
 		}
@@ -87,13 +93,137 @@ func TestContract11LargeServicesAreWrittenInParts(t *testing.T) {
 	step("new", large(60, 60, 0), 0)
 	step("other endpoints", large(60, 61, 1), 60)
 	step("fewer ports", large(31, 62, 1), 60)
+	step("a port with many endpoints", large(1, 900, 1), 31)
+	step("many ports", large(31, 62, 1), 1)
 	gone := large(31, 62, 1)
+	watched.writes = nil
 	a.Set(map[lb.Key]plan.Service{gone.Key: {}})
 	if err := settle(a, false); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(before, fmt.Sprint(kernel.tables)); d != "" {
 		t.Errorf("after its end (-before +now):\n%.2000s", d)
+	}
+	checkCalls(t, "its end", watched.writes, maxRules)
+}
+
+// checkCalls fails the test if one call names many more rules than it may.
+func checkCalls(t *testing.T, when string, writes []string, most int) {
+	t.Helper()
+	for _, input := range writes {
+		if lines := strings.Count(input, "\n"); lines > most+most/2 {
+			t.Errorf("%s: a call of %d lines", when, lines)
+		}
+	}
+}
+
+// checkDelivers fails the test if rules lead to a chain of a Service that does nothing.
+func checkDelivers(t *testing.T, nat chains) {
+	t.Helper()
+	reached := map[string]bool{}
+	for chain, rules := range nat {
+		for _, r := range rules {
+			if to := target(r); ofOne(to) && !reached[to] {
+				if reached[to] = true; len(nat[to]) == 0 {
+					t.Errorf("%s leads to %s, which is empty", chain, to)
+				}
+			}
+		}
+	}
+}
+
+// Contract clauses 3, 6 and 11: what a predecessor has written for a Service that is to be written in
+// parts delivers until those parts are there.
+func TestContract6PartsAfterAStart(t *testing.T) {
+	for name, next := range map[string]plan.Service{"other endpoints": large(8, 9, 1), "more ports": large(12, 7, 2)} {
+		t.Run(name, func(t *testing.T) {
+			kernel := newFakeKernel()
+			predecessor := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
+			predecessor.Set(plans(large(8, 7, 0)))
+			if err := settle(predecessor, false); err != nil {
+				t.Fatal(err)
+			}
+			watched, calls := &spy{Kernel: kernel}, 0
+			watched.after = func() {
+				calls++
+				checkDelivers(t, kernel.tables["nat"])
+				text := fmt.Sprint(kernel.tables["nat"])
+				for port := range 8 {
+					if !strings.Contains(text, fmt.Sprintf("--dport %d ", 1000+port)) {
+						t.Errorf("after %d calls port %d is not served", calls, 1000+port)
+					}
+				}
+			}
+			a := newActor(map[lb.Family]Kernel{lb.IPv4: watched}, seedConfig)
+			f := a.families[0]
+			f.batch, f.once, f.portion, f.least = 500, 10, 10, 10
+			a.Set(plans(next))
+			for range 2 {
+				if err := settle(a, true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if calls < 5 {
+				t.Errorf("%d calls", calls)
+			}
+			if input, err := repair(a, lb.IPv4); err != nil || input != "" {
+				t.Errorf("in the end the kernel lacks, %v:\n%.2000s", err, input)
+			}
+			fresh := newFakeKernel()
+			b := newActor(map[lb.Family]Kernel{lb.IPv4: fresh}, seedConfig)
+			b.Set(plans(next))
+			if err := settle(b, false); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(listing(t, fresh), listing(t, kernel)); d != "" {
+				t.Errorf("not as after a fresh start (-fresh +got):\n%.2000s", d)
+			}
+		})
+	}
+}
+
+// Contract clause 11: many Services that are just not large do not make one large call together.
+func TestContract11ACallHasABound(t *testing.T) {
+	watched := &spy{Kernel: newFakeKernel()}
+	a := newActor(map[lb.Family]Kernel{lb.IPv4: watched}, seedConfig)
+	a.families[0].batch = 500
+	a.Set(nil)
+	all := map[lb.Key]plan.Service{}
+	for i := range 60 {
+		s := largeNumber(i, 2, 60, 0)
+		all[s.Key] = s
+	}
+	for _, version := range []map[lb.Key]plan.Service{all, {}} {
+		for key := range all {
+			a.Set(map[lb.Key]plan.Service{key: version[key]})
+		}
+		if err := settle(a, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(watched.writes); n < 8 {
+		t.Errorf("%d calls", n)
+	}
+	checkCalls(t, "60 Services", watched.writes, maxBatchRules)
+}
+
+func TestNextPortion(t *testing.T) {
+	for name, test := range map[string]struct {
+		size, used int
+		took       time.Duration
+		want       int
+	}{
+		"as long as it may":       {1000, 1000, partTime, 1000},
+		"too long":                {1000, 1000, 4 * partTime, 250},
+		"one long chain":          {1000, 3000, 2 * partTime, 1000},
+		"a few rules, too long":   {1000, 10, 2 * partTime, 5},
+		"fast":                    {1000, 900, partTime / 3, 2000},
+		"fast, and the largest":   {maxRules, maxRules, partTime / 3, maxRules},
+		"fast, as there was less": {1000, 10, partTime / 3, 1000},
+	} {
+		if got := nextPortion(test.size, test.used, test.took); got != test.want {
+			t.Errorf("%s: %d, want %d", name, got, test.want)
+		}
 	}
 }
 
@@ -114,7 +244,7 @@ func TestContract11TooLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.Outcomes()
-	s := large(30, 1000, 1)
+	s := large(20, 1000, 1)
 	for version := range 3 {
 		watched.writes = nil
 		if err := set(s, 2+version); !errors.As(err, new(plan.TooLarge)) {

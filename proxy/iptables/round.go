@@ -98,12 +98,21 @@ func (f *family) part(keys []lb.Key, changed map[place]bool) (have, want tables)
 	have, want = tables{nat: chains{}, filter: chains{}}, tables{nat: chains{}, filter: chains{}}
 	for _, key := range keys {
 		before, after := f.held[key].rules.chains, f.want[key].rules.chains
-		maps.Copy(want.nat, after)
-		for _, of := range []chains{before, after} {
-			for chain := range of {
-				if rules, ok := f.have.nat[chain]; ok {
-					have.nat[chain] = rules
-				}
+		look := func(chain string) {
+			if rules, ok := f.have.nat[chain]; ok {
+				have.nat[chain] = rules
+			}
+		}
+		for chain, rules := range after {
+			if isOne(rules, before[chain]) && isOne(rules, f.have.nat[chain]) {
+				continue // all but a few, of a large Service
+			}
+			want.nat[chain] = rules
+			look(chain)
+		}
+		for chain := range before {
+			if _, wanted := after[chain]; !wanted {
+				look(chain)
 			}
 		}
 	}

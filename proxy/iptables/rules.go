@@ -19,6 +19,8 @@ type service struct {
 	refusal error
 	// unrendered is set if the rules are so many that they are rendered when it is their turn to be written.
 	unrendered bool
+	// ports are the rules by port; nil if that has to be found out.
+	ports map[string]contribution
 }
 
 // family keeps the rules of one address family. One goroutine owns it.
@@ -27,8 +29,9 @@ type family struct {
 	kernel Kernel
 	// batch is how many Services one call of iptables-restore writes at most; 0 for any number.
 	batch int
-	// most is how many rules a Service may have; 0 for as many as the variant allows.
-	most int
+	// most is how many rules a Service may have; 0 for as many as the variant allows. One with more than
+	// once is not written at once.
+	most, once int
 	renderer
 	configured bool
 	// fixed are the rules that depend on no Service.
@@ -48,8 +51,11 @@ type family struct {
 	whole bool
 	// leftovers stay for Services that are not held yet.
 	leftovers leftovers
-	// parted are the Services of which a part is written.
-	parted map[lb.Key]parting
+	// parted are the Services of which a part is written, dividing is set while that is being done, and
+	// portion is how many rules the next part may name, least how many any part may.
+	parted         map[lb.Key]parting
+	dividing       bool
+	portion, least int
 }
 
 var _ dialect.Rules = (*family)(nil)
@@ -58,7 +64,7 @@ func newFamily(name lb.Family, kernel Kernel, batch int, ledger *dialect.Ledger)
 	return &family{
 		Ledger: ledger, kernel: kernel, batch: batch, renderer: renderer{family: name}, shared: shared{},
 		want: map[lb.Key]service{}, held: map[lb.Key]service{},
-		parted: map[lb.Key]parting{},
+		parted: map[lb.Key]parting{}, once: maxRules, portion: maxRules / 4, least: minRules,
 	}
 }
 
@@ -77,10 +83,6 @@ func (f *family) Configure(config plan.Config) {
 
 // Want implements dialect.Rules.
 func (f *family) Want(key lb.Key, s plan.Service) {
-	if p, ok := f.parted[key]; ok {
-		p.wanted = nil
-		f.parted[key] = p
-	}
 	if len(s.Ports) == 0 {
 		delete(f.want, key)
 		return
@@ -101,7 +103,7 @@ func (f *family) render(s plan.Service) service {
 	switch {
 	case n > limit:
 		return service{plan: s, refusal: plan.TooLarge{Elements: n, Limit: limit, Of: "rules"}}
-	case f.batch > 0 && n > maxRules:
+	case f.batch > 0 && n > f.once:
 		return service{plan: s, unrendered: true}
 	}
 	return service{plan: s, rules: f.service(s)}
@@ -113,7 +115,8 @@ func (f *family) rendered(key lb.Key) {
 	if !s.unrendered {
 		return
 	}
-	s.rules, s.unrendered = f.service(s.plan), false
+	s.ports, s.unrendered = f.byPort(s.plan), false
+	s.rules = together(s.ports)
 	f.want[key] = s
 	f.keepOnce(s.rules)
 }
@@ -165,12 +168,25 @@ func (f *family) Commit(ctx context.Context, keys []lb.Key) (n int, err error) {
 		keys = keys[:i]
 	}
 	n = len(keys)
-	if f.batch > 0 && n > f.batch {
-		if n = f.batch; f.whole {
-			n = f.rightFirst(keys)
-		}
+	switch {
+	case f.batch > 0 && n > f.batch && f.whole:
+		n = f.rightFirst(keys)
+	case f.batch > 0:
+		n = f.fitting(keys[:min(n, f.batch)])
 	}
 	return n, f.apply(ctx, keys[:n])
+}
+
+// fitting returns how many of the Services one call writes.
+func (f *family) fitting(keys []lb.Key) int {
+	rules := 0
+	for i, key := range keys {
+		rules += cost(f.held[key].rules, f.want[key].rules)
+		if i > 0 && rules > maxBatchRules {
+			return i
+		}
+	}
+	return len(keys)
 }
 
 // alone reports whether a Service has to be looked at when no others wait: it is too large, or large.
@@ -349,7 +365,9 @@ func (f *family) unconfirmed(keys []lb.Key) map[string]bool {
 		}
 	}
 	for key := range f.Dirty() {
-		if _, held := f.held[key]; held || named[key] {
+		_, held := f.held[key]
+		_, parted := f.parted[key]
+		if held && !parted || named[key] && !f.dividing {
 			continue
 		}
 		for _, p := range f.want[key].plan.Ports {

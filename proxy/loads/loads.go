@@ -214,7 +214,17 @@ func (a *Actor) open(ctx context.Context) error {
 	a.mu.Unlock()
 	go func() {
 		defer close(w.done)
-		if w.err = w.Each(ctx, a.take, a.lost); w.err == nil && ctx.Err() == nil {
+		var reading reading
+		each := func(c plan.Tracked) {
+			a.take(c)
+			if wait := reading.next(a.deps.Now()); wait > 0 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(wait):
+				}
+			}
+		}
+		if w.err = w.Each(ctx, each, a.lost); w.err == nil && ctx.Err() == nil {
 			w.err = errors.New("the source has ended")
 		}
 		a.runner.Poke()

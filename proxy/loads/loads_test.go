@@ -225,6 +225,33 @@ func TestCounts(t *testing.T) {
 
 // What was missed is made good: after a loss, after a failure, and now and then in any case. A listing
 // that fails changes no count.
+// Contract clause 11: however many connections come and end, a bounded number of events is read a second, and
+// what gets lost by that is made good.
+func TestContract11EventsAreReadAtABoundedRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(t)
+		g.Begin(map[lb.Key]plan.Service{key(1): serviceOf(1, 2, plan.LeastConnections)})
+		time.Sleep(time.Second)
+		for i := range 20_000 {
+			g.kernel.say(conn(i, 1, 0), true, false)
+			g.kernel.say(conn(i, 1, 0), false, false)
+		}
+		g.kernel.say(conn(1, 1, 1), true, true)
+		g.kernel.events <- func(_ func(plan.Tracked), lost func()) { lost() }
+		for second := range 2 {
+			time.Sleep(time.Second)
+			if n := g.Counts().Events; n > uint64(second+1)*maxReads*11 {
+				t.Errorf("%d events were read in %d s", n, second+1)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if n := g.Counts(); n.Events != 40_000 || n.Lost != 1 {
+			t.Errorf("in the end %+v", n)
+		}
+		g.check(t, "in the end", 1, 0, 1)
+	})
+}
+
 func TestWhatWasMissedIsMadeGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newRig(t)

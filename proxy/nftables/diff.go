@@ -180,9 +180,10 @@ func (d *diff) service(key lb.Key, old, now *service, c *claims) {
 		d.share(old.shared, -1)
 	}
 	if now != nil {
+		var places placing
 		for i, p := range now.parts {
 			if c.owns(key, p.frontend) {
-				now.parts[i].entries = keepPlaces(p.entries, d.from.parts[p.frontend])
+				now.parts[i].entries = places.keep(p.entries, d.from.parts[p.frontend])
 				d.part(p.frontend, now.parts[i].entries)
 			}
 		}
