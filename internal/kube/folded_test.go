@@ -161,7 +161,8 @@ func TestRequestsDoNotShareTheConnectionOfWatches(t *testing.T) {
 		if _, err := client.core.Services("").List(t.Context(), metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		if shared := <-connections == <-connections; shared != c.shared {
+		first, second := <-connections, <-connections
+		if shared := first == second; shared != c.shared {
 			t.Errorf("with %+v they share a connection: %v", c.fold, shared)
 		}
 		server.CloseClientConnections()
