@@ -55,7 +55,6 @@ type dialer struct {
 	log     *slog.Logger
 	server  string   // the API server's address; another one is that of an HTTP proxy
 	servers []string // that are tried beside it
-	folding *folding
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 
 	mu       sync.Mutex
@@ -65,22 +64,20 @@ type dialer struct {
 }
 
 // dialThrough has a configuration connect by a dialer.
-func dialThrough(config *rest.Config, log *slog.Logger, servers []string, fold Fold) (*dialer, error) {
+func dialThrough(config *rest.Config, log *slog.Logger, servers []string) (*dialer, error) {
 	at, _, err := rest.DefaultServerUrlFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("address %s of the API server: %w", config.Host, err)
 	}
 	port := cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443")
 	d := newDialer(log, net.JoinHostPort(at.Hostname(), port), servers)
-	d.folding = newFolding(fold)
-	config.Wrap(d.folding.transport)
 	config.Dial = d.DialContext
 	return d, nil
 }
 
 func newDialer(log *slog.Logger, server string, servers []string) *dialer {
 	d := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}
-	return &dialer{log: log, server: server, servers: servers, folding: newFolding(Fold{}), dial: d.DialContext}
+	return &dialer{log: log, server: server, servers: servers, dial: d.DialContext}
 }
 
 // addresses returns those of the API server that are no names.
@@ -110,7 +107,6 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 	if err != nil {
 		return nil, err
 	}
-	won.conn = d.folding.conn(won.conn)
 	if address != d.server {
 		return won.conn, nil
 	}

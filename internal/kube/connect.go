@@ -102,11 +102,12 @@ type Client struct {
 	userAgent string
 	core      kinds
 	events    kinds // the same with limits for Events
-	rest      *restKinds
-	landfall  rest.Interface
-	config    *rest.Config
-	http      *http.Client
-	dialer    *dialer
+	// rest and landfall are what is watched, with a Fold over a connection of its own.
+	rest     *restKinds
+	landfall rest.Interface
+	config   *rest.Config
+	http     *http.Client
+	dialer   *dialer
 
 	mu      sync.Mutex
 	watches []*watch
@@ -140,18 +141,28 @@ func Connect(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
+	watching := httpClient
+	if o.Fold.Every > 0 {
+		if watching, err = rest.HTTPClientFor(newFolding(o.Fold).config(config)); err != nil {
+			return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+		}
+	}
+	watched, err := newKinds(config, watching)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
 	forEvents := rest.CopyConfig(config)
 	forEvents.QPS, forEvents.Burst = eventQPS, eventBurst
 	events, err := newKinds(forEvents, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
-	landfall, err := landfallClient(config, httpClient)
+	landfall, err := landfallClient(config, watching)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
 	}
 	return &Client{log: o.Log, host: config.Host, userAgent: o.UserAgent, core: core, events: events,
-		rest: core, landfall: landfall, config: config, http: httpClient, dialer: dialer}, nil
+		rest: watched, landfall: landfall, config: config, http: httpClient, dialer: dialer}, nil
 }
 
 func restConfig(o Options) (*rest.Config, *dialer, error) {
@@ -176,7 +187,7 @@ func restConfig(o Options) (*rest.Config, *dialer, error) {
 	if err := checkServers(o.Servers); err != nil {
 		return nil, nil, fmt.Errorf("--api-servers: %w", err)
 	}
-	dialer, err := dialThrough(config, o.Log, o.Servers, o.Fold)
+	dialer, err := dialThrough(config, o.Log, o.Servers)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,18 +1,22 @@
 package kube
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Fold has a program read from the API server less often while events keep coming, one after the
 // other: after Burst reads there is one each Every. To wake up for an event costs more than the event
-// does. Nothing waits while a request other than a watch waits for its answer.
+// does. Nothing waits while a request other than a watch waits for its answer; so those that go out
+// all the time, such as conditions of Services, have another connection.
 type Fold struct {
 	Every time.Duration // the longest delay of an event; 0 reads all at once
 	Burst int
@@ -35,22 +39,29 @@ type folding struct {
 
 func newFolding(f Fold) *folding { return &folding{fold: f, hurry: make(chan struct{}, 1)} }
 
-// conn returns conn, or with a Fold a connection that is read less often.
-func (f *folding) conn(conn net.Conn) net.Conn {
-	if f.fold.Every == 0 {
-		return conn
+// config returns a configuration whose connections are read as f says.
+func (f *folding) config(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.Wrap(f.transport)
+	dial := config.Dial
+	config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return f.conn(conn), nil
 	}
+	return config
+}
+
+// conn returns a connection that is read less often.
+func (f *folding) conn(conn net.Conn) net.Conn {
 	return &foldedConn{Conn: conn, folding: f, reads: loop.Allowance{Every: f.fold.Every, Burst: f.fold.Burst},
 		closed: make(chan struct{}), free: time.Now().Add(freshFor)}
 }
 
 // transport returns one that sends as next does, and notes which requests wait for an answer.
-func (f *folding) transport(next http.RoundTripper) http.RoundTripper {
-	if f.fold.Every == 0 {
-		return next
-	}
-	return hurried{f, next}
-}
+func (f *folding) transport(next http.RoundTripper) http.RoundTripper { return hurried{f, next} }
 
 // hurried is the transport.
 type hurried struct {

@@ -3,10 +3,13 @@ package kube
 import (
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // pieces is a connection on which so many bytes are there at any time, or with 0 as many as are asked
@@ -134,8 +137,35 @@ func TestAnswersDoNotWait(t *testing.T) {
 	}
 }
 
-func TestWithoutAFoldNothingIsBetween(t *testing.T) {
-	if conn := net.Conn(&pieces{}); newFolding(Fold{}).conn(conn) != conn {
-		t.Error("the connection is another one")
+// Answers to requests do not come over the connection of watches, where each would be read apart and
+// the events before it too.
+func TestRequestsDoNotShareTheConnectionOfWatches(t *testing.T) {
+	for _, c := range []struct {
+		fold   Fold
+		shared bool
+	}{{Fold{Every: time.Hour, Burst: 1}, false}, {Fold{}, true}} {
+		connections := make(chan string, 100)
+		api := &fakeAPI{events: make(chan metav1.WatchEvent)}
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !r.URL.Query().Has("watch") {
+				connections <- r.RemoteAddr
+			}
+			api.ServeHTTP(w, r)
+		}))
+		server.EnableHTTP2 = true
+		server.StartTLS()
+		client := connect(t, server.URL, c.fold)
+		if _, err := client.rest.core.Get().Resource("services").Do(t.Context()).Raw(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.core.Services("").List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		first, second := <-connections, <-connections
+		if shared := first == second; shared != c.shared {
+			t.Errorf("with %+v they share a connection: %v", c.fold, shared)
+		}
+		server.CloseClientConnections()
+		server.Close()
 	}
 }

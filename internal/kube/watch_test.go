@@ -135,14 +135,21 @@ func event(t *testing.T, kind string, s corev1.Service) metav1.WatchEvent {
 
 func newClient(t *testing.T, url string) *Client {
 	t.Helper()
+	return connect(t, url, Fold{})
+}
+
+func connect(t *testing.T, url string, fold Fold) *Client {
+	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	content := fmt.Sprintf(
 		`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],
-"clusters":[{"name":"c","cluster":{"server":%q}}],"users":[{"name":"u","user":{}}]}`, url)
+"clusters":[{"name":"c","cluster":{"server":%q,"insecure-skip-tls-verify":true}}],
+"users":[{"name":"u","user":{}}]}`, url)
 	if err := os.WriteFile(kubeconfig, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	client, err := Connect(Options{Kubeconfig: kubeconfig, UserAgent: "test", Log: slog.New(slog.DiscardHandler)})
+	client, err := Connect(Options{Kubeconfig: kubeconfig, UserAgent: "test", Log: slog.New(slog.DiscardHandler),
+		Fold: fold})
 	if err != nil {
 		t.Fatal(err)
 	}

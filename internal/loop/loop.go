@@ -85,13 +85,19 @@ func (r *Runner) Run(ctx context.Context) error {
 	followed := context.WithValue(ctx, pulseKey{}, &r.pulse)
 	backoff := Backoff{Min: r.opts.MinBackoff, Max: r.opts.MaxBackoff}
 	allowance := Allowance{Every: r.opts.Every, Burst: r.opts.Burst}
+	var rested time.Time // when a run may begin that need not begin at once
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.now:
 		case <-r.poke:
+			r.pause(ctx, time.Until(rested))
 		case <-timer.C:
+			r.pause(ctx, time.Until(rested))
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		timer.Stop()
 		taken(r.poke)
@@ -108,9 +114,11 @@ func (r *Runner) Run(ctx context.Context) error {
 		if again > 0 {
 			timer.Reset(again)
 		}
-		if rest := max(r.opts.rest(time.Since(started)), allowance.Wait(time.Now())); rest > 0 {
-			r.pause(ctx, rest)
-		}
+		// Most pokes come after the rest, so only one that comes sooner sets a timer for it: to wake up for
+		// its end costs more than many a run. An allowance is used up when pokes keep coming, and while it
+		// is waited for here they do not wake the goroutine.
+		rested = time.Now().Add(r.opts.rest(time.Since(started)))
+		r.pause(ctx, allowance.Wait(time.Now()))
 	}
 }
 
@@ -125,6 +133,9 @@ func (o Options) rest(took time.Duration) time.Duration {
 
 // pause waits, until there is something that must not.
 func (r *Runner) pause(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
