@@ -37,8 +37,8 @@ func (c *Cluster) Operates(ctx context.Context, say func(format string, args ...
 	if err != nil {
 		return err
 	}
-	values := "controller.dashboard.enabled=true,rbac.operators[0].kind=User,rbac.operators[0].apiGroup=rbac.authorization.k8s.io,rbac.operators[0].name=" +
-		operator
+	values := "controller.dashboard.enabled=true,rbac.operators[0].kind=User," +
+		"rbac.operators[0].apiGroup=rbac.authorization.k8s.io,rbac.operators[0].name=" + operator
 	if _, err := c.Helm(ctx, append([]string{"upgrade", "--set", values}, c.InstallArgs()...)...); err != nil {
 		return err
 	}
