@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -14,14 +15,26 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+// gated is how pods get the sleep and the readiness gate; the last step gives them to pods that are there.
+var gated = []step{
+	{rolling, "kubectl label namespace shop landfall.dev/pre-stop-sleep="},
+	{rolling, "helm upgrade landfall charts/landfall"},
+	{rolling, "kubectl label namespace shop landfall.dev/wait-until-programmed="},
+	{rolling, "kubectl -n shop rollout restart deployment"},
+}
+
 // Rollouts restarts a Deployment while new connections come to its Services, of both policies, over ARP and BGP:
-// none may fail. The API server gives the pods a sleep and the readiness gate, as docs/guide/rollouts.md says. It
-// does so once with Landfall's controller, and once without.
-func (c *Cluster) Rollouts(ctx context.Context, say func(format string, args ...any)) error {
+// none may fail. The API server gives the pods a sleep and the readiness gate, after the commands of
+// docs/guide/rollouts.md. It does so once with Landfall's controller, and once without.
+func (c *Cluster) Rollouts(ctx context.Context, say func(format string, args ...any)) (err error) {
+	shell, err := c.shell()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(shell.tools)) }()
 	if err := c.CreateWeb(ctx); err != nil {
 		return err
 	}
-	c.options.Values = append(c.options.Values, "readinessGate.enabled=true")
 	if err := c.Install(ctx); err != nil {
 		return err
 	}
@@ -36,15 +49,17 @@ func (c *Cluster) Rollouts(ctx context.Context, say func(format string, args ...
 			}
 		}
 	}
-	labels := lb.LabelPreStopSleep + "= " + lb.LabelWaitUntilProgrammed + "="
-	if _, err := c.kubectl(ctx, "label namespace web "+labels); err != nil {
-		return err
+	for i, s := range gated {
+		if i == len(gated)-1 {
+			if err := c.waitGated(ctx); err != nil {
+				return err
+			}
+		}
+		if err := c.step(ctx, shell, s, say); err != nil {
+			return err
+		}
 	}
-	if err := c.waitGated(ctx); err != nil {
-		return err
-	}
-	// The pods that are there have neither: this restart is not judged.
-	if err := c.restartWeb(ctx); err != nil {
+	if err := c.restarted(ctx); err != nil {
 		return err
 	}
 	var all Outcome
@@ -60,7 +75,12 @@ func (c *Cluster) Rollouts(ctx context.Context, say func(format string, args ...
 			return err
 		}
 		began := time.Now()
-		of, err := c.underLoad(ctx, 0, hosts, Webs, func() error { return c.restartWeb(ctx) })
+		of, err := c.underLoad(ctx, 0, hosts, Webs, func() error {
+			if _, err := c.kubectl(ctx, "-n web rollout restart deployment web"); err != nil {
+				return err
+			}
+			return c.restarted(ctx)
+		})
 		say("a rolling update %s took %.0f s: %s", step.name, time.Since(began).Seconds(), of)
 		all.Add(of)
 		if err != nil {
@@ -94,12 +114,11 @@ func (c *Cluster) waitGated(ctx context.Context) error {
 		})
 }
 
-// restartWeb replaces the pods one after the other, and looks why their gates have opened.
-func (c *Cluster) restartWeb(ctx context.Context) error {
-	for _, line := range []string{"rollout restart deployment web", "rollout status deployment web --timeout=5m"} {
-		if out, err := c.kubectl(ctx, "-n web "+line); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
+// restarted waits until pods have replaced the old ones, one after the other, and looks why their gates have
+// opened.
+func (c *Cluster) restarted(ctx context.Context) error {
+	if _, err := c.kubectl(ctx, "-n web rollout status deployment web --timeout=5m"); err != nil {
+		return err
 	}
 	if err := c.WaitPods(ctx, "web", "app=web", len(c.nodes)); err != nil {
 		return err
