@@ -86,7 +86,13 @@ func dialThrough(config *rest.Config, log *slog.Logger, servers []string, fold F
 
 func newDialer(log *slog.Logger, server string, servers []string) *dialer {
 	d := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}
-	return &dialer{log: log, server: server, servers: servers, folding: newFolding(Fold{}), dial: d.DialContext}
+	all := []string{server}
+	for _, other := range servers {
+		if !slices.Contains(all, other) {
+			all = append(all, other)
+		}
+	}
+	return &dialer{log: log, server: server, servers: all[1:], folding: newFolding(Fold{}), dial: d.DialContext}
 }
 
 // addresses returns those of the API server that are no names.

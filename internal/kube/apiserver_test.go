@@ -245,7 +245,7 @@ func TestPassesOverMuteAddress(t *testing.T) {
 	cert, roots := certificate(t, "192.0.2.1")
 	synctest.Test(t, func(t *testing.T) {
 		servers := &pipes{t: t, cert: cert, answers: map[string]string{mute: "mute", works: "serves"}}
-		d := newDialer(slog.New(slog.DiscardHandler), mute, []string{works})
+		d := newDialer(slog.New(slog.DiscardHandler), mute, []string{mute, works})
 		d.dial = servers.dial
 		transport := &http.Transport{DialContext: d.DialContext, TLSHandshakeTimeout: 10 * time.Second,
 			TLSClientConfig: &tls.Config{RootCAs: roots}}
