@@ -11,14 +11,11 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
-	"net/http"
 	"os"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -37,9 +34,9 @@ func (c *Cluster) Operates(ctx context.Context, say func(format string, args ...
 	if err != nil {
 		return err
 	}
-	values := "controller.dashboard.enabled=true,rbac.operators[0].kind=User," +
-		"rbac.operators[0].apiGroup=rbac.authorization.k8s.io,rbac.operators[0].name=" + operator
-	if _, err := c.Helm(ctx, append([]string{"upgrade", "--set", values}, c.InstallArgs()...)...); err != nil {
+	bind := "rbac.operators[0].kind=User,rbac.operators[0].apiGroup=rbac.authorization.k8s.io,rbac.operators[0].name=" +
+		operator
+	if _, err := c.Helm(ctx, append([]string{"upgrade", "--set", bind}, c.InstallArgs()...)...); err != nil {
 		return err
 	}
 	if err := c.Run("watch", lab.ClientName, landfallctlPath(), "--kubeconfig", is.Kubeconfig, "watch", "-o",
@@ -53,55 +50,7 @@ func (c *Cluster) Operates(ctx context.Context, say func(format string, args ...
 	if err := c.drains(ctx, is.Kubeconfig, say); err != nil {
 		return errors.Join(err, c.explain(ctx))
 	}
-	if err := c.bundles(ctx, is.Kubeconfig, say); err != nil {
-		return err
-	}
-	return c.dashboard(ctx, is.Kubeconfig, say)
-}
-
-// dashboard opens the controller's page with landfallctl, and asks a controller without a token.
-func (c *Cluster) dashboard(ctx context.Context, kubeconfig string, say func(format string, args ...any)) error {
-	if err := c.Run("dashboard", lab.ClientName, landfallctlPath(), "--kubeconfig", kubeconfig, "dashboard"); err != nil {
-		return err
-	}
-	err := lab.WaitFor(ctx, c.options.Progress, "the dashboard", time.Minute, func(ctx context.Context) error {
-		said, err := os.ReadFile(path.Join(c.LogFolder(), "dashboard.log"))
-		if err != nil {
-			return err
-		}
-		page, _, _ := strings.Cut(string(said), "\n")
-		if !strings.HasPrefix(page, "http://127.0.0.1:") {
-			return fmt.Errorf("landfallctl dashboard says %q", said)
-		}
-		code, data, err := c.Get(ctx, lab.ClientName, page+"data")
-		if err == nil && (code != http.StatusOK || !strings.Contains(data, Webs[0].Addr.String())) {
-			err = fmt.Errorf("it answers %d, without %s: %s", code, Webs[0].Addr, data)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	pods, err := c.Kube().CoreV1().Pods(Namespace).List(ctx,
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
-	if err != nil {
-		return err
-	}
-	for _, p := range pods.Items {
-		if p.DeletionTimestamp != nil {
-			continue
-		}
-		at := "https://" + net.JoinHostPort(p.Status.PodIP, "7480") + "/dashboard/data"
-		code, _, err := c.Get(ctx, p.Spec.NodeName, at)
-		if err == nil && code != http.StatusUnauthorized {
-			err = fmt.Errorf("%s answers %d without a token", at, code)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	say("the dashboard shows the Services to the operator, and nothing to others")
-	return nil
+	return c.bundles(ctx, is.Kubeconfig, say)
 }
 
 var webPod = regexp.MustCompile(`web-[a-z0-9]+-[a-z0-9]+`)
@@ -113,21 +62,14 @@ func (c *Cluster) traced(ctx context.Context, kubeconfig string) error {
 	} {
 		for _, w := range Webs {
 			line := "trace " + from.addr + " svc/web/" + w.Name + ":80"
-			// A router of a busy machine may have lost a session, and with it the way to some pods, for a moment.
-			err := lab.WaitFor(ctx, c.options.Progress, "landfallctl "+line, time.Minute, func(ctx context.Context) error {
-				code, out, err := c.landfallctl(ctx, kubeconfig, line)
-				if err != nil {
-					return err
-				}
-				named := slices.Sorted(slices.Values(webPod.FindAllString(out, -1)))
-				answer := slices.Sorted(maps.Keys(c.Spread(ctx, from.host, "tcp", w.Target(), 40).Pods))
-				if code != 0 || !slices.Equal(slices.Compact(named), answer) {
-					return fmt.Errorf("it ends with %d, the pods %s answer: %s", code, answer, out)
-				}
-				return nil
-			})
+			code, out, err := c.landfallctl(ctx, kubeconfig, line)
 			if err != nil {
 				return err
+			}
+			named := slices.Sorted(slices.Values(webPod.FindAllString(out, -1)))
+			answer := slices.Sorted(maps.Keys(c.Spread(ctx, from.host, "tcp", w.Target(), 40).Pods))
+			if code != 0 || !slices.Equal(slices.Compact(named), answer) {
+				return fmt.Errorf("landfallctl %s ends with %d, the pods %s answer: %s", line, code, answer, out)
 			}
 		}
 	}
