@@ -3,16 +3,25 @@ SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
+ifeq ($(shell command -v go),)
+ifneq ($(filter-out help,$(MAKECMDGOALS)),)
+$(error there is no go in PATH: install Go 1.26; sudo often drops the PATH, then run: sudo env "PATH=$$PATH" make \
+	$(MAKECMDGOALS))
+endif
+endif
+
 # Programs, tools, linters and end-to-end tests are compiled in one way, so that each package is compiled once for all
-# of them. Only the race detector needs another.
-USER_GOFLAGS := $(filter-out -trimpath,$(shell go env GOFLAGS))
+# of them. Only the race detector needs another. Versions are stamped by LDFLAGS alone: what Go reads from git would make
+# other programs of a tree without it, and fails for root in a user's clone.
+USER_GOFLAGS := $(filter-out -trimpath -buildvcs=%,$(shell go env GOFLAGS 2>/dev/null)) -buildvcs=false
 export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(USER_GOFLAGS) -trimpath)
-RACE_ENV = CGO_ENABLED=1 'GOFLAGS=$(USER_GOFLAGS)'
+RACE_ENV = CGO_ENABLED=1 'GOFLAGS=$(strip $(USER_GOFLAGS))'
+GIT = git -c safe.directory='*'
 
 # The tag v0.1.0 is version 0.1.0. A tree without a tag is on the way to the version that the chart says.
-VERSION := $(or $(VERSION),$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//' | grep . || \
-	echo "$$(sed -n 's/^version: //p' charts/landfall/Chart.yaml)-dev$$(git describe --always --dirty --exclude '*' 2>/dev/null | sed 's|^|.g|')"))
+VERSION := $(or $(VERSION),$(shell $(GIT) describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//' | grep . || \
+	echo "$$(sed -n 's/^version: //p' charts/landfall/Chart.yaml)-dev$$($(GIT) describe --always --dirty --exclude '*' 2>/dev/null | sed 's|^|.g|')"))
 IMAGE ?= ghcr.io/landfall-lb/landfall:$(VERSION)
 PROGRAMS := landfall-controller landfall-speaker landfall-proxy landfallctl
 LDFLAGS := -s -w -X github.com/landfall-lb/landfall/internal/ops.Version=$(VERSION)

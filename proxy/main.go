@@ -211,7 +211,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	}
 	flight := newPreflight(p, set, parameters, strict.get, noTunnel.get,
 		func(f lb.Finding, gone bool) { events.Finding(rt.NodeName, f, gone) })
-	p.found, p.refusal, p.connections = flight.Found, client.Refusal, connections
+	p.found, p.trouble, p.connections = flight.Found, client.Trouble, connections
 	p.to = sinks{
 		rules: rules, flows: cutter, health: checks, feed: offer, rescue: rescuer, latency: metrics.latency,
 		programmed: metrics.programmed,

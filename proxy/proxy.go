@@ -132,8 +132,8 @@ type proxy struct {
 	counted func(lb.Key) (counters.Counts, bool)
 	// found returns what keeps this node from delivering, beside the rules; nil if nobody looks.
 	found func() []lb.Finding
-	// refusal says what the API server does not let the program read; nil if nobody asks.
-	refusal func() string
+	// trouble says why the program lacks what it reads from the API server; nil if nobody asks.
+	trouble func() string
 	// connections calls each for every open TCP connection in the kernel's table.
 	connections func(each func(conntrack.Connection)) error
 

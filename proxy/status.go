@@ -97,9 +97,9 @@ type vipStatus struct {
 
 func (p *proxy) status() status {
 	st := status{Node: p.self, Mode: p.mode}
-	refusal := ""
-	if p.refusal != nil {
-		refusal = p.refusal()
+	trouble := ""
+	if p.trouble != nil {
+		trouble = p.trouble()
 	}
 	if p.found != nil {
 		st.Findings = p.found()
@@ -109,7 +109,7 @@ func (p *proxy) status() status {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	st.Waiting, st.Ready, st.Leaving = ops.Waiting(p.waiting, refusal), p.complete, p.facts.leaving
+	st.Waiting, st.Ready, st.Leaving = ops.Waiting(p.waiting, trouble), p.complete, p.facts.leaving
 	return st
 }
 

@@ -315,7 +315,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		neighbors: nearby, writers: newWriters(client, events),
 	}
 	flight := newPreflight(s, f.bindPort, client, events)
-	s.found, s.refusal = flight.Found, client.Refusal
+	s.found, s.trouble = flight.Found, client.Trouble
 	seen := witness.New(witness.Options{Lease: client.Witnesses(f.namespace, leaseName), Log: rt.Log,
 		Changed: s.runner.PokeNow})
 	s.to.witness = seen

@@ -33,8 +33,8 @@ type speaker struct {
 	found func() []lb.Finding
 	// trace takes spans; nil without --otlp-endpoint.
 	trace func(lb.Span)
-	// refusal says what the API server does not let the program read; nil if nobody asks.
-	refusal func() string
+	// trouble says why the program lacks what it reads from the API server; nil if nobody asks.
+	trouble func() string
 	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 

@@ -122,9 +122,9 @@ func (s *speaker) status() status {
 	st.Waiting, st.Stopping = s.phase.waiting, s.phase.stopping
 	st.Ahead.Wanted, st.Ahead.Clear = s.rooms.ahead.Counts(s.self)
 	s.mu.Unlock()
-	if s.refusal != nil {
-		st.Waiting = ops.Waiting(st.Waiting, s.refusal())
-		st.BGP.Waiting = ops.Waiting(st.BGP.Waiting, s.refusal())
+	if s.trouble != nil {
+		st.Waiting = ops.Waiting(st.Waiting, s.trouble())
+		st.BGP.Waiting = ops.Waiting(st.BGP.Waiting, s.trouble())
 	}
 	return st
 }

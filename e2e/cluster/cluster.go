@@ -40,6 +40,8 @@ type Options struct {
 	Image string
 	// Archives are further images that the nodes get.
 	Archives []string
+	// MutatingPolicies has the API server serve MutatingAdmissionPolicies: see [lab.Options].
+	MutatingPolicies bool
 	// Values are further arguments of "helm --set" for Landfall's chart.
 	Values []string
 	// Progress gets a line for each slow step.
@@ -126,6 +128,7 @@ func Start(ctx context.Context, options Options) (_ *Cluster, err error) {
 	}
 	c.Lab, err = lab.Start(ctx, topology(options.Nodes), lab.Options{
 		Name: options.Name, Repository: repository, Kubelets: true, Tool: self, Progress: options.Progress,
+		MutatingPolicies: options.MutatingPolicies,
 	})
 	if err != nil {
 		return nil, err

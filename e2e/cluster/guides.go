@@ -28,6 +28,7 @@ const (
 	hour         = guides + "first-hour.md"
 	fromProxy    = guides + "migrate-kube-proxy.md"
 	fromMetalLB  = guides + "migrate-metallb.md"
+	rolling      = guides + "rollouts.md"
 	landfallHome = "kubectl -n landfall-system "
 )
 
@@ -232,7 +233,8 @@ func (c *Cluster) here(command string) string {
 	command = strings.NewReplacer("registry.example.com/landfall", ImageRepository, "image.tag=v1",
 		"image.tag="+ImageTag+" --set image.pullPolicy=Never", "192.168.0.0/16", c.Lab.Cluster().PodNetwork.String(),
 		"172.26.236.180-172.26.236.199", "172.30.0.200-172.30.0.229", "172.26.236.1,", "172.30.0.1,",
-		"web -n shop", "my-nginx -n default", "svc/shop/web", "svc/default/my-nginx",
+		"namespace shop", "namespace web", "-n shop rollout", "-n web rollout", "web -n shop", "my-nginx -n default",
+		"svc/shop/web", "svc/default/my-nginx",
 		"203.0.113.7", c.Lab.Cluster().LAN.Client.String(), "explain peer NAME", "explain peer tor-1").Replace(command)
 	if strings.HasPrefix(command, "apiVersion:") {
 		return command

@@ -22,7 +22,7 @@ func TestGuide(t *testing.T) {
 		t.Error(err)
 	}
 	pages, known := map[string]string{}, map[string][]string{}
-	for _, s := range slices.Concat(guide, takeover, giveBack, byCommand, slices.Collect(maps.Keys(notRun))) {
+	for _, s := range slices.Concat(guide, takeover, giveBack, byCommand, gated, slices.Collect(maps.Keys(notRun))) {
 		if pages[s.file] == "" {
 			content, err := os.ReadFile(filepath.Join(repository, s.file))
 			if err != nil {

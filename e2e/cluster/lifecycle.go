@@ -48,7 +48,7 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 			c.InstallArgs()...)},
 		{"rollback", []string{"rollback", "landfall", "1", "--namespace", Namespace, "--wait", "--timeout", "3m"}},
 	} {
-		of, err := c.underLoad(ctx, hosts, Webs, func() error {
+		of, err := c.underLoad(ctx, longLived, hosts, Webs, func() error {
 			if _, err := c.Helm(ctx, step.args...); err != nil {
 				return err
 			}
@@ -70,10 +70,11 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 	return err
 }
 
-// underLoad changes something while connections are open and new ones come.
-func (c *Cluster) underLoad(ctx context.Context, hosts []string, webs []Web, change func() error) (Outcome, error) {
+// underLoad changes something while connections are open, so many of each host to each Service, and new ones come.
+func (c *Cluster) underLoad(ctx context.Context, long int, hosts []string, webs []Web,
+	change func() error) (Outcome, error) {
 	watch := c.startControl(ctx, hosts)
-	all, err := c.startLoads(ctx, hosts, webs...)
+	all, err := c.startLoads(ctx, long, hosts, webs...)
 	if err != nil {
 		return watch.judge(Outcome{}), err
 	}

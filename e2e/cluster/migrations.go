@@ -139,7 +139,7 @@ type steady struct {
 
 // during changes something under traffic, and notes the connections that were lost.
 func (s *steady) during(ctx context.Context, what string, change func() error) error {
-	of, err := s.cluster.underLoad(ctx, s.hosts, s.webs, change)
+	of, err := s.cluster.underLoad(ctx, longLived, s.hosts, s.webs, change)
 	s.say("%s: %s", what, of)
 	s.all.Add(of)
 	if of.Broken+of.Failed > 0 {

@@ -124,7 +124,7 @@ func (c *Cluster) drains(ctx context.Context, kubeconfig string, say func(format
 		}
 		return nil
 	}
-	of, err := c.underLoad(ctx, []string{lab.ClientName, lab.FarClientName}, Webs, moved)
+	of, err := c.underLoad(ctx, longLived, []string{lab.ClientName, lab.FarClientName}, Webs, moved)
 	if err == nil {
 		err = of.Err()
 	}

@@ -162,7 +162,7 @@ func (c *Cluster) ownedByOthers(ctx context.Context, victim *Node) ([]Web, error
 
 // returnOnLAN has connections open while the node goes and comes.
 func (c *Cluster) returnOnLAN(ctx context.Context, a absence, n *Node, away time.Duration, to []Web) (Outcome, error) {
-	all, err := c.startLoads(ctx, []string{lab.ClientName, lab.FarClientName}, to...)
+	all, err := c.startLoads(ctx, longLived, []string{lab.ClientName, lab.FarClientName}, to...)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -207,7 +207,8 @@ func (c *Cluster) returnRouted(ctx context.Context, a absence, n *Node, away tim
 		return o, err
 	}
 	// As many as on the LAN, so that the router moves about a third of them.
-	all, err := c.startLoads(ctx, []string{lab.FarClientName, lab.FarClientName, lab.FarClientName, lab.FarClientName}, to)
+	far := []string{lab.FarClientName, lab.FarClientName, lab.FarClientName, lab.FarClientName}
+	all, err := c.startLoads(ctx, longLived, far, to)
 	if err != nil {
 		return o, err
 	}

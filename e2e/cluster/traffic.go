@@ -24,6 +24,7 @@ const (
 type load struct {
 	host   string
 	to     Web
+	long   int // how many are long-lived
 	probe  *lab.Probe
 	cancel context.CancelFunc
 	group  sync.WaitGroup
@@ -103,11 +104,11 @@ func (o Outcome) Err() error {
 	return nil
 }
 
-// startLoad opens connections. It fails if one cannot be opened.
-func (c *Cluster) startLoad(ctx context.Context, host string, to Web) (*load, error) {
+// startLoad opens so many long-lived connections, and new ones. It fails if one of the first cannot be opened.
+func (c *Cluster) startLoad(ctx context.Context, host string, to Web, long int) (*load, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	l := &load{host: host, to: to, cancel: cancel}
-	for i := range longLived {
+	l := &load{host: host, to: to, long: long, cancel: cancel}
+	for i := range long {
 		conn, err := c.Dial(ctx, host, "tcp", to.Target().String())
 		if err != nil {
 			cancel()
@@ -134,7 +135,7 @@ func (l *load) stop() Outcome {
 	report := l.probe.Stop()
 	l.cancel()
 	l.group.Wait()
-	o := Outcome{Long: longLived, Broken: len(l.lost), New: report.Sent, Failed: report.Failed(), lost: l.lost}
+	o := Outcome{Long: l.long, Broken: len(l.lost), New: report.Sent, Failed: report.Failed(), lost: l.lost}
 	for _, one := range report.Lost {
 		o.lost = append(o.lost, loss{host: l.host, to: l.to.Name, Loss: one})
 	}
@@ -148,11 +149,11 @@ func (l *load) stop() Outcome {
 type loads []*load
 
 // startLoads opens connections from each client to each Service.
-func (c *Cluster) startLoads(ctx context.Context, hosts []string, to ...Web) (loads, error) {
+func (c *Cluster) startLoads(ctx context.Context, long int, hosts []string, to ...Web) (loads, error) {
 	var all loads
 	for _, host := range hosts {
 		for _, w := range to {
-			l, err := c.startLoad(ctx, host, w)
+			l, err := c.startLoad(ctx, host, w, long)
 			if err != nil {
 				all.stop()
 				return nil, err

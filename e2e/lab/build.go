@@ -22,8 +22,12 @@ import (
 	"github.com/landfall-lb/landfall/e2e/cache"
 )
 
-// progressEvery is how often a slow step says that it is still at work.
-const progressEvery = 3 * time.Second
+// progressEvery is how often a slow step says that it is still at work; one that takes minutes comes down to
+// progressRarely.
+const (
+	progressEvery  = 3 * time.Second
+	progressRarely = 30 * time.Second
+)
 
 // tool is a program that builds from a module of its own below e2e/, in the version that its go.mod
 // pins.
@@ -287,8 +291,8 @@ func waitForFile(ctx context.Context, path string, progress func(string)) (unloc
 	}
 }
 
-// watched runs a slow command and says every few seconds that it is still running, and how many
-// lines it has written ("go build -v" writes one a package). Its output is shown only if it fails.
+// watched runs a slow command and says, ever more rarely, that it is still running, and how many lines
+// it has written ("go build -v" writes one a package). Its output is shown only if it fails.
 func watched(ctx context.Context, progress func(string), what string, cmd *exec.Cmd) error {
 	progress(what)
 	var out outputCounter
@@ -299,7 +303,8 @@ func watched(ctx context.Context, progress func(string), what string, cmd *exec.
 	}
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
-	tick := time.NewTicker(progressEvery)
+	wait := progressEvery
+	tick := time.NewTimer(wait)
 	defer tick.Stop()
 	for {
 		select {
@@ -310,6 +315,8 @@ func watched(ctx context.Context, progress func(string), what string, cmd *exec.
 			return nil
 		case <-tick.C:
 			progress(fmt.Sprintf("%s: %s%s", what, seconds(time.Since(start)), out.String()))
+			wait = min(2*wait, progressRarely)
+			tick.Reset(wait)
 		}
 	}
 }

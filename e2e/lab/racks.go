@@ -112,7 +112,8 @@ func planRacks(c Cluster) []hostPlan {
 	// such connections as all of its routers send to the same node.
 	forwards := func(i int) map[string]string {
 		return sysctls(map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding?": "1",
-			"ipv4/conf/all/send_redirects": "0", "ipv4/fib_multipath_hash_seed?": fmt.Sprint(i + 1)})
+			"ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0",
+			"ipv4/fib_multipath_hash_seed?": fmt.Sprint(i + 1)})
 	}
 	sw := hostPlan{Name: switchName, Bridges: []string{"lan", "far"},
 		Sysctls: map[string]string{"bridge/bridge-nf-call-iptables?": "0", "bridge/bridge-nf-call-ip6tables?": "0",

@@ -75,7 +75,9 @@ func planLAN(c Cluster) []hostPlan {
 			Cables: []cable{{Iface: torLAN, To: switchName, Bridge: "lan"}, {Iface: torFar, To: switchName, Bridge: "far"}},
 			Config: slices.Concat(c.addrAdd(addr, c.LAN.Prefix, torLAN), c.addrAdd(far[i], c.Far.Prefix, torFar)),
 			Sysctls: sysctls(map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding?": "1",
-				"ipv4/conf/all/send_redirects": "0"}),
+				// A client that was redirected goes on to the same node when that delivers no more. The kernel needs both
+				// parameters: an interface starts with the second.
+				"ipv4/conf/all/send_redirects": "0", "ipv4/conf/default/send_redirects": "0"}),
 		})
 	}
 	return append(plans, c.planClient(ClientName, c.LAN, "lan"), c.planClient(FarClientName, c.Far, "far"))

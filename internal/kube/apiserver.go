@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -26,8 +29,10 @@ const (
 	keepAlive   = 30 * time.Second
 	// dialNext is how long an address has to answer before the next one is tried beside it.
 	dialNext = time.Second
-	// dialSilent is how long no address has to answer for that to be logged.
-	dialSilent = 3 * time.Second
+	// silentFor is how long nothing has to answer, be it a connection or a request, for that to be logged.
+	silentFor = 3 * time.Second
+	// slowAgain is how long a request without an answer is not logged after another one.
+	slowAgain = 30 * time.Second
 	// maxServers bounds how many addresses are tried.
 	maxServers = 16
 )
@@ -59,8 +64,9 @@ type dialer struct {
 
 	mu       sync.Mutex
 	last     string // that answered last
-	trouble  error  // why nothing answered the last time
+	trouble  error  // why there was no connection the last time
 	failures loop.Failures
+	slow     time.Time // when a request without an answer was logged
 }
 
 // dialThrough has a configuration connect by a dialer.
@@ -71,13 +77,20 @@ func dialThrough(config *rest.Config, log *slog.Logger, servers []string) (*dial
 	}
 	port := cmp.Or(at.Port(), map[string]string{"http": "80"}[at.Scheme], "443")
 	d := newDialer(log, net.JoinHostPort(at.Hostname(), port), servers)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return reporting{d, next} })
 	config.Dial = d.DialContext
 	return d, nil
 }
 
 func newDialer(log *slog.Logger, server string, servers []string) *dialer {
 	d := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}
-	return &dialer{log: log, server: server, servers: servers, dial: d.DialContext}
+	all := []string{server}
+	for _, other := range servers {
+		if !slices.Contains(all, other) {
+			all = append(all, other)
+		}
+	}
+	return &dialer{log: log, server: server, servers: all[1:], dial: d.DialContext}
 }
 
 // addresses returns those of the API server that are no names.
@@ -97,13 +110,7 @@ func (d *dialer) addresses() (all []netip.Addr) {
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	addresses := d.order(address)
-	silent := time.AfterFunc(dialSilent, func() {
-		d.note(fmt.Errorf("no answer from %s for %s", strings.Join(addresses, ", "), dialSilent))
-	})
-	defer silent.Stop()
-	won, err := d.race(ctx, network, addresses)
-	d.note(err)
+	won, err := d.race(ctx, network, d.order(address))
 	if err != nil {
 		return nil, err
 	}
@@ -116,19 +123,106 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 		d.log.Info("the API server answers at another address", "address", won.address)
 	}
 	d.last = won.address
-	return won.conn, nil
+	return &heardConn{Conn: won.conn, unheard: func() { d.passOver(won.address) }}, nil
 }
+
+// passOver has the next connection try another address first than the one that accepts connections and says
+// nothing, as a load balancer without API servers does, or one whose API server hangs.
+func (d *dialer) passOver(address string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.last != address {
+		return // another one has answered since
+	}
+	all := append([]string{d.server}, d.servers...)
+	d.last = all[(slices.Index(all, address)+1)%len(all)]
+}
+
+// heardConn is a connection that tells when it is closed before anything was read.
+type heardConn struct {
+	net.Conn
+	heard   atomic.Bool
+	unheard func()
+}
+
+func (c *heardConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && !c.heard.Load() {
+		c.heard.Store(true)
+	}
+	return n, err
+}
+
+func (c *heardConn) Close() error {
+	if !c.heard.Swap(true) {
+		c.unheard()
+	}
+	return c.Conn.Close()
+}
+
+// reporting notes what becomes of the connections that requests need, up to the check of the certificate.
+type reporting struct {
+	dialer *dialer
+	next   http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (r reporting) RoundTrip(request *http.Request) (*http.Response, error) {
+	d := r.dialer
+	var connected, resolving atomic.Bool
+	silent := time.AfterFunc(silentFor, func() {
+		addresses := strings.Join(d.order(d.server), ", ")
+		switch {
+		case connected.Load():
+			d.noteSlow(request)
+		case resolving.Load():
+			d.note(fmt.Errorf("no answer from DNS for %s, of %s", silentFor, addresses))
+		default:
+			d.note(fmt.Errorf("no answer from %s for %s", addresses, silentFor))
+		}
+	})
+	defer silent.Stop()
+	trace := &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) {
+			connected.Store(true)
+			d.note(nil)
+		},
+		DNSStart: func(httptrace.DNSStartInfo) { resolving.Store(true) },
+		DNSDone:  func(httptrace.DNSDoneInfo) { resolving.Store(false) },
+	}
+	response, err := r.next.RoundTrip(request.WithContext(httptrace.WithClientTrace(request.Context(), trace)))
+	if err != nil && !connected.Load() && request.Context().Err() == nil {
+		d.note(err)
+	}
+	return response, err
+}
+
+// WrappedRoundTripper returns the transport below, by which client-go finds what it closes.
+func (r reporting) WrappedRoundTripper() http.RoundTripper { return r.next }
 
 // note logs the first failure of a row, and its end.
 func (d *dialer) note(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.trouble = err
-	d.failures.Log(d.log, "cannot connect to the API server", "connected to the API server again", err)
+	d.failures.Log(d.log, "cannot connect to the API server", "connected to the API server again", err,
+		"server", d.server)
 }
 
-// Unreachable returns why the API server cannot be connected to; nil while the last attempt was
-// answered. A connection that has gone silent is given up within a minute.
+// noteSlow logs a request that was sent and has no answer. The API server may be busy, so this does not count as
+// trouble.
+func (d *dialer) noteSlow(request *http.Request) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if now := time.Now(); d.slow.IsZero() || now.Sub(d.slow) >= slowAgain {
+		d.slow = now
+		d.log.Warn("the API server has not answered a request yet", "server", d.server, "method", request.Method,
+			"path", request.URL.Path, "waited", silentFor)
+	}
+}
+
+// Unreachable returns why the API server cannot be connected to; nil while the last attempt has led to a
+// connection. A connection that has gone silent is given up within a minute.
 func (c *Client) Unreachable() error {
 	c.dialer.mu.Lock()
 	defer c.dialer.mu.Unlock()

@@ -1,17 +1,33 @@
 package kube
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
+	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // apiServers are addresses and how each answers an attempt to connect: "ok", "refused", "silent",
@@ -85,14 +101,13 @@ func TestDialer(t *testing.T) {
 		"one is silent too": {answers: "silent silent ok", want: two, after: 2 * dialNext,
 			asked: service + " " + one + " " + two, again: two, log: "answers at another address"},
 		"it is slow": {answers: "slow silent silent", want: service, after: 5 * time.Second,
-			asked: service + " " + one + " " + two, again: service + " " + one + " " + two,
-			log: "no answer from 10.96.0.1:443, 192.0.2.1:6443, 192.0.2.2:6443 for 3s"},
+			asked: service + " " + one + " " + two, again: service + " " + one + " " + two},
 		"a slow one is late": {answers: "slow silent ok", want: two, after: 2 * dialNext,
 			asked: service + " " + one + " " + two, again: two, log: "answers at another address"},
 		"all refuse": {answers: "refused refused refused", asked: service + " " + one + " " + two,
-			again: service + " " + one + " " + two, log: "connection refused"},
+			again: service + " " + one + " " + two},
 		"all are silent": {answers: "silent silent silent", after: dialTimeout, asked: service + " " + one + " " + two,
-			again: service + " " + one + " " + two, log: "no answer from"},
+			again: service + " " + one + " " + two},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -106,7 +121,7 @@ func TestDialer(t *testing.T) {
 				if took := time.Since(began); took != c.after {
 					t.Errorf("took %s, want %s", took, c.after)
 				}
-				if (err != nil) != (c.want == "") || err == nil && conn.(countedConn).address != c.want {
+				if (err != nil) != (c.want == "") || err == nil && conn.(*heardConn).Conn.(countedConn).address != c.want {
 					t.Fatalf("connected to %v (%v), want %q", conn, err, c.want)
 				}
 				if got, _ := servers.take(); got != c.asked {
@@ -129,6 +144,170 @@ func TestDialer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// pipes are addresses of API servers that answer over pipes: "serves", "mute" takes a connection and says nothing,
+// "hangs" answers no request, "refused".
+type pipes struct {
+	t       *testing.T
+	cert    tls.Certificate
+	answers map[string]string
+	ended   sync.WaitGroup
+}
+
+func (p *pipes) dial(_ context.Context, _, address string) (net.Conn, error) {
+	if p.answers[address] == "refused" {
+		return nil, errors.New("dial " + address + ": connection refused")
+	}
+	client, server := net.Pipe()
+	p.ended.Go(func() {
+		defer server.Close()
+		if p.answers[address] == "mute" {
+			<-p.t.Context().Done()
+			return
+		}
+		secure := tls.Server(server, &tls.Config{Certificates: []tls.Certificate{p.cert}})
+		for requests := bufio.NewReader(secure); ; {
+			if _, err := http.ReadRequest(requests); err != nil {
+				return
+			}
+			if p.answers[address] == "hangs" {
+				<-p.t.Context().Done()
+				return
+			}
+			if _, err := io.WriteString(secure, "HTTP/1.1 204 No Content\r\n\r\n"); err != nil {
+				return
+			}
+		}
+	})
+	return client, nil
+}
+
+// Whatever keeps an agent from the API server is logged within five seconds, with the address, once.
+func TestSaysWhatKeepsItFromTheAPIServer(t *testing.T) {
+	const server = "192.0.2.1:6443"
+	cert, roots := certificate(t, "192.0.2.1")
+	for name, c := range map[string]struct {
+		answer    string
+		roots     *x509.CertPool
+		want      string // in the log
+		connected bool   // which is no trouble, however slow the answer
+	}{
+		"refused":             {answer: "refused", want: "connection refused"},
+		"mute":                {answer: "mute", want: "no answer from " + server + " for 3s"},
+		"a wrong certificate": {answer: "serves", roots: x509.NewCertPool(), want: "failed to verify certificate"},
+		"no answer":           {answer: "hangs", roots: roots, want: "has not answered a request yet", connected: true},
+		"all is well":         {answer: "serves", roots: roots, connected: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				servers := &pipes{t: t, cert: cert, answers: map[string]string{server: c.answer}}
+				var log bytes.Buffer
+				client := &Client{dialer: newDialer(slog.New(slog.NewTextHandler(&log, nil)), server, nil)}
+				client.dialer.dial = servers.dial
+				transport := &http.Transport{DialContext: client.dialer.DialContext, TLSHandshakeTimeout: 10 * time.Second,
+					TLSClientConfig: &tls.Config{RootCAs: c.roots}}
+				ctx, cancel := context.WithCancel(t.Context())
+				var requests sync.WaitGroup
+				for range 3 {
+					requests.Go(func() {
+						request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+server+"/api/v1/nodes", nil)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if response, err := (reporting{client.dialer, transport}).RoundTrip(request); err == nil {
+							response.Body.Close()
+						}
+					})
+				}
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				said := log.String()
+				if c.want == "" && said != "" || !strings.Contains(said, c.want) || strings.Count(said, "\n") > 1 ||
+					said != "" && !strings.Contains(said, server) {
+					t.Errorf("logged %q, want %q once, with %s", said, c.want, server)
+				}
+				if err := client.Unreachable(); (err == nil) != c.connected {
+					t.Errorf("unreachable: %v", err)
+				}
+				cancel()
+				requests.Wait()
+				transport.CloseIdleConnections()
+			})
+		})
+	}
+}
+
+// An address that takes connections and says nothing is not the first that the next connection tries.
+func TestPassesOverMuteAddress(t *testing.T) {
+	const mute, works = "192.0.2.1:6443", "192.0.2.2:6443"
+	cert, roots := certificate(t, "192.0.2.1")
+	synctest.Test(t, func(t *testing.T) {
+		servers := &pipes{t: t, cert: cert, answers: map[string]string{mute: "mute", works: "serves"}}
+		d := newDialer(slog.New(slog.DiscardHandler), mute, []string{mute, works})
+		d.dial = servers.dial
+		transport := &http.Transport{DialContext: d.DialContext, TLSHandshakeTimeout: 10 * time.Second,
+			TLSClientConfig: &tls.Config{RootCAs: roots}}
+		defer transport.CloseIdleConnections()
+		for i, fails := range []bool{true, false} {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+mute+"/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := reporting{d, transport}.RoundTrip(request)
+			if err == nil {
+				response.Body.Close()
+			}
+			if (err != nil) != fails {
+				t.Errorf("request %d: %v", i, err)
+			}
+		}
+	})
+}
+
+// The client that programs use notes it too.
+func TestClientOfAWrongCertificate(t *testing.T) {
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	defer server.Close()
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(clientcmdapi.Config{CurrentContext: "c",
+		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: server.URL}},
+		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c"}}}, file); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Connect(Options{Kubeconfig: file, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.core.Namespaces().Get(t.Context(), "default", metav1.GetOptions{})
+	if err == nil || !strings.Contains(c.Trouble(), "failed to verify certificate") {
+		t.Errorf("the request ended with %v, and the trouble is %q", err, c.Trouble())
+	}
+}
+
+// certificate returns one for an address, and what trusts it.
+func certificate(t *testing.T, addr string) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The clock of synctest begins in the year 2000.
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0),
+		NotAfter: time.Now().Add(24 * time.Hour), IPAddresses: []net.IP{net.ParseIP(addr)}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(parsed)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, roots
 }
 
 // What is asked for another address, such as that of an HTTP proxy, goes there.

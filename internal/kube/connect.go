@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -259,8 +260,12 @@ func (c *Client) Refused() map[string]error {
 	return refused
 }
 
-// Refusal says in one line what the API server does not let this user read; "" if there is nothing.
-func (c *Client) Refusal() string {
+// Trouble says in one line why lists may be missing: the API server cannot be connected to, or does not let this
+// user read something; "" if there is nothing.
+func (c *Client) Trouble() string {
+	if err := c.Unreachable(); err != nil {
+		return strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
 	refused := c.Refused()
 	kinds := slices.Sorted(maps.Keys(refused))
 	switch len(kinds) {

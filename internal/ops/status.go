@@ -115,11 +115,11 @@ func printStatus(ctx context.Context, path, only string, stdout io.Writer) error
 	return nil
 }
 
-// Waiting adds to what a program waits for what the API server does not let it read, if anything:
-// that is most likely why it waits.
-func Waiting(what, refusal string) string {
-	if what == "" || refusal == "" {
+// Waiting adds to what a program waits for its trouble with the API server, if any: that is most likely why it
+// waits.
+func Waiting(what, trouble string) string {
+	if what == "" || trouble == "" {
 		return what
 	}
-	return what + ": " + refusal
+	return what + ": " + trouble
 }

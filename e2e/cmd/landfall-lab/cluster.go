@@ -14,17 +14,18 @@ import (
 
 // trial is what is done with a cluster of real kubelets.
 type trial struct {
-	name  string // returns, helm, guides, migrations, firsthour; else a short check
+	name  string // returns, helm, guides, migrations, firsthour, rollouts; else a short check
 	count int
 	away  time.Duration
 	only  string // the one way to go away, or the reasons of traps; empty for all
 	keep  bool
 }
 
-// The stories that need images of others.
+// The stories that need more of the cluster: images of others, or an API that is off by default.
 const (
 	migrations = "migrations"
 	firstHour  = "firsthour"
+	rollouts   = "rollouts"
 )
 
 // realCluster starts a cluster of real kubelets; it is kept, or Landfall is tried on it and it is
@@ -37,6 +38,7 @@ func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t 
 			return err
 		}
 	}
+	options.MutatingPolicies = t.name == rollouts
 	began := time.Now()
 	c, err := cluster.Start(ctx, options)
 	if err != nil {
@@ -67,8 +69,10 @@ func realCluster(ctx context.Context, out io.Writer, options cluster.Options, t 
 		err = c.Migrations(ctx, p.line)
 	case t.name == firstHour:
 		err = c.FirstHour(ctx, t.only, p.line)
+	case t.name == rollouts:
+		err = c.Rollouts(ctx, p.line)
 	default:
-		err = fmt.Errorf("no story %q: want returns, helm, guides, migrations or firsthour", t.name)
+		err = fmt.Errorf("no story %q: want returns, helm, guides, migrations, firsthour or rollouts", t.name)
 	}
 	if err == nil {
 		p.section("Everything holds")

@@ -28,7 +28,7 @@ const usage = `usage:
                                             start that cluster and leave it up; --bare without Landfall
   landfall-lab down [NAME]                  take it down
   landfall-lab cluster [--keep] [--cni bridge|ptp|flannel] [--image FILE]
-               [--story helm|guides|migrations]
+               [--story helm|guides|migrations|rollouts]
   landfall-lab cluster --story returns [--count N] [--away TIME] [--only WAY]
   landfall-lab cluster --story firsthour [--only REASONS]
                                             start a cluster of real kubelets, and try Landfall:
