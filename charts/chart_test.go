@@ -289,8 +289,8 @@ func TestRights(t *testing.T) {
 		"controller": {"bgppeers/status:update", "bgppeers:get,list,watch", "events:create,patch",
 			"ipaddresspools/status:update", "ipaddresspools:get,list,watch", "namespaces:list,watch", "nodes:list,watch",
 			"services/status:patch", "services:list,watch"},
-		"proxy": {"endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch", "nodes:list,watch",
-			"servicecidrs:list,watch", "services:list,watch"},
+		"proxy": {"bgppeers:list,watch", "endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch",
+			"nodes:list,watch", "servicecidrs:list,watch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(
 			want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {

@@ -89,7 +89,8 @@ const bgpNode = "k8s-worker-177"
 // It runs before other labs do: its routers detect a loss after 150 ms, and one that gets no
 // processor for as long drops the routes of nodes that nothing happened to.
 func TestBGPFaults(t *testing.T) {
-	tor := lab.ToR{Kind: lab.FRR, Count: 2, ASN: 64501, NodeASN: 64500, BFD: 50 * time.Millisecond}
+	tor := lab.ToR{Kind: lab.FRR, Count: 2, ASN: 64501, NodeASN: 64500,
+		BFD: duration(t, "LANDFALL_BFD", 50*time.Millisecond)}
 	l := startBGP(t, tor, true, ", bfdProfile: fast, enableGracefulRestart: true, holdTime: 9s")
 	for _, fault := range []struct {
 		name string

@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -31,15 +30,7 @@ func podsBesideAPI(t testing.TB, l *lab.Lab) {
 // LANDFALL_API_AWAY says, such as 1m.
 func apiAway(t *testing.T) time.Duration {
 	t.Helper()
-	text, set := os.LookupEnv("LANDFALL_API_AWAY")
-	if !set {
-		return time.Second
-	}
-	away, err := time.ParseDuration(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return away
+	return duration(t, "LANDFALL_API_AWAY", time.Second)
 }
 
 // TestFaultWithoutAPIServer commits faults while the API server is away: everything that the nodes

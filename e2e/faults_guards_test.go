@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
@@ -141,7 +142,9 @@ func damageReturned(t *testing.T, l *lab.Lab, _ bool) int {
 	seedService(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
 	owner := answerer(t, l, seedVIP.Addr())
-	broken, _ := returnOf(t, l, absences[0], 3*time.Second, seedVIP)
+	var c tally
+	returnOf(t, l, absences[0], 3*time.Second, []netip.AddrPort{seedVIP}, &c)
+	broken := c.broken + c.failed
 	for _, node := range without(workers(l), []string{owner}) {
 		broken += strings.Count(l.Agent("speaker", node).Log(), "to="+node+" interfaces=[eth0]")
 	}

@@ -271,6 +271,43 @@ func TestContract11ATenantTakesNoPortOfAnAPIServer(t *testing.T) {
 	serves(server, true)
 }
 
+// A tenant that lists the address of a router does not take the ports of BGP and BFD there, by which it would
+// end all sessions of all nodes.
+func TestContract11ATenantTakesNoPortOfARouter(t *testing.T) {
+	const router, other = "192.0.2.1", "192.0.2.2"
+	b := newBench(t)
+	b.list("x", time.Time{}, 179, router, other)
+	b.routers.Set("tor", netip.MustParseAddr(router))
+	b.synced()
+	b.routers.SetSynced(false)
+	b.run()
+	if b.waiting != "the BGPPeers" || b.rules.sets != 0 {
+		t.Errorf("waiting for %q, %d writes", b.waiting, b.rules.sets)
+	}
+	b.routers.SetSynced(true)
+	serves := func(address string, want bool) {
+		t.Helper()
+		b.run()
+		b.rules.confirm()
+		b.run()
+		if b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr(address), 179) != want {
+			t.Errorf("%s is served: %v", address, !want)
+		}
+	}
+	serves(router, false)
+	serves(other, true)
+	if said := strings.Join(b.warnings, "\n"); !strings.Contains(said, "ExternalIPRefused here: spec.externalIPs: "+router+
+		" is the address of a BGPPeer") {
+		t.Errorf("Events %v", b.warnings)
+	}
+	b.routers.Set("second", netip.MustParseAddr(other))
+	b.markFacts()
+	serves(other, false)
+	b.routers.Delete("tor")
+	b.markFacts()
+	serves(router, true)
+}
+
 // A Service with many addresses makes one Event of a bounded length.
 func TestEventsOfManyFrontendsAreShort(t *testing.T) {
 	b := newBench(t, func(s *settings) { s.externalIPs.Deny = true })

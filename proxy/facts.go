@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -93,6 +94,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the Nodes"
 	case !from.pools.Synced():
 		return f, "the IPAddressPools"
+	case !from.routers.Synced():
+		return f, "the BGPPeers"
 	case s.nodeCIDR && len(node.PodCIDRs) == 0:
 		return f, "the pod networks in the Node " + self
 	case s.primary && len(node.Addresses) == 0:
@@ -118,6 +121,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	f.networks = networksOf(f.lans)
 	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
 	f.external.APIServers = s.allAPIServers(from)
+	f.external.Routers = distinct(slices.Collect(maps.Values(from.routers.All())))
 	f.healthAddresses = f.config.NodePortAddresses
 	switch {
 	case s.allAddresses:
@@ -149,6 +153,10 @@ func (s settings) allAPIServers(from sources) []netip.Addr {
 			all = append(all, ep.Addr)
 		}
 	}
+	return distinct(all)
+}
+
+func distinct(all []netip.Addr) []netip.Addr {
 	slices.SortFunc(all, netip.Addr.Compare)
 	return slices.Compact(all)
 }

@@ -171,7 +171,8 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		services: services, slices: kube.Slices(client, metrics.counting(metrics.endpoints, p.markEndpoints)),
 		nodes:      kube.Nodes(client, "", p.markNode),
 		interfaces: watcher.All, networks: kube.ServiceNetworks(client, func(string) { p.markFacts() }),
-		pools: kube.PoolRanges(client, func(string) { p.markFacts() }),
+		pools:   kube.PoolRanges(client, func(string) { p.markFacts() }),
+		routers: kube.RouterAddresses(client, func(string) { p.markFacts() }),
 	}
 	client.OnSync(p.markFacts)
 	rules := kernel.writer(rt.Log, p.runner.PokeNow, metrics) // a change waits once, and its confirmation for nothing

@@ -164,6 +164,7 @@ type bench struct {
 	nodes    *kubetest.Table[string, lb.Node]
 	networks *kubetest.Table[string, []netip.Prefix]
 	pools    *kubetest.Table[string, []lb.Range]
+	routers  *kubetest.Table[string, netip.Addr]
 	own      []lb.Interface
 	rules    *fakeRules
 	flows    *fakeFlows
@@ -187,6 +188,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		nodes:    kubetest.NewTable[string, lb.Node](),
 		networks: kubetest.NewTable[string, []netip.Prefix](),
 		pools:    kubetest.NewTable[string, []lb.Range](),
+		routers:  kubetest.NewTable[string, netip.Addr](),
 		own: []lb.Interface{{Index: 7, Name: "eth0", Up: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Addresses: []netip.Prefix{
 			netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}},
 		flows:  &fakeFlows{applied: map[lb.Key]plan.Service{}},
@@ -202,7 +204,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		func() time.Time { return b.clock })
 	b.from = sources{services: b.services, slices: b.slices, nodes: b.nodes,
 		interfaces: func() ([]lb.Interface, bool) { return b.own, true }, update: b.hear, networks: b.networks,
-		pools: b.pools}
+		pools: b.pools, routers: b.routers}
 	b.to = sinks{
 		rules: b.rules, flows: b.flows, health: b.health, feed: b.feed, rescue: &b.rescue,
 		warn: func(s lb.Service, reason lb.Reason, message string) {
@@ -249,7 +251,8 @@ func (b *bench) runAlone() time.Duration {
 }
 
 func (b *bench) tables() []interface{ SetSynced(bool) } {
-	return []interface{ SetSynced(bool) }{b.services, b.slices, b.nodes, b.networks, b.pools}
+	return []interface{ SetSynced(bool) }{b.services, b.slices, b.nodes, b.networks, b.pools,
+		b.routers}
 }
 
 func (b *bench) synced() {

@@ -48,6 +48,7 @@ var kinds = map[string]schema.GroupVersionKind{
 	"endpointslices": {Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice"},
 	"servicecidrs":   {Group: "networking.k8s.io", Version: "v1", Kind: "ServiceCIDR"},
 	"ipaddresspools": {Group: "landfall.dev", Version: "v1beta1", Kind: "IPAddressPool"},
+	"bgppeers":       {Group: "landfall.dev", Version: "v1beta1", Kind: "BGPPeer"},
 }
 
 func (a api) ServeHTTP(w http.ResponseWriter, r *http.Request) {

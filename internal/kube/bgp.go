@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -42,6 +43,18 @@ func BGPPeers(c *Client, changed, status func(name string)) *Table[string, lb.Pe
 	}, changed, status)
 	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}},
 		objects[string, lb.Peer, *v1beta1.BGPPeer]{table, convertBGPPeer})
+	return table
+}
+
+// RouterAddresses watches the addresses of BGPPeers. Where the API server does not have the resource, or
+// we may not see it, the table is empty.
+func RouterAddresses(c *Client, changed func(name string)) *Table[string, netip.Addr] {
+	table := newTable[string, netip.Addr](nil, changed)
+	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}, optional: true},
+		objects[string, netip.Addr, *v1beta1.BGPPeer]{table, func(o *v1beta1.BGPPeer) (string, netip.Addr) {
+			name, peer := convertBGPPeer(o)
+			return strings.Clone(name), peer.Addr.WithZone("")
+		}})
 	return table
 }
 

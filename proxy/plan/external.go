@@ -27,6 +27,9 @@ type ExternalIPs struct {
 	// APIServers are served only if they are in Allowed too: who takes the API server's port from its clients
 	// takes the cluster's control from every node, and keeps the proxies from hearing that it is over.
 	APIServers []netip.Addr
+	// Routers are served only if they are in Allowed too: who takes the ports of BGP and BFD from a node's
+	// speaker takes the addresses of all Services off that node.
+	Routers []netip.Addr
 }
 
 // ParseExternalIPs reads allow, deny, or the networks whose addresses are allowed.
@@ -57,7 +60,7 @@ func (e ExternalIPs) Equal(other ExternalIPs) bool {
 	}
 	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
 		slices.Equal(e.Networks, other.Networks) && slices.Equal(e.Pods, other.Pods) && e.Nodes.Equal(other.Nodes) &&
-		slices.Equal(e.APIServers, other.APIServers)
+		slices.Equal(e.APIServers, other.APIServers) && slices.Equal(e.Routers, other.Routers)
 }
 
 // Refuse returns why no Service is served at an external IP; nil if Services are.
@@ -85,6 +88,9 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 	}
 	if slices.Contains(e.APIServers, addr) {
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the address of an API server; %s", addr, allow)
+	}
+	if slices.Contains(e.Routers, addr) {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the address of a BGPPeer; %s", addr, allow)
 	}
 	if why := e.Nodes.refuse(addr); why != nil {
 		return why

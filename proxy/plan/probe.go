@@ -58,7 +58,7 @@ func ConnectTime(interval time.Duration) time.Duration { return min(interval/5*4
 type ProbeScope struct {
 	// Own are the node's own addresses.
 	Own []netip.Addr
-	// Others has what belongs to Nodes, API servers, pools and cluster IPs.
+	// Others has what belongs to Nodes, API servers, routers, pools and cluster IPs.
 	Others ExternalIPs
 }
 
@@ -82,6 +82,8 @@ func (s ProbeScope) foreign(addr netip.Addr) string {
 		return "a node's"
 	case slices.Contains(s.Others.APIServers, addr):
 		return "an API server's"
+	case slices.Contains(s.Others.Routers, addr):
+		return "a router's"
 	case s.Others.pool(addr) != "":
 		return "in a pool"
 	case slices.ContainsFunc(s.Others.Networks, func(n netip.Prefix) bool { return n.Contains(addr) }):

@@ -8,7 +8,7 @@ func (e *engine) connect(now time.Time) {
 	needed := map[listener]bool{}
 	for _, s := range e.sessions {
 		needed[s.key.listener()] = true
-		if s.link == nil || s.trouble != "" {
+		if s.link == nil || s.trouble != "" || s.stale {
 			e.dial(s, now)
 		}
 	}
@@ -39,7 +39,7 @@ func (e *engine) dial(s *session, now time.Time) {
 		e.troubled(s, err, now)
 		return
 	}
-	s.link, s.port = l, l.sourcePort()
+	s.link, s.port, s.stale = l, l.sourcePort(), false
 }
 
 func (s *session) hangUp() {
@@ -69,5 +69,5 @@ func (e *engine) problem(s *session) string {
 	if s.trouble != "" {
 		return s.trouble
 	}
-	return s.tooFar
+	return s.strange
 }

@@ -29,15 +29,15 @@ func (e *engine) deliver(d *datagram, now time.Time) {
 	p, drop := decode(d.payload)
 	var s *session
 	if drop == dropNone {
-		s, drop = e.find(&p, d)
+		s, drop = e.find(&p, d, now)
 	}
 	if drop != dropNone {
 		e.worker.stats.dropped[drop].Add(1)
 		return
 	}
 	s.counters.received.Add(1)
-	if s.tooFar != "" {
-		s.tooFar, e.changed = "", true
+	if s.strange != "" {
+		s.strange, e.changed = "", true
 	}
 	m, reply, send := s.machine.received(p, d.at, now, e.worker.opts.random())
 	e.take(s, m, reply, send, now)
@@ -54,7 +54,7 @@ func (e *engine) excuse(l listener, now time.Time) {
 }
 
 // find returns the session that a packet is for, or why it is for none.
-func (e *engine) find(p *Packet, d *datagram) (*session, Drop) {
+func (e *engine) find(p *Packet, d *datagram, now time.Time) (*session, Drop) {
 	if p.YourDiscriminator == 0 && p.State != Down && p.State != AdminDown {
 		return nil, dropState
 	}
@@ -65,24 +65,47 @@ func (e *engine) find(p *Packet, d *datagram) (*session, Drop) {
 	s := e.sessions[i]
 	switch {
 	case d.ttl < minTTL(s.key, s.machine.profile):
-		e.far(s, d.ttl)
+		e.wonder(s, fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", d.ttl,
+			minTTL(s.key, s.machine.profile)))
 		return nil, dropTTL
+	case p.YourDiscriminator == 0 && !s.expects(d.device):
+		e.wonder(s, "packets of the peer arrive by another interface than those that lead to it")
+		e.reopen(s, now)
+		return nil, dropInterface
 	case p.Authenticated:
 		return nil, dropAuthentication
 	}
 	return s, dropNone
 }
 
-// far notes, while the session is not up, that its packets travel further than they may; or start
-// with less than 255, as BIRD's do on several hops.
-func (e *engine) far(s *session, ttl int) {
-	if s.machine.state == Up || s.tooFar != "" {
+// wonder notes, while the session is not up, what is strange about its packets: that they travel further
+// than they may, or start with less than 255, as BIRD's do on several hops; or that they come another way.
+func (e *engine) wonder(s *session, what string) {
+	if s.machine.state == Up || s.strange != "" {
 		return
 	}
-	s.tooFar = fmt.Sprintf("packets of the peer arrive with TTL %d, and the least that is heeded is %d", ttl,
-		minTTL(s.key, s.machine.profile))
-	e.changed = true
-	e.worker.report(change{Key: s.key, Problem: s.tooFar})
+	s.strange, e.changed = what, true
+	e.worker.report(change{Key: s.key, Problem: what})
+}
+
+// reopen has the link of a session that is not up look for its way again, soon.
+func (e *engine) reopen(s *session, now time.Time) {
+	if s.machine.state == Up {
+		return
+	}
+	s.stale = true
+	if e.connectAt.IsZero() {
+		e.connectAt = now.Add(retry)
+	}
+}
+
+// expects reports whether packets of the peer may come in by an interface.
+func (s *session) expects(device int) bool {
+	if s.link == nil || s.key.Multihop {
+		return true
+	}
+	toward := s.link.toward()
+	return len(toward) == 0 || slices.Contains(toward, device)
 }
 
 // owns reports whether a packet is for the session: by its discriminator alone once the peer knows

@@ -43,7 +43,8 @@ type session struct {
 	link    link   // nil while it cannot be opened
 	port    uint16 // that packets were sent from last
 	trouble string // with the link
-	tooFar  string // that the peer seems to be
+	strange string // what is, of how packets of the peer arrive
+	stale   bool   // the link may know the way of before
 
 	since         time.Time
 	ups, failures uint64
@@ -159,7 +160,7 @@ func (e *engine) apply(desired map[Key]Profile, now time.Time) {
 			s.machine.profile = profile
 			e.take(s, s.machine.enabled(now), Packet{}, false, now)
 		case stays && s.machine.profile != profile:
-			s.tooFar = ""
+			s.strange = ""
 			m, p, send := s.machine.configured(profile, now, e.worker.opts.random())
 			e.take(s, m, p, send, now)
 		}

@@ -41,6 +41,7 @@ func (l *stillLink) send(b []byte) error {
 }
 func (l *stillLink) sourcePort() uint16 { return minSourcePort }
 func (l *stillLink) device() int        { return 7 }
+func (l *stillLink) toward() []int      { return []int{7, 9} }
 func (l *stillLink) close()             {}
 
 // engineWith returns an engine with one session, and the session.
@@ -105,6 +106,12 @@ func TestWhichSession(t *testing.T) {
 			datagram{listener: v4, from: peer, device: 7, ttl: 255}, dropNone},
 		{"on another interface", Key{Peer: peer, Interface: "eth0"}, down,
 			datagram{listener: v4, from: peer, device: 8, ttl: 255}, dropNoSession},
+		{"by an interface that leads elsewhere", Key{Peer: peer}, down,
+			datagram{listener: v4, from: peer, device: 8, ttl: 255}, dropInterface},
+		{"by discriminator, by such an interface", Key{Peer: peer}, up,
+			datagram{listener: v4, from: peer, device: 8, ttl: 255}, dropNone},
+		{"multihop by such an interface", Key{Peer: peer, Multihop: true}, down,
+			datagram{listener: listener{multihop: true}, from: peer, device: 8, ttl: 254}, dropNone},
 		{"link-local", Key{Peer: ll.WithZone("eth0")}, down, datagram{listener: v6, from: ll, device: 7, ttl: 255}, dropNone},
 		{"link-local on another interface", Key{Peer: ll.WithZone("eth0")}, down,
 			datagram{listener: v6, from: ll, device: 8, ttl: 255}, dropNoSession},
@@ -122,7 +129,10 @@ func TestWhichSession(t *testing.T) {
 			datagram{listener: v4, from: peer, ttl: 255}, dropAuthentication},
 	} {
 		e, _, want := engineWith(test.key, Profile{})
-		got, drop := e.find(&test.p, &test.d)
+		if test.d.device == 0 {
+			test.d.device = 9
+		}
+		got, drop := e.find(&test.p, &test.d, epoch)
 		if drop != test.want || (got == want) != (drop == dropNone) {
 			t.Errorf("%s: dropped because of %v, want %v", test.name, drop, test.want)
 		}

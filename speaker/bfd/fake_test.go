@@ -107,6 +107,7 @@ type fakeLink struct {
 
 func (*fakeLink) sourcePort() uint16 { return minSourcePort }
 func (*fakeLink) device() int        { return 0 }
+func (*fakeLink) toward() []int      { return nil }
 func (*fakeLink) close()             {}
 
 func (l *fakeLink) send(b []byte) error {

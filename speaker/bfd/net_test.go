@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -173,6 +174,54 @@ func TestSessionsOverACable(t *testing.T) {
 	}
 	if h := right.Health(); len(h.Dropped) > 0 || h.Lost > 0 {
 		t.Errorf("%+v", h)
+	}
+}
+
+// A pod of the node, whose packets have not passed a router either, does not end a session in its peer's
+// name.
+func TestContract11APodEndsNoSession(t *testing.T) {
+	a, b := cable(t)
+	pod := nstest.New(t)
+	nstest.Veth(t, a, "veth0", "10.244.0.1/24", pod, "eth0", "10.244.0.2/24")
+	a.Run(t, "ip", "addr", "add", "fd00:244::1/64", "dev", "veth0", "nodad")
+	pod.Run(t, "ip", "addr", "add", "fd00:244::2/64", "dev", "eth0", "nodad")
+	for _, parameter := range []string{"all", "veth0"} { // as distributions have it, or not
+		a.Run(t, "sysctl", "-q", "-w", "net.ipv4.conf."+parameter+".rp_filter=0")
+	}
+	for _, test := range []struct{ peer, local, gateway string }{
+		{"192.0.2.2", "192.0.2.1", "10.244.0.1"}, {"2001:db8::2", "2001:db8::1", "fd00:244::1"},
+	} {
+		ours, theirs := Key{Peer: addr(test.peer)}, Key{Peer: addr(test.local)}
+		node, router := start(t, a, Options{}), start(t, b, Options{})
+		node.Set(map[Key]Profile{ours: sturdy})
+		router.Set(map[Key]Profile{theirs: sturdy})
+		node.until(ours, "settled", settled)
+		bits := strconv.Itoa(ours.Peer.BitLen())
+		pod.Run(t, "ip", "addr", "add", test.peer+"/"+bits, "dev", "lo")
+		pod.Run(t, "ip", "route", "add", test.local+"/"+bits, "via", test.gateway)
+		var forged link
+		pod.Do(t, func() error {
+			w, err := newKernel()
+			if err == nil {
+				forged, err = w.dial(Key{Peer: addr(test.local), Local: addr(test.peer)}, 0, rand.Uint32)
+			}
+			return err
+		})
+		waitFor(t, "forged packets are dropped", func() bool {
+			for _, state := range []State{Down, AdminDown} {
+				packet := Packet{State: state, DetectMultiplier: 3, MyDiscriminator: 9}
+				if err := forged.send(packet.append(nil)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return node.Health().Dropped[dropInterface] > 20 || node.Outcomes()[ours].LastDown != nil
+		})
+		if o := node.Outcomes()[ours]; o.State != Up || o.LastDown != nil {
+			t.Errorf("%s: the session was ended: %+v", test.peer, o)
+		}
+		forged.close()
+		node.stop()
+		router.stop()
 	}
 }
 

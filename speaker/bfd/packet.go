@@ -90,6 +90,9 @@ const (
 	// 5883)
 	dropTTL
 	dropAuthentication // authenticated, and no session here is
+	// dropInterface: it came in by an interface that does not lead to the peer, as from a pod of this node,
+	// whose packets have not passed a router either (RFC 5881 section 3)
+	dropInterface
 	dropCount
 )
 
@@ -97,7 +100,7 @@ func (d Drop) String() string { return name(dropNames[:], d) }
 
 var dropNames = [dropCount]string{
 	"none", "version", "short", "truncated", "multiplier", "multipoint", "my-discriminator", "no-session", "state", "ttl",
-	"authentication",
+	"authentication", "interface",
 }
 
 const (

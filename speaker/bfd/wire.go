@@ -47,6 +47,9 @@ type link interface {
 	sourcePort() uint16
 	// device is the index of the interface that the session is bound to, or 0.
 	device() int
+	// toward are the indexes of the interfaces that lead to the peer of a session that is bound to none;
+	// none if that is unknown.
+	toward() []int
 	close()
 }
 

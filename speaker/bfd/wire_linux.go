@@ -10,6 +10,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -127,6 +128,9 @@ func (k *kernel) dial(key Key, sourcePort uint16, random func() uint32) (link, e
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	u := &udpLink{fd: fd, index: index}
+	if index == 0 && !key.Multihop {
+		u.near = toward(key)
+	}
 	if err := u.open(key, sourcePort, random); err != nil {
 		unix.Close(fd)
 		return nil, err
@@ -138,6 +142,7 @@ func (k *kernel) dial(key Key, sourcePort uint16, random func() uint32) (link, e
 // an ICMP error eat a packet.
 type udpLink struct {
 	fd, index int
+	near      []int // see link.toward
 	port      uint16
 	to        unix.RawSockaddrInet6 // holds a RawSockaddrInet4 for IPv4
 	toLen     uintptr
@@ -228,7 +233,34 @@ func (u *udpLink) send(b []byte) error {
 
 func (u *udpLink) sourcePort() uint16 { return u.port }
 func (u *udpLink) device() int        { return u.index }
+func (u *udpLink) toward() []int      { return u.near }
 func (u *udpLink) close()             { unix.Close(u.fd) }
+
+// toward returns the interfaces that lead to the peer of a key: that of the route, and those in a network
+// of the peer, as a host with several may be answered on any of them. Without a route there is none.
+func toward(k Key) (indexes []int) {
+	var options *netlink.RouteGetOptions
+	if k.Local.IsValid() {
+		options = &netlink.RouteGetOptions{SrcAddr: k.Local.AsSlice()}
+	}
+	routes, err := netlink.RouteGetWithOptions(k.Peer.AsSlice(), options)
+	if err != nil {
+		return nil
+	}
+	for _, r := range routes {
+		indexes = append(indexes, r.LinkIndex)
+	}
+	addresses, err := netlink.AddrList(nil, family(k.Peer.Is6()))
+	if err != nil {
+		return nil
+	}
+	for _, a := range addresses {
+		if a.Contains(k.Peer.AsSlice()) {
+			indexes = append(indexes, a.LinkIndex)
+		}
+	}
+	return indexes
+}
 
 func family(v6 bool) int {
 	if v6 {
