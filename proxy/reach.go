@@ -65,7 +65,7 @@ func lookReach(ctx context.Context, args []string) (any, error) {
 		}
 	}
 	walks, err := walkAll(ctx, packets)
-	return lb.Reach{Node: nodeName(), Connects: connectAll(ctx, addresses), Walks: walks}, err
+	return lb.Reach{Node: nodeName(), Connects: connectAll(ctx, new(net.Dialer).DialContext, addresses), Walks: walks}, err
 }
 
 // walkAll walks the first packets of connections through the rules in the kernel.
@@ -92,13 +92,16 @@ func droppedBy(t lb.Trace) string {
 	return t.Ways[0].Why
 }
 
+// dialer opens a connection, as that of package net does.
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
 // connectAll opens a TCP connection to each address, all at once, sends nothing over them, and closes them.
-func connectAll(ctx context.Context, to []netip.AddrPort) []lb.ReachConnect {
+func connectAll(ctx context.Context, dial dialer, to []netip.AddrPort) []lb.ReachConnect {
 	ends := make([]lb.ReachConnect, len(to))
 	var group errgroup.Group
 	for i, address := range to {
 		group.Go(func() error {
-			ends[i] = connectOne(ctx, address)
+			ends[i] = connectOne(ctx, dial, address)
 			return nil
 		})
 	}
@@ -106,9 +109,11 @@ func connectAll(ctx context.Context, to []netip.AddrPort) []lb.ReachConnect {
 	return ends
 }
 
-func connectOne(ctx context.Context, to netip.AddrPort) lb.ReachConnect {
+func connectOne(ctx context.Context, dial dialer, to netip.AddrPort) lb.ReachConnect {
 	end := lb.ReachConnect{Address: to}
-	conn, err := (&net.Dialer{Timeout: connectTime}).DialContext(ctx, "tcp", to.String())
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	conn, err := dial(ctx, "tcp", to.String())
 	var errno syscall.Errno
 	switch {
 	case err == nil:

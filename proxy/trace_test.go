@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -318,9 +319,9 @@ func TestTraceWalksChainsOfOthers(t *testing.T) {
 		"the interface":            {hook: pre, rules: "iif LINK drop", ends: "drop"},
 		"another interface":        {hook: pre, rules: "iif lo drop; iifname \"nothing*\" drop"},
 		"a policy":                 {hook: pre + "; policy drop", rules: "tcp dport 22 accept", ends: "drop"},
-		"a policy, and accepted":   {hook: pre + "; policy drop", rules: "tcp dport 80 accept"},
+		"a policy, and accepted":   {hook: pre + "; policy drop", rules: "tcp dport 80 accept; tcp sport 8080 accept"},
 		"a chain":                  {hook: pre, rules: "jump sub; drop", ends: "drop"},
-		"a chain that accepts":     {hook: pre, rules: "meta l4proto tcp jump sub; drop"},
+		"a chain that accepts":     {hook: pre, rules: "meta l4proto tcp jump sub; tcp sport 8080 accept; drop"},
 		"known connections":        {hook: "type filter hook prerouting priority -150", rules: "ct state new drop", ends: "drop"},
 		"ahead of tracking":        {hook: pre, rules: "ct state new drop"},
 		"states":                   {hook: "type filter hook prerouting priority -150", rules: "ct state vmap { established : accept, invalid : drop }"},
@@ -360,6 +361,13 @@ func TestTraceWalksChainsOfOthers(t *testing.T) {
 			if !slices.Equal(result.Notes, []string{"not walked: rules of other programs in inet wall c (2)"}) == c.noted {
 				t.Errorf("notes %q, noted %v", result.Notes, c.noted)
 			}
+			patience := cases.Long
+			if c.ends != "" {
+				patience = cases.Short
+			}
+			if _, _, err := s.Ask(cases.Case{From: "outside", To: "vip"}, patience); (err == nil) != (c.ends == "") && !c.noted {
+				t.Errorf("a connection ends with %v, want %q", err, c.ends)
+			}
 			if c.ends == "" {
 				return
 			}
@@ -381,5 +389,57 @@ func TestTraceWithoutRules(t *testing.T) {
 	}
 	if out := s.Node.Run(t, "nft", "list", "tables"); out != "" {
 		t.Errorf("the trace has made %s", out)
+	}
+}
+
+// What landfallctl asks of a node: whether endpoints accept connections, and what rules of others drop.
+func TestReachTriesWhatClientsMeet(t *testing.T) {
+	w := cases.WorldOf(lb.IPv4)
+	s := newTraced(t, w, modeNftables)
+	s.program(t, cases.Case{From: "outside", To: "vip"})
+	port := cases.BackendPort(lb.TCP)
+	ask := func(args ...string) (r lb.Reach, err error) {
+		t.Helper()
+		s.Node.Do(t, func() error {
+			var out any
+			if out, err = lookReach(t.Context(), args); err == nil {
+				r = out.(lb.Reach)
+			}
+			return nil
+		})
+		return r, err
+	}
+	listens := netip.AddrPortFrom(w.Local, port)
+	inNode := func(ctx context.Context, network, to string) (conn net.Conn, err error) {
+		s.Node.Do(t, func() error {
+			conn, err = new(net.Dialer).DialContext(ctx, network, to)
+			return nil
+		})
+		return conn, err
+	}
+	connects := connectAll(t.Context(), inNode, []netip.AddrPort{listens, netip.AddrPortFrom(w.Local, port+100)})
+	if len(connects) != 2 || connects[0].Address != listens || connects[0].Error != "" || !connects[1].Refused {
+		t.Errorf("connections %+v", connects)
+	}
+	walk := []string{"--from=" + w.Outside.String(), "--from=2001:db8::1",
+		"--to=" + netip.AddrPortFrom(w.VIP, cases.ServicePort).String() + "/TCP"}
+	r, err := ask(walk...)
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case len(r.Walks) != 1 || r.Walks[0].Dropped != "" || r.Walks[0].NoRoute:
+		t.Errorf("packets %+v", r.Walks)
+	}
+	s.Node.Run(t, "nft", "add table ip wall; add chain ip wall pre { type filter hook prerouting priority -300; }; "+
+		"add rule ip wall pre tcp dport 80 drop")
+	if r, err = ask(walk...); err != nil || len(r.Walks) != 1 ||
+		r.Walks[0].Dropped != "rule 1 of the chain ip wall pre, which another program has" {
+		t.Errorf("behind a rule of another program: %+v, %v", r, err)
+	}
+	for _, bad := range [][]string{{}, {"--connect=10.0.0.1"}, {"--from=here", "--to=10.0.0.1:80"}, {"--from=10.0.0.2", "--to=:80"},
+		{"--from=10.0.0.2", "--to=10.0.0.1"}, slices.Repeat([]string{"--connect=" + listens.String()}, maxReach+1)} {
+		if _, err := ask(bad...); err == nil {
+			t.Errorf("reach takes %q", bad)
+		}
 	}
 }
