@@ -27,7 +27,8 @@ const (
 
 func lookReach(ctx context.Context, args []string) (any, error) {
 	set := lookFlagSet("reach")
-	connects, from, to := set.StringArray("connect", nil, ""), set.StringArray("from", nil, ""), set.StringArray("to", nil, "")
+	connects := set.StringArray("connect", nil, "")
+	from, to := set.StringArray("from", nil, ""), set.StringArray("to", nil, "")
 	if err := parseLook(set, args); err != nil {
 		return nil, err
 	}

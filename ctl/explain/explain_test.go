@@ -241,6 +241,10 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 				"protocol": "TCP"}, "noRoute": true}]}`)
 		}, Warning, "n1 has no route back to clients outside of its own subnets, such as 198.51.100.7: replies to them are " +
 			"lost (ClientsUnrouted)", "default route"},
+		"no way back in one of two families": {func(w *world) {
+			w.reach("n1", `{"walks": [{"packet": {"source": "198.51.100.7:1", "destination": "192.0.2.10:80", "protocol": "TCP"}},
+				{"packet": {"source": "[2001:db8::7]:1", "destination": "[2001:db8::10]:80", "protocol": "TCP"}, "noRoute": true}]}`)
+		}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"the proxy hangs": {func(w *world) { w.proxyHangs("n1", false) }, Wrong,
 			"the proxy on n1 hangs: it runs, and answers neither the speaker nor landfallctl, so changes of Services do not reach " +
 				"the kernel, and the speaker announces nothing soon (ProxyHangs)", "delete the pod"},

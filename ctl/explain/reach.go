@@ -187,23 +187,34 @@ func (e explanation) connected(node string, r *lb.Reach) []Check {
 	}
 	check.Text = fmt.Sprintf("%s cannot connect to %d of %s, %s (%s): a NetworkPolicy or firewall drops it, or the pod "+
 		"network does not carry it", node, len(silent), plural(len(r.Connects), "endpoint"), list(silent, 3), why)
-	check.Cure = fmt.Sprintf("kubectl get networkpolicies -n %s   # do they let the nodes in? then ask the network plugin (CNI)",
-		e.Key.Namespace)
+	check.Cure = fmt.Sprintf("kubectl get networkpolicies -n %s   # do they let the nodes in? if so, look at the network "+
+		"plugin (CNI)", e.Key.Namespace)
 	return []Check{check}
 }
 
-// unrouted checks that a node has a route back to clients.
+// unrouted checks that a node has a route back to clients. A family that ends at the LAN, beside one that does
+// not, is most likely meant so.
 func (e explanation) unrouted(node string, r *lb.Reach) []Check {
 	var lost []string
+	families, none := map[lb.Family]bool{}, map[lb.Family]bool{}
 	for _, w := range r.Walks {
-		if from := w.Packet.Source.Addr().String(); w.NoRoute && !slices.Contains(lost, from) {
-			lost = append(lost, from)
+		from := w.Packet.Source.Addr()
+		if families[lb.FamilyOf(from)] = true; !w.NoRoute {
+			continue
+		}
+		none[lb.FamilyOf(from)] = true
+		if !slices.Contains(lost, from.String()) {
+			lost = append(lost, from.String())
 		}
 	}
-	if len(lost) == 0 {
+	level := Warning
+	switch {
+	case len(lost) == 0:
 		return nil
+	case len(none) < len(families):
+		level = Note
 	}
-	return []Check{{Level: Warning, What: "node " + node, Reason: lb.ReasonClientsUnrouted,
+	return []Check{{Level: level, What: "node " + node, Reason: lb.ReasonClientsUnrouted,
 		Text: fmt.Sprintf("%s has no route back to clients outside of its own subnets, such as %s: replies to them are lost",
 			node, strings.Join(lost, ", ")), Cure: "ip route   # on " + node + ": is there a default route?"}}
 }
