@@ -138,6 +138,12 @@ func TestSeveralKubeconfigs(t *testing.T) {
 	if code, stdout, _ := run("__complete", "status", "--context", ""); code != 0 || !strings.Contains(stdout, "fake\n") {
 		t.Errorf("completion of --context: %q", stdout)
 	}
+	gone := filepath.Join(t.TempDir(), "gone")
+	t.Setenv("KUBECONFIG", gone)
+	code, stdout, stderr := run("version")
+	if code != 2 || !strings.HasPrefix(stdout, "landfallctl: ") || !strings.Contains(stderr, gone) {
+		t.Errorf("without the file that $KUBECONFIG names: exit code %d, %q, %q", code, stdout, stderr)
+	}
 }
 
 func TestCompletion(t *testing.T) {
