@@ -328,7 +328,7 @@ func TestExplain(t *testing.T) {
 			mend: on("nft", "delete table ip guard"), want: "Service default/my-nginx: k8s-worker-", has: "drops what clients " +
 				"send to 172.26.236.180:80/TCP: rule 1 of the chain ip guard pre, which another program has (ClientsDropped)"},
 		{name: "a rule in iptables' table mangle drops the address", make: on("iptables", "-t", "mangle", "-A", "PREROUTING",
-			"-d", "172.26.236.180", "-m", "conntrack", "--ctstate", "NEW", "-j", "DROP"), ask: svc("my-nginx"),
+			"-d", "172.26.236.180", "-j", "DROP"), ask: svc("my-nginx"),
 			mend: on("iptables", "-t", "mangle", "-F"), want: "Service default/my-nginx: k8s-worker-",
 			has: "rule 1 of the chain ip mangle PREROUTING"},
 		{name: "a rule in inet refuses what is forwarded", make: on("nft", "add table inet guard; add chain inet guard fw "+

@@ -392,6 +392,35 @@ func TestTraceWithoutRules(t *testing.T) {
 	}
 }
 
+// Rules of iptables-nft are rules of nftables; their matches are not all known.
+func TestTraceWalksIptables(t *testing.T) {
+	w := cases.WorldOf(lb.IPv4)
+	s := newTraced(t, w, modeNftables)
+	s.program(t, cases.Case{From: "outside", To: "vip"})
+	for rule, dropped := range map[string]bool{
+		"-d VIP -j DROP":                                        true,
+		"-p tcp --dport 80 -j DROP":                             true,
+		"-p tcp --dport 81 -j DROP":                             false,
+		"-d VIP -m comment --comment ours -j DROP":              false, // a match that may be any
+		"-m conntrack --ctstate ESTABLISHED -d VIP -j DROP":     false,
+		"-p tcp -m multiport --dports 1:90 -j DROP":             false,
+		"-i nothing -j DROP":                                    false,
+		"-d VIP -j LOG":                                         false,
+		"-p udp -j DROP":                                        false,
+		"! -s 10.99.0.0/16 -p tcp -m tcp --dport 80:81 -j DROP": true,
+	} {
+		argv := append([]string{"-t", "mangle", "-A", "PREROUTING"},
+			strings.Fields(strings.ReplaceAll(rule, "VIP", w.VIP.String()))...)
+		s.Node.Run(t, "iptables-nft", argv...)
+		result := s.packet(t, lb.TracePacket{Source: netip.AddrPortFrom(w.Outside, 0), Protocol: lb.TCP,
+			Destination: netip.AddrPortFrom(w.VIP, cases.ServicePort)})
+		if got := droppedBy(result); (got != "") != dropped {
+			t.Errorf("%s: dropped by %q, want %v: %+v", rule, got, dropped, result)
+		}
+		s.Node.Run(t, "iptables-nft", "-t", "mangle", "-F")
+	}
+}
+
 // What landfallctl asks of a node: whether endpoints accept connections, and what rules of others drop.
 func TestReachTriesWhatClientsMeet(t *testing.T) {
 	w := cases.WorldOf(lb.IPv4)
