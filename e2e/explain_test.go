@@ -277,14 +277,6 @@ func TestExplain(t *testing.T) {
 			endpoint(t, l, "misported", nginx1, `ports: [{name: "", port: 8181, protocol: TCP}]`, "nodeName: "+one)
 		}, ask: svc("misported"), want: "Service default/misported: nothing listens at 192.168.189.131:8181: k8s-",
 			has: "most likely targetPort is not a port of the pods (EndpointUnreachable)"},
-		{name: "a pod that answers nobody", make: func(t *testing.T, l *lab.Lab) {
-			created("mute", nil)(t, l)
-			endpoint(t, l, "mute", nginx1, `ports: [{name: "", port: 80, protocol: TCP}]`, "nodeName: "+one)
-			on("nft", "add table ip netpol; add chain ip netpol out { type filter hook output priority 0; }; add chain ip "+
-				"netpol forward { type filter hook forward priority 0; }; add rule ip netpol out ip daddr "+nginx1+" tcp dport 80 "+
-				"ct state new drop; add rule ip netpol forward ip daddr "+nginx1+" tcp dport 80 ct state new drop")(t, l)
-		}, mend: on("nft", "delete table ip netpol"), ask: svc("mute"), want: "Service default/mute: k8s-",
-			has: "cannot connect to 1 of 1 endpoint, 192.168.189.131:80 (no answer within 1s): a NetworkPolicy or firewall"},
 		{name: "local without nodes", make: func(t *testing.T, l *lab.Lab) {
 			created("nowhere", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local })(t, l)
 			endpoint(t, l, "nowhere", nginx1, `ports: [{name: "", port: 80, protocol: TCP}]`, "hostname: pod")

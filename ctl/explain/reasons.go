@@ -268,10 +268,10 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonClientsDropped: {"A rule of another program in the node's kernel drops or refuses what clients send to the " +
 		"Service, ahead of Landfall's rules or behind them.",
 		"nft list ruleset   # on NODE: take the rule away, or accept the address ahead of it"},
-	lb.ReasonClientsUnrouted: {"The node has no route to clients that are in none of its own subnets, so replies to them " +
-		"are lost.", "ip route   # on NODE: is there a default route?"},
-	lb.ReasonProxyHangs: {"The proxy's process runs and answers nobody: it is stopped, or starved of CPU time. The kernel " +
-		"goes on with the rules that it has, and after speaker.hold the node announces nothing.",
+	lb.ReasonClientsUnrouted: {"The node has no route to clients that are in none of its own subnets, so replies to " +
+		"them are lost.", "ip route   # on NODE: is there a default route?"},
+	lb.ReasonProxyHangs: {"The proxy's process runs and answers nobody: it is stopped, or starved of CPU time. The " +
+		"kernel goes on with the rules that it has, and after speaker.hold the node announces nothing.",
 		"kubectl -n landfall-system get pods -o wide --field-selector spec.nodeName=NODE   # delete the pod there"},
 	lb.ReasonGossipBlocked: {"The speaker does not hear speakers on other nodes that are ready: a firewall, or another " +
 		"gossip key.", "open TCP and UDP port 7947 between the nodes; all speakers need one gossip key"},

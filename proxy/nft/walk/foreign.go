@@ -33,8 +33,8 @@ func (w *Walker) Foreign(hook uint32, priority int32, drops bool, chain string, 
 		case out[i].Verdict == trace.Undecided && drops:
 			out[i].Verdict = trace.Drop
 			table := w.family() + " " + w.Name
-			out[i].Step(lb.TraceStep{Hook: w.hook, Table: table, Chain: chain, Text: "drop, as no rule accepts it", Foreign: true,
-				Comment: fmt.Sprintf("the policy of the chain %s %s, which another program has", table, chain)})
+			out[i].Step(lb.TraceStep{Hook: w.hook, Table: table, Chain: chain, Foreign: true,
+				Text: "drop, as no rule accepts it", Comment: fmt.Sprintf("the policy of the chain %s %s, which another program has", table, chain)})
 		}
 	}
 	return out, ""

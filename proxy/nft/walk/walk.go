@@ -94,8 +94,8 @@ func (w *Walker) step(p *way, chain string, place int, r nft.Listed, does string
 	s := lb.TraceStep{Hook: w.hook, Table: w.family() + " " + w.Name, Chain: chain, Rule: place + 1, Handle: r.Handle,
 		Comment: r.Comment, Text: strings.Join(append(p.notes[:len(p.notes):len(p.notes)], does), " "), Foreign: w.foreign}
 	if w.foreign {
-		s.Comment = strings.TrimRight(fmt.Sprintf("rule %d of the chain %s %s, which another program has: %s", s.Rule, s.Table,
-			chain, r.Comment), ": ")
+		s.Comment = strings.TrimRight(fmt.Sprintf("rule %d of the chain %s %s, which another program has: %s", s.Rule,
+			s.Table, chain, r.Comment), ": ")
 	}
 	p.Step(s)
 }
