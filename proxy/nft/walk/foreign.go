@@ -34,7 +34,7 @@ func (w *Walker) Foreign(hook uint32, priority int32, drops bool, chain string, 
 			out[i].Verdict = trace.Drop
 			table := w.family() + " " + w.Name
 			out[i].Step(lb.TraceStep{Hook: w.hook, Table: table, Chain: chain, Foreign: true,
-				Text: "drop, as no rule accepts it",
+				Text:    "drop, as no rule accepts it",
 				Comment: fmt.Sprintf("the policy of the chain %s %s, which another program has", table, chain)})
 		}
 	}
