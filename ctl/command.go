@@ -288,7 +288,7 @@ func runVersion(ctx context.Context, o options, clientOnly bool, stdout io.Write
 		defer cancel()
 		client, server, err := o.connect(ctx)
 		if err != nil {
-			return err
+			return errors.Join(write(stdout, o.output, v, v.text()), err)
 		}
 		v.APIServer, v.Images = server.Version, map[string]int{}
 		pods, err := landfallPods(ctx, client)

@@ -138,6 +138,12 @@ func TestSeveralKubeconfigs(t *testing.T) {
 	if code, stdout, _ := run("__complete", "status", "--context", ""); code != 0 || !strings.Contains(stdout, "fake\n") {
 		t.Errorf("completion of --context: %q", stdout)
 	}
+	gone := filepath.Join(t.TempDir(), "gone")
+	t.Setenv("KUBECONFIG", gone)
+	code, stdout, stderr := run("version")
+	if code != 2 || !strings.HasPrefix(stdout, "landfallctl: ") || !strings.Contains(stderr, gone) {
+		t.Errorf("without the file that $KUBECONFIG names: exit code %d, %q, %q", code, stdout, stderr)
+	}
 }
 
 func TestCompletion(t *testing.T) {
@@ -185,8 +191,9 @@ func TestServiceAsksFewNodes(t *testing.T) {
 	if err != nil || v.Level != explain.OK {
 		t.Fatalf("%v %v", v, err)
 	}
-	if asked := programs.asked.Load(); asked != 4 {
-		t.Errorf("%d programs were asked, want those of 2 nodes", asked)
+	// The owner's proxy is asked twice: it also tries what clients meet.
+	if asked := programs.asked.Load(); asked != 5 {
+		t.Errorf("programs were asked %d times, want those of 2 nodes, and what clients meet", asked)
 	}
 	nodes := 0
 	for _, c := range v.Checks {

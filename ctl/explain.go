@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -202,18 +203,15 @@ func (g *gatherer) service(ctx context.Context, f *explain.ServiceFacts) (explai
 		return explain.Verdict{}, err
 	}
 	if vips := f.Service.VIPs(); len(vips) > 0 {
-		g.askAbout(ctx, f.Service, vips)
+		g.askAbout(ctx, *f, vips)
 	}
 	return explain.Service(g.cluster, *f), nil
 }
 
 // askAbout asks the nodes that announce a Service, or some; and then others that have another
-// reason not to, unless those were all.
-func (g *gatherer) askAbout(ctx context.Context, s lb.Service, vips []netip.Addr) {
-	if g.opts.output == "wide" {
-		g.ask(ctx, slices.Collect(maps.Keys(g.cluster.Agents)), vips, s.Key.String())
-		return
-	}
+// reason not to, unless those were all. Those that announce it also try what its clients meet.
+func (g *gatherer) askAbout(ctx context.Context, f explain.ServiceFacts, vips []netip.Addr) {
+	s := f.Service
 	var nodes []string
 	announcements, _ := lb.DecodeAnnouncements(s.Announcements) // what a tenant has broken names nobody
 	for _, a := range announcements {
@@ -224,6 +222,26 @@ func (g *gatherer) askAbout(ctx context.Context, s lb.Service, vips []netip.Addr
 		}
 	}
 	nodes = slices.DeleteFunc(nodes, func(node string) bool { return !g.cluster.Agents[node].Speaker.Running })
+	slices.Sort(nodes)
+	nodes = slices.Compact(nodes)
+	announcing := nodes[:min(len(nodes), askFirst)]
+	tried := make([]*lb.Reach, len(announcing))
+	var trying sync.WaitGroup
+	for i, node := range announcing {
+		trying.Go(func() { tried[i] = g.reach(ctx, node, f.Reach(node, g.cluster.Nodes)) })
+	}
+	defer func() {
+		trying.Wait()
+		for i, node := range announcing {
+			a := g.cluster.Agents[node]
+			a.Reach = tried[i]
+			g.cluster.Agents[node] = a
+		}
+	}()
+	if g.opts.output == "wide" {
+		g.ask(ctx, slices.Collect(maps.Keys(g.cluster.Agents)), vips, s.Key.String())
+		return
+	}
 	if len(nodes) == 0 {
 		nodes = g.speakers(askFirst)
 	}

@@ -148,6 +148,9 @@ func (a *agents) exec(_ context.Context, pod lb.Key, container string, command .
 	if _, err := fmt.Sscanf(pod.Name, "landfall-node-%d", &node); err != nil {
 		return nil, err
 	}
+	if slices.Contains(command, "reach") {
+		return json.Marshal(lb.Reach{Node: fmt.Sprint("n", node)})
+	}
 	if container == "proxy" {
 		return json.Marshal(explain.ProxyStatus{Node: fmt.Sprint("n", node), Mode: "nftables", Services: []explain.ProxyService{
 			{Service: "shop/web", State: "applied"}}})

@@ -298,6 +298,29 @@ func (g *gatherer) answered(node string, err error, note func(a *explain.Agent, 
 	g.cluster.Agents[node] = a
 }
 
+// reach has a node try what clients of a Service meet. A program that is older, or that does not answer, is
+// named by other checks.
+func (g *gatherer) reach(ctx context.Context, node string, what explain.Reach) *lb.Reach {
+	arguments := []string{"reach"}
+	for _, to := range what.Connect {
+		arguments = append(arguments, "--connect="+to.String())
+	}
+	for _, from := range what.From {
+		arguments = append(arguments, "--from="+from.String())
+	}
+	for _, to := range what.To {
+		arguments = append(arguments, "--to="+to.String())
+	}
+	if len(arguments) == 1 {
+		return nil
+	}
+	answers, _, err := askProxies[lb.Reach](ctx, g, []string{node}, arguments...)
+	if err != nil || len(answers) == 0 {
+		return nil
+	}
+	return &answers[0]
+}
+
 // status asks one program.
 func (g *gatherer) status(ctx context.Context, pod kube.PodState, c kube.Container, only string, into any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errors.New(explain.NoAnswer+askTime.String()))

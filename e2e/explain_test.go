@@ -272,6 +272,11 @@ func TestExplain(t *testing.T) {
 			endpoint(t, l, "misnamed", nginx1, "ports: []", "nodeName: "+one)
 		}, ask: svc("misnamed"), want: "Service default/misnamed: its endpoints have no port for 80/TCP, so clients are refused",
 			has: "(NoBackends)"},
+		{name: "a targetPort where no pod listens", make: func(t *testing.T, l *lab.Lab) {
+			created("misported", nil)(t, l)
+			endpoint(t, l, "misported", nginx1, `ports: [{name: "", port: 8181, protocol: TCP}]`, "nodeName: "+one)
+		}, ask: svc("misported"), want: "Service default/misported: nothing listens at 192.168.189.131:8181: k8s-",
+			has: "most likely targetPort is not a port of the pods (EndpointUnreachable)"},
 		{name: "local without nodes", make: func(t *testing.T, l *lab.Lab) {
 			created("nowhere", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local })(t, l)
 			endpoint(t, l, "nowhere", nginx1, `ports: [{name: "", port: 80, protocol: TCP}]`, "hostname: pod")
@@ -310,6 +315,21 @@ func TestExplain(t *testing.T) {
 		{name: "FORWARD DROP", make: on("nft", "add table ip guard; add chain ip guard forward "+
 			"{ type filter hook forward priority 0; policy drop; }"), ask: []string{"explain", "node", workers(l)[0]},
 			mend: on("nft", "delete table ip guard"), want: "Node " + workers(l)[0] + ": ", has: "(ForwardDropped)"},
+		{name: "a rule ahead of Landfall's drops the port", make: on("nft", "add table ip guard; add chain ip guard pre "+
+			"{ type filter hook prerouting priority raw; }; add rule ip guard pre tcp dport { 22, 80 } drop"), ask: svc("my-nginx"),
+			mend: on("nft", "delete table ip guard"), want: "Service default/my-nginx: k8s-worker-", has: "drops what clients " +
+				"send to 172.26.236.180:80/TCP: rule 1 of the chain ip guard pre, which another program has (ClientsDropped)"},
+		{name: "a rule in iptables' table mangle drops the address", make: on("iptables", "-t", "mangle", "-A", "PREROUTING",
+			"-d", "172.26.236.180", "-j", "DROP"), ask: svc("my-nginx"),
+			mend: on("iptables", "-t", "mangle", "-F"), want: "Service default/my-nginx: k8s-worker-",
+			has: "rule 1 of the chain ip mangle PREROUTING"},
+		{name: "a rule in inet refuses what is forwarded", make: on("nft", "add table inet guard; add chain inet guard fw "+
+			"{ type filter hook forward priority filter; }; add rule inet guard fw tcp dport 80 reject"), ask: svc("my-nginx"),
+			mend: on("nft", "delete table inet guard"), want: "Service default/my-nginx: k8s-worker-",
+			has: "rule 1 of the chain inet guard fw, which another program has (ClientsDropped)"},
+		{name: "no way back to clients", make: on("ip", "route", "del", "default"), ask: svc("my-nginx"),
+			mend: on("ip", "route", "add", "default", "via", "172.26.236.1"), want: "Service default/my-nginx: k8s-worker-",
+			has: "has no route back to clients outside of its own subnets, such as 198.51.100.7: replies to them are lost"},
 		{name: "kube-ipvs0", make: func(t *testing.T, l *lab.Lab) {
 			onOne(one, "ip", "link", "add", "kube-ipvs0", "type", "bridge")(t, l)
 			onOne(one, "ip", "addr", "add", "172.26.236.180/32", "dev", "kube-ipvs0")(t, l)
@@ -334,6 +354,16 @@ func TestExplain(t *testing.T) {
 				waitTogether(t, l)
 				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
 			}, want: "Cluster: k8s-master-176: the speakers on ", has: "hang, or their nodes are cut off"},
+		{name: "proxies that hang", make: func(t *testing.T, l *lab.Lab) { signalAgents(t, l, "proxy", syscall.SIGSTOP) },
+			ask: svc("my-nginx"), want: "Service default/my-nginx: the proxy on k8s-worker-", has: " hangs: it runs, and answers " +
+				"neither the speaker nor landfallctl, so "},
+		{name: "a proxy that hangs, by its node", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
+			want: "Node " + one + ": the proxy on " + one + " hangs: "},
+		{name: "proxies that hang, in the cluster", make: func(*testing.T, *lab.Lab) {}, ask: []string{"doctor"},
+			mend: func(t *testing.T, l *lab.Lab) {
+				signalAgents(t, l, "proxy", syscall.SIGCONT)
+				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+			}, want: "Cluster: the proxy on " + one + " hangs: ", has: "(ProxyHangs)"},
 		{name: "gossip port blocked", make: onOne(one, "nft", "add table inet guard; add chain inet guard in "+
 			"{ type filter hook input priority 0; }; add rule inet guard in meta l4proto { tcp, udp } th dport 7947 drop; "+
 			"add rule inet guard in meta l4proto { tcp, udp } th sport 7947 drop"), ask: []string{"explain", "node", one},
@@ -479,8 +509,14 @@ endpoints: [{addresses: [%[3]s], conditions: {ready: true, serving: true}, %[4]s
 // signalSpeakers sends the speakers of all workers a signal.
 func signalSpeakers(t *testing.T, l *lab.Lab, sig syscall.Signal) {
 	t.Helper()
+	signalAgents(t, l, "speaker", sig)
+}
+
+// signalAgents sends a program on all workers a signal.
+func signalAgents(t *testing.T, l *lab.Lab, program string, sig syscall.Signal) {
+	t.Helper()
 	for _, node := range workers(l) {
-		if err := l.Agent("speaker", node).Signal(sig); err != nil {
+		if err := l.Agent(program, node).Signal(sig); err != nil {
 			t.Fatal(err)
 		}
 	}

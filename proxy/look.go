@@ -29,16 +29,20 @@ const lookUsage = `Arguments that print something as JSON and exit, beside a run
       what the rules in the kernel do with a packet
   flows --to [IP][:PORT][/PROTOCOL] [--to ...] [--limit N]
       connections of conntrack; without an address PORT is a node port
+  reach [--connect IP:PORT ...] [--from IP ... --to IP:PORT[/PROTOCOL] ...]
+      whether TCP connections from this node are accepted there, with nothing sent over them; and which
+      packets rules of other programs drop
   status
       what the running proxy does`
 
-// look runs one of the arguments that print what is in the kernel. They read the kernel alone, with no
-// word to the proxy or the API server. known is false for other arguments.
+// look runs one of the arguments that print what is in the kernel, or what a connection meets. They ask neither
+// the proxy nor the API server. known is false for other arguments.
 func look(args []string, stdout io.Writer) (known bool, err error) {
 	if len(args) == 0 {
 		return false, nil
 	}
-	run := map[string]func(context.Context, []string) (any, error){"trace": lookTrace, "flows": lookFlows}[args[0]]
+	run := map[string]func(context.Context, []string) (any, error){"trace": lookTrace, "flows": lookFlows,
+		"reach": lookReach}[args[0]]
 	if run == nil {
 		return false, nil
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -32,16 +33,21 @@ type tracer struct {
 	walker  *iptables.Walker
 	kernel  *iptables.KernelRules
 	paths   map[netip.Addr]trace.Route
+	// passed are the chains of other programs that the walk leaves out, with their rules.
+	passed map[string]int
 }
 
 // assumedPort is the source port of a packet for which none is given: the first that clients take
 // for themselves (RFC 6335 section 6).
 const assumedPort = 49152
 
+// unknownInterface stands for where a packet comes in whose source the node has no route to.
+const unknownInterface = "unknown"
+
 // traceKernel walks the packet. Without an interface it comes in where the route to its source leads.
 func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterface bool) (lb.Trace, error) {
 	t := tracer{family: lb.FamilyOf(p.Destination.Addr()), result: lb.Trace{Node: node},
-		paths: map[netip.Addr]trace.Route{}}
+		paths: map[netip.Addr]trace.Route{}, passed: map[string]int{}}
 	assumed := p.Source.Port() == 0 && p.Protocol != lb.TraceICMP
 	if assumed {
 		p.Source = netip.AddrPortFrom(p.Source.Addr(), assumedPort)
@@ -54,7 +60,7 @@ func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterf
 		switch {
 		case !found:
 			t.note("the node has no route to %s: no reply would reach it", p.Source.Addr())
-			p.Interface = "unknown"
+			p.Interface = unknownInterface
 		case !path.Local:
 			p.Interface = path.Interface
 		}
@@ -72,6 +78,7 @@ func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterf
 	t.result.Ways = trace.Report(t.host.Walk(trace.Packet{Source: p.Source, Destination: p.Destination,
 		Interface: p.Interface, Protocol: protocolNumber(p.Protocol, t.family)}))
 	relayedWays(t.result.Ways)
+	t.foreign(t.passed)
 	for _, w := range t.walkers {
 		if assumed && w.SourcePort {
 			t.note("a rule draws by the source port, for which the walk took %d", p.Source.Port())
@@ -176,14 +183,16 @@ func (t *tracer) read(ctx context.Context) error {
 	if len(t.result.Rules) == 0 {
 		t.note("this node has no rules of Landfall for %s", t.family)
 	}
-	t.others(chains, len(there) > 0)
+	if err := t.others(chains, len(there) > 0); err != nil {
+		return err
+	}
 	return t.forward(ctx)
 }
 
-// others notes the chains of other programs that the walk leaves out. inNft is set if those of
-// iptables-nft are walked.
-func (t *tracer) others(chains []nft.BaseChain, inNft bool) {
-	passed := map[string]int{}
+// others adds the chains of other programs that filter, and notes those that the walk leaves out. inNft is
+// set if those of iptables-nft are walked.
+func (t *tracer) others(chains []nft.BaseChain, inNft bool) error {
+	walkers := map[nft.Table]*walk.Walker{}
 	for _, c := range chains {
 		hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 		if t.result.Packet.Interface == "" {
@@ -192,12 +201,48 @@ func (t *tracer) others(chains []nft.BaseChain, inNft bool) {
 		family := c.FamilyName()
 		walked := inNft && (c.Table == "nat" || c.Table == "filter") && c.Name == strings.ToUpper(c.Name)
 		if strings.HasPrefix(c.Table, nftables.TableName) || walked || !slices.Contains(hooks, c.Hook.Number) ||
-			c.Rules == 0 || family != "inet" && (family == "ip6") != (t.family == lb.IPv6) || family == "" {
+			c.Rules == 0 && !c.Drops || family != "inet" && (family == "ip6") != (t.family == lb.IPv6) || family == "" {
 			continue
 		}
-		passed[c.String()] = c.Rules
+		if c.Hook.Kind != "filter" {
+			t.passed[c.String()] = c.Rules
+			continue
+		}
+		table := nft.Table{Family: t.family, Name: c.Table, Inet: family == "inet"}
+		if walkers[table] == nil {
+			read, there, err := walk.Read(t.conn, table)
+			if err != nil {
+				return err
+			} else if !there { // by now
+				continue
+			}
+			walkers[table] = &walk.Walker{Family: t.family, Name: c.Table, Inet: table.Inet, Table: read, Local: t.isLocal,
+				Link: linkNumber(t.result.Packet.Interface)}
+		}
+		t.filter(walkers[table], c)
 	}
-	t.foreign(passed)
+	return nil
+}
+
+// filter adds a chain of another program. Where the walk cannot tell what it does, it is left out.
+func (t *tracer) filter(w *walk.Walker, c nft.BaseChain) {
+	t.host.Chains = append(t.host.Chains, trace.Chain{Hook: c.Hook.Number, Priority: c.Hook.Priority,
+		Walk: func(p trace.Way) []trace.Way {
+			ways, why := w.Foreign(c.Hook.Number, c.Hook.Priority, c.Drops, c.Name, p)
+			if why != "" {
+				t.passed[c.String()] = c.Rules
+			}
+			return ways
+		}})
+}
+
+// linkNumber returns the number of an interface; 0 for one that is not there.
+func linkNumber(name string) uint32 {
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0
+	}
+	return uint32(link.Index)
 }
 
 // maxForeign bounds how many chains of others are named.
@@ -267,7 +312,7 @@ func dropForwarded(c plan.ForwardChain, p trace.Way) []trace.Way {
 	if p.Translated {
 		p.Verdict = trace.Drop
 		p.Step(lb.TraceStep{Hook: "forward", Table: c.Family + " " + c.Table, Chain: c.Name,
-			Comment: "the chain " + c.String() + " drops what the node forwards to pods", Text: "drop"})
+			Comment: "the chain " + c.String() + " drops what the node forwards to pods", Text: "drop", Foreign: true})
 	}
 	return []trace.Way{p}
 }

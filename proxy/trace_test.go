@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -301,6 +302,83 @@ func TestTraceOfWhatIsNotDelivered(t *testing.T) {
 	}
 }
 
+// The trace walks the chains of other programs that filter, as far as it can tell what they do.
+func TestTraceWalksChainsOfOthers(t *testing.T) {
+	const pre = "type filter hook prerouting priority -350"
+	for name, c := range map[string]struct {
+		hook, rules string // of the chain inet wall c, a ; between rules
+		ends        string // such as drop and reject; "" if it is delivered
+		noted       bool   // the walk says that it leaves the chain out
+	}{
+		"a port":                   {hook: pre, rules: "tcp dport 80 drop", ends: "drop"},
+		"another port":             {hook: pre, rules: "tcp dport 81 drop; tcp dport { 82, 1000-2000 } drop"},
+		"ports":                    {hook: pre, rules: "tcp dport { 22, 70-90 } drop", ends: "drop"},
+		"the VIP":                  {hook: pre, rules: "ip daddr VIP counter log prefix \"x\" drop", ends: "drop"},
+		"other clients":            {hook: pre, rules: "ip saddr 203.0.113.0/24 drop"},
+		"all but those of a LAN":   {hook: pre, rules: "ip saddr != 10.99.0.0/16 drop", ends: "drop"},
+		"the interface":            {hook: pre, rules: "iif LINK drop", ends: "drop"},
+		"another interface":        {hook: pre, rules: "iif lo drop; iifname \"nothing*\" drop"},
+		"a policy":                 {hook: pre + "; policy drop", rules: "tcp dport 22 accept", ends: "drop"},
+		"a policy, and accepted":   {hook: pre + "; policy drop", rules: "tcp dport 80 accept; tcp sport 8080 accept"},
+		"a chain":                  {hook: pre, rules: "jump sub; drop", ends: "drop"},
+		"a chain that accepts":     {hook: pre, rules: "meta l4proto tcp jump sub; tcp sport 8080 accept; drop"},
+		"known connections":        {hook: "type filter hook prerouting priority -150", rules: "ct state new drop", ends: "drop"},
+		"ahead of tracking":        {hook: pre, rules: "ct state new drop"},
+		"states":                   {hook: "type filter hook prerouting priority -150", rules: "ct state vmap { established : accept, invalid : drop }"},
+		"a verdict of a map":       {hook: pre, rules: "tcp dport vmap { 80 : accept }; drop", noted: true},
+		"after the translation":    {hook: "type filter hook forward priority 0", rules: "tcp dport 80 drop"},
+		"to the pods":              {hook: "type filter hook forward priority 0", rules: "tcp dport 8080 reject with tcp reset", ends: "reject"},
+		"what may be accepted":     {hook: pre, rules: "meta pkttype host accept; drop", noted: true},
+		"what only may be dropped": {hook: pre, rules: "meta pkttype broadcast drop; tcp dport 80 drop", ends: "drop"},
+		"a rate":                   {hook: pre, rules: "limit rate over 100/second drop"},
+		"up to a rate":             {hook: pre, rules: "limit rate 100/second accept; drop", noted: true},
+		"what the walk makes up":   {hook: pre, rules: "ip length < 100 accept; drop", noted: true},
+		"a meter":                  {hook: pre, rules: "add @seen { ip saddr limit rate over 9/second } drop"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := cases.WorldOf(lb.IPv4)
+			s := newTraced(t, w, modeNftables)
+			s.program(t, cases.Case{From: "outside", To: "vip"})
+			p := lb.TracePacket{Source: netip.AddrPortFrom(w.Outside, 0), Protocol: lb.TCP,
+				Destination: netip.AddrPortFrom(w.VIP, cases.ServicePort)}
+			in := s.packet(t, p).Packet.Interface
+			table := "add table inet wall; add set inet wall seen { type ipv4_addr; flags dynamic; }; add chain inet wall sub; " +
+				"add rule inet wall sub meta l4proto tcp tcp dport 80 SUB; add chain inet wall c { " + c.hook + "; }"
+			for rule := range strings.SplitSeq(c.rules, "; ") {
+				table += "; add rule inet wall c " + rule
+			}
+			sub := "counter"
+			if name == "a chain that accepts" {
+				sub = "accept"
+			}
+			s.Node.Run(t, "nft", strings.NewReplacer("VIP", w.VIP.String(), "LINK", in, "SUB", sub).Replace(table))
+			result := s.packet(t, p)
+			ends, _ := seen(t, result)
+			if delivered := !slices.Contains(ends, "drop") && !slices.Contains(ends, "reject"); delivered != (c.ends == "") ||
+				!delivered && !slices.Equal(ends, []string{c.ends}) {
+				t.Errorf("it ends at %v, want %q: %+v", ends, c.ends, result)
+			}
+			if !slices.Equal(result.Notes, []string{"not walked: rules of other programs in inet wall c (2)"}) == c.noted {
+				t.Errorf("notes %q, noted %v", result.Notes, c.noted)
+			}
+			patience := cases.Long
+			if c.ends != "" {
+				patience = cases.Short
+			}
+			if _, _, err := s.Ask(cases.Case{From: "outside", To: "vip"}, patience); (err == nil) != (c.ends == "") && !c.noted {
+				t.Errorf("a connection ends with %v, want %q", err, c.ends)
+			}
+			if c.ends == "" {
+				return
+			}
+			steps := result.Ways[0].Steps
+			if last := steps[len(steps)-1]; !last.Foreign || !strings.Contains(result.Ways[0].Why, "chain inet wall c, which another") {
+				t.Errorf("the way says %q, by %+v", result.Ways[0].Why, last)
+			}
+		})
+	}
+}
+
 // On a node without rules the trace says so.
 func TestTraceWithoutRules(t *testing.T) {
 	s := &traced{Site: cases.NewSite(t, cases.WorldOf(lb.IPv4))}
@@ -311,5 +389,86 @@ func TestTraceWithoutRules(t *testing.T) {
 	}
 	if out := s.Node.Run(t, "nft", "list", "tables"); out != "" {
 		t.Errorf("the trace has made %s", out)
+	}
+}
+
+// Rules of iptables-nft are rules of nftables; their matches are not all known.
+func TestTraceWalksIptables(t *testing.T) {
+	w := cases.WorldOf(lb.IPv4)
+	s := newTraced(t, w, modeNftables)
+	s.program(t, cases.Case{From: "outside", To: "vip"})
+	for rule, dropped := range map[string]bool{
+		"-d VIP -j DROP":                                        true,
+		"-p tcp --dport 80 -j DROP":                             true,
+		"-p tcp --dport 81 -j DROP":                             false,
+		"-d VIP -m comment --comment ours -j DROP":              false, // a match that may be any
+		"-m conntrack --ctstate ESTABLISHED -d VIP -j DROP":     false,
+		"-p tcp -m multiport --dports 1:90 -j DROP":             false,
+		"-i nothing -j DROP":                                    false,
+		"-d VIP -j LOG":                                         false,
+		"-p udp -j DROP":                                        false,
+		"! -s 10.99.0.0/16 -p tcp -m tcp --dport 80:81 -j DROP": true,
+	} {
+		argv := append([]string{"-t", "mangle", "-A", "PREROUTING"},
+			strings.Fields(strings.ReplaceAll(rule, "VIP", w.VIP.String()))...)
+		s.Node.Run(t, "iptables-nft", argv...)
+		result := s.packet(t, lb.TracePacket{Source: netip.AddrPortFrom(w.Outside, 0), Protocol: lb.TCP,
+			Destination: netip.AddrPortFrom(w.VIP, cases.ServicePort)})
+		if got := droppedBy(result); (got != "") != dropped {
+			t.Errorf("%s: dropped by %q, want %v: %+v", rule, got, dropped, result)
+		}
+		s.Node.Run(t, "iptables-nft", "-t", "mangle", "-F")
+	}
+}
+
+// What landfallctl asks of a node: whether endpoints accept connections, and what rules of others drop.
+func TestReachTriesWhatClientsMeet(t *testing.T) {
+	w := cases.WorldOf(lb.IPv4)
+	s := newTraced(t, w, modeNftables)
+	s.program(t, cases.Case{From: "outside", To: "vip"})
+	port := cases.BackendPort(lb.TCP)
+	ask := func(args ...string) (r lb.Reach, err error) {
+		t.Helper()
+		s.Node.Do(t, func() error {
+			var out any
+			if out, err = lookReach(t.Context(), args); err == nil {
+				r = out.(lb.Reach)
+			}
+			return nil
+		})
+		return r, err
+	}
+	listens := netip.AddrPortFrom(w.Local, port)
+	inNode := func(ctx context.Context, network, to string) (conn net.Conn, err error) {
+		s.Node.Do(t, func() error {
+			conn, err = new(net.Dialer).DialContext(ctx, network, to)
+			return nil
+		})
+		return conn, err
+	}
+	connects := connectAll(t.Context(), inNode, []netip.AddrPort{listens, netip.AddrPortFrom(w.Local, port+100)})
+	if len(connects) != 2 || connects[0].Address != listens || connects[0].Error != "" || !connects[1].Refused {
+		t.Errorf("connections %+v", connects)
+	}
+	walk := []string{"--from=" + w.Outside.String(), "--from=2001:db8::1",
+		"--to=" + netip.AddrPortFrom(w.VIP, cases.ServicePort).String() + "/TCP"}
+	r, err := ask(walk...)
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case len(r.Walks) != 1 || r.Walks[0].Dropped != "" || r.Walks[0].NoRoute:
+		t.Errorf("packets %+v", r.Walks)
+	}
+	s.Node.Run(t, "nft", "add table ip wall; add chain ip wall pre { type filter hook prerouting priority -300; }; "+
+		"add rule ip wall pre tcp dport 80 drop")
+	if r, err = ask(walk...); err != nil || len(r.Walks) != 1 ||
+		r.Walks[0].Dropped != "rule 1 of the chain ip wall pre, which another program has" {
+		t.Errorf("behind a rule of another program: %+v, %v", r, err)
+	}
+	for _, bad := range [][]string{{}, {"--connect=10.0.0.1"}, {"--from=here", "--to=10.0.0.1:80"}, {"--from=10.0.0.2", "--to=:80"},
+		{"--from=10.0.0.2", "--to=10.0.0.1"}, slices.Repeat([]string{"--connect=" + listens.String()}, maxReach+1)} {
+		if _, err := ask(bad...); err == nil {
+			t.Errorf("reach takes %q", bad)
+		}
 	}
 }

@@ -15,6 +15,8 @@ type Agent struct {
 	// Said and Delivers are the answers of the two; nil if they were not asked, or did not answer.
 	Said     *SpeakerStatus
 	Delivers *ProxyStatus
+	// Reach says how far clients of the Service in question get; nil if the node was not asked.
+	Reach *lb.Reach
 }
 
 // Program is one of the programs as the API server shows its container.

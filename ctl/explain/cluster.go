@@ -232,7 +232,18 @@ func gate(a Agent) []Check {
 				Cure: waitingCure(waiting, "speaker")})
 		}
 		gate := Check{Level: OK, What: "gate", Text: s.Gate.Kind}
-		if s.Gate.Reason != "" {
+		hangs := !s.Gate.Connected && a.Proxy.Running && a.Proxy.Unanswered != ""
+		switch {
+		case hangs:
+			gate.Level, gate.Reason, gate.Cure = Wrong, lb.ReasonProxyHangs, cureOf(lb.ReasonProxyHangs, "NODE", a.Node)
+			gate.Text = fmt.Sprintf("the proxy on %s hangs: it runs, and answers neither the speaker nor landfallctl, so ",
+				a.Node)
+			if s.Gate.Reason != "" {
+				gate.Text += "the speaker announces nothing"
+			} else {
+				gate.Text += "changes of Services do not reach the kernel, and the speaker announces nothing soon"
+			}
+		case s.Gate.Reason != "":
 			gate.Level, gate.Reason = Wrong, s.Gate.Reason
 			gate.Text = fmt.Sprintf("the speaker on %s announces nothing, as it does not hear the node's proxy", a.Node)
 			gate.Cure = cureOf(s.Gate.Reason, "NODE", a.Node)

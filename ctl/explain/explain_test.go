@@ -128,6 +128,26 @@ func (w *world) probe(node, said string) {
 	}
 }
 
+// reach has a node say what its clients meet.
+func (w *world) reach(node, said string) {
+	a := w.Agents[node]
+	if err := json.Unmarshal([]byte(said), &a.Reach); err != nil {
+		panic(err)
+	}
+	w.Agents[node] = a
+}
+
+// proxyHangs has the proxy of a node answer neither its speaker nor landfallctl; lost is set if the speaker no
+// longer counts on what it said.
+func (w *world) proxyHangs(node string, lost bool) {
+	a := w.Agents[node]
+	a.Delivers, a.Proxy.Unanswered, a.Said.Gate.Connected = nil, "no answer within 5s", false
+	if lost {
+		a.Said.Gate.Reason = lb.ReasonFeedLost
+	}
+	w.Agents[node] = a
+}
+
 // overBGP has the Service announced to one peer from both nodes.
 func (w *world) overBGP(p lb.Peer) {
 	w.L2 = nil
@@ -191,6 +211,59 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads = nil })
 			w.find("n1", lb.ReasonRelayDropped, "on n1 the chain ip filter INPUT drops new connections to TCP port 7484")
 		}, Warning, "on n1 the chain ip filter INPUT drops", "7484"},
+		"endpoints answer": {func(w *world) { w.reach("n1", `{"connects": [{"address": "10.0.1.2:80"}]}`) }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"endpoints refuse": {func(w *world) {
+			w.reach("n1", `{"connects": [{"address": "10.0.1.2:80", "error": "connection refused", "refused": true},
+				{"address": "10.0.2.2:80", "error": "connection refused", "refused": true}]}`)
+		}, Wrong, "nothing listens at 10.0.1.2:80, 10.0.2.2:80: n1 is refused by 2 of 2 endpoints; most likely targetPort is " +
+			"not a port of the pods (EndpointUnreachable)", "kubectl describe service web -n shop"},
+		"an endpoint refuses": {func(w *world) {
+			w.reach("n1", `{"connects": [{"address": "10.0.1.2:80", "error": "connection refused", "refused": true},
+				{"address": "10.0.2.2:80"}]}`)
+		}, Warning, "nothing listens at 10.0.1.2:80: n1 is refused by 1 of 2 endpoints; most likely", "TargetPort"},
+		"endpoints are silent": {func(w *world) {
+			w.reach("n1", `{"connects": [{"address": "10.0.1.2:80", "error": "no answer within 1s"}]}`)
+		}, Wrong, "n1 cannot connect to 1 of 1 endpoint, 10.0.1.2:80 (no answer within 1s): a NetworkPolicy or firewall",
+			"kubectl get networkpolicies -n shop"},
+		"endpoints refuse one of two nodes": {func(w *world) {
+			w.reach("n1", `{"connects": [{"address": "10.0.1.2:80", "error": "connection refused", "refused": true}]}`)
+			w.reach("n2", `{"connects": [{"address": "10.0.1.2:80"}]}`)
+		}, Warning, "nothing listens at 10.0.1.2:80: n1 is refused by 1 of 1 endpoint", "TargetPort"},
+		"clients are dropped": {func(w *world) {
+			w.reach("n1", `{"walks": [
+				{"packet": {"source": "192.0.2.11:1", "destination": "192.0.2.10:80", "protocol": "TCP"}, "dropped": "rule 1"},
+				{"packet": {"source": "198.51.100.7:1", "destination": "192.0.2.10:80", "protocol": "TCP"}, "dropped": "rule 1"}]}`)
+		}, Wrong, "n1 drops what clients send to 192.0.2.10:80/TCP: rule 1 (ClientsDropped)", "on n1"},
+		"some clients are dropped": {func(w *world) {
+			w.reach("n1", `{"walks": [
+				{"packet": {"source": "192.0.2.11:1", "destination": "192.0.2.10:80", "protocol": "TCP"}},
+				{"packet": {"source": "198.51.100.7:1", "destination": "192.0.2.10:80", "protocol": "TCP"}, "dropped": "rule 1"}]}`)
+		}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"clients of one port are dropped": {func(w *world) {
+			w.reach("n1", `{"walks": [{"packet": {"destination": "192.0.2.10:80", "protocol": "TCP"}},
+				{"packet": {"destination": "192.0.2.10:443", "protocol": "TCP"}, "dropped": "rule 1"}]}`)
+		}, Warning, "n1 drops what clients send to 192.0.2.10:443/TCP: rule 1", "on n1"},
+		"no way back": {func(w *world) {
+			w.reach("n1", `{"walks": [{"packet": {"source": "198.51.100.7:1", "destination": "192.0.2.10:80",
+				"protocol": "TCP"}, "noRoute": true}]}`)
+		}, Warning, "n1 has no route back to clients outside of its own subnets, such as 198.51.100.7: replies to them are " +
+			"lost (ClientsUnrouted)", "default route"},
+		"no way back in one of two families": {func(w *world) {
+			w.reach("n1", `{"walks": [{"packet": {"source": "198.51.100.7:1", "destination": "192.0.2.10:80", "protocol": "TCP"}},
+				{"packet": {"source": "[2001:db8::7]:1", "destination": "[2001:db8::10]:80", "protocol": "TCP"}, "noRoute": true}]}`)
+		}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
+		"the proxy hangs": {func(w *world) { w.proxyHangs("n1", false) }, Wrong,
+			"the proxy on n1 hangs: it runs, and answers neither the speaker nor landfallctl, so changes of Services do not reach " +
+				"the kernel, and the speaker announces nothing soon (ProxyHangs)", "delete the pod"},
+		"all proxies hang": {func(w *world) {
+			w.announced(false, lb.ReasonFeedLost, "no node announces 192.0.2.10: the proxy has been silent")
+			w.proxyHangs("n1", true)
+			w.proxyHangs("n2", true)
+		}, Wrong, "the proxy on n1 hangs: it runs, and answers neither the speaker nor landfallctl, so the speaker announces " +
+			"nothing (ProxyHangs)", "delete the pod"},
+		"another's proxy hangs": {func(w *world) { w.proxyHangs("n2", true) }, OK,
+			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"another's relay": {func(w *world) { w.find("n1", lb.ReasonRelayAway, "the relay of n1 is not there") }, OK,
 			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"absent":        {func(w *world) { w.Found = false }, Wrong, "there is no such Service", "kubectl get services"},
@@ -656,5 +729,48 @@ func TestUnreadIsNotAbsent(t *testing.T) {
 				t.Errorf("%s without %s: %s", subject, kind, v.Level)
 			}
 		}
+	}
+}
+
+// TestReachAsksForWhatClientsMeet looks at the endpoints, ports and clients that a node is asked about.
+func TestReachAsksForWhatClientsMeet(t *testing.T) {
+	ports := []lb.ServicePort{{Name: "http", Port: 80, Protocol: lb.TCP}, {Name: "dns", Port: 53, Protocol: lb.UDP}}
+	for name, test := range map[string]struct {
+		change func(w *world)
+		want   string
+	}{
+		"a Service": {func(*world) {}, "connect [10.0.1.2:8080 10.0.2.2:8080] from [192.0.2.11 198.51.100.7] " +
+			"to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"Local": {func(w *world) { w.Service.ExternalPolicy = lb.Local },
+			"connect [10.0.1.2:8080] from [192.0.2.11 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"endpoints that are not ready": {func(w *world) { w.Slices[0].Endpoints[0].Ready = false },
+			"connect [10.0.2.2:8080] from [192.0.2.11 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"source ranges": {func(w *world) {
+			w.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("10.9.1.7/24")}
+		}, "connect [10.0.1.2:8080 10.0.2.2:8080] from [10.9.1.0 10.9.1.1] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"one source": {func(w *world) { w.Service.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.9.1.7/32")} },
+			"connect [10.0.1.2:8080 10.0.2.2:8080] from [10.9.1.7 10.9.1.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"a node beside the VIP": {func(w *world) {
+			w.Cluster.Nodes["n3"] = Node{Node: lb.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.11")}}}
+		}, "connect [10.0.1.2:8080 10.0.2.2:8080] from [192.0.2.12 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"many endpoints": {func(w *world) {
+			for i := range byte(20) {
+				w.Slices[0].Endpoints = append(w.Slices[0].Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 3, i}),
+					Ready: i >= 15})
+			}
+		}, "connect [10.0.1.2:8080 10.0.2.2:8080 10.0.3.15:8080 10.0.3.16:8080 10.0.3.17:8080 10.0.3.18:8080 10.0.3.19:8080] " +
+			"from [192.0.2.11 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			w.Service.Ports = ports
+			w.Slices[0].Ports = []lb.SlicePort{{Name: "http", Port: 8080, Protocol: lb.TCP},
+				{Name: "dns", Port: 5353, Protocol: lb.UDP}, {Name: "metrics", Port: 9090, Protocol: lb.TCP}}
+			test.change(&w)
+			r := w.Reach("n1", w.Nodes())
+			if got := fmt.Sprintf("connect %v from %v to %v", r.Connect, r.From, r.To); got != test.want {
+				t.Errorf("it asks to %s,\nwant %s", got, test.want)
+			}
+		})
 	}
 }

@@ -261,6 +261,18 @@ var Reasons = map[lb.Reason]Entry{
 		"sysctl -w net.netfilter.nf_conntrack_max=1048576   # on the node, and in /etc/sysctl.d"},
 	lb.ReasonMTUMismatch: {"Nodes in one subnet send packets of different sizes: the larger ones are lost.",
 		"ip link set dev eth0 mtu 1500   # on each node of the subnet, what the switch has"},
+	lb.ReasonEndpointUnreachable: {"A node that announces the Service cannot open TCP connections to its endpoints, so " +
+		"clients cannot either: targetPort has a wrong number, a NetworkPolicy or firewall drops them, or the pod network " +
+		"does not carry them.",
+		"kubectl describe service NAME   # is its TargetPort a port where the pods listen?"},
+	lb.ReasonClientsDropped: {"A rule of another program in the node's kernel drops or refuses what clients send to the " +
+		"Service, ahead of Landfall's rules or behind them.",
+		"nft list ruleset   # on NODE: take the rule away, or accept the address ahead of it"},
+	lb.ReasonClientsUnrouted: {"The node has no route to clients that are in none of its own subnets, so replies to " +
+		"them are lost.", "ip route   # on NODE: is there a default route?"},
+	lb.ReasonProxyHangs: {"The proxy's process runs and answers nobody: it is stopped, or starved of CPU time. The " +
+		"kernel goes on with the rules that it has, and after speaker.hold the node announces nothing.",
+		"kubectl -n landfall-system get pods -o wide --field-selector spec.nodeName=NODE   # delete the pod there"},
 	lb.ReasonGossipBlocked: {"The speaker does not hear speakers on other nodes that are ready: a firewall, or another " +
 		"gossip key.", "open TCP and UDP port 7947 between the nodes; all speakers need one gossip key"},
 }

@@ -88,6 +88,7 @@ func (e explanation) checks() []Check {
 		return c.Reason == lb.ReasonAddressConflict || c.Reason == lb.ReasonAddressOnNode && !names(c.Text, vips)
 	})...)
 	checks = append(checks, e.mtus()...)
+	checks = append(checks, e.reach()...)
 	checks = append(checks, e.relay(), e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -171,6 +172,9 @@ func restConfig(o Options) (*rest.Config, *dialer, error) {
 	var err error
 	if o.User != nil {
 		if config, err = o.User.loader().ClientConfig(); clientcmd.IsEmptyConfig(err) {
+			if files := os.Getenv(clientcmd.RecommendedConfigPathEnvVar); files != "" && o.User.Kubeconfig == "" {
+				return nil, nil, fmt.Errorf("no kubeconfig: $KUBECONFIG is %q, and these files are empty or not there", files)
+			}
 			return nil, nil, errors.New("no kubeconfig: give --kubeconfig or set KUBECONFIG; ~/.kube/config has none, " +
 				"and this is no pod")
 		} else if err != nil {

@@ -58,4 +58,12 @@ const (
 	ReasonConntrackFull Reason = "ConntrackFull"
 	// nodes of one subnet send packets of different sizes
 	ReasonMTUMismatch Reason = "MTUMismatch"
+	// a node that announces a Service cannot connect to its endpoints
+	ReasonEndpointUnreachable Reason = "EndpointUnreachable"
+	// a rule of another program drops or refuses what clients send to a Service
+	ReasonClientsDropped Reason = "ClientsDropped"
+	// a node that announces a Service has no route back to its clients
+	ReasonClientsUnrouted Reason = "ClientsUnrouted"
+	// the node's proxy runs, and answers neither the speaker nor landfallctl
+	ReasonProxyHangs Reason = "ProxyHangs"
 )

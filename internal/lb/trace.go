@@ -75,4 +75,6 @@ type TraceStep struct {
 	Comment string `json:"comment,omitempty"`
 	// Text says what matched and what the rule does.
 	Text string `json:"text"`
+	// Foreign is set for rules of other programs.
+	Foreign bool `json:"foreign,omitempty"`
 }

@@ -24,7 +24,7 @@ const tableName = unix.NFTA_TABLE_NAME
 // objects of other tables.
 func (l Listing) dump(kind uint16, body func(*nfnetlink.Attributes), each func(attributes []byte)) error {
 	var m nfnetlink.Messages
-	m.Add(subsystem<<8|kind, unix.NLM_F_DUMP, Family(l.Table.Family), "list", func() {
+	m.Add(subsystem<<8|kind, unix.NLM_F_DUMP, l.Table.number(), "list", func() {
 		if kind != unix.NFT_MSG_GETTABLE {
 			m.Text(tableName, l.Table.Name)
 		}

@@ -17,6 +17,16 @@ import (
 type Table struct {
 	Family lb.Family
 	Name   string
+	// Inet is set for a table of both families, of which Family says which packets matter.
+	Inet bool
+}
+
+// number returns netfilter's number of the table's family.
+func (t Table) number() byte {
+	if t.Inet {
+		return unix.NFPROTO_INET
+	}
+	return Family(t.Family)
 }
 
 // Family returns netfilter's number of a family.

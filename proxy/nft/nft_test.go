@@ -34,7 +34,7 @@ func TestTableReadsBack(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		ns := nstest.New(t)
 		c := open(t, ns)
-		table := Table{family, "test"}
+		table := Table{Family: family, Name: "test"}
 		l := Listing{c, table}
 		if exists, err := l.Exists(); exists || err != nil {
 			t.Fatalf("exists %v, error %v", exists, err)
@@ -107,7 +107,8 @@ func TestTableReadsBack(t *testing.T) {
 func TestRemove(t *testing.T) {
 	ns := nstest.New(t)
 	c := open(t, ns)
-	for _, table := range []Table{{lb.IPv4, "ours"}, {lb.IPv6, "ours"}, {lb.IPv4, "theirs"}} {
+	for _, table := range []Table{{Family: lb.IPv4, Name: "ours"}, {Family: lb.IPv6, Name: "ours"},
+		{Family: lb.IPv4, Name: "theirs"}} {
 		b := NewBatch(table)
 		b.AddTable()
 		b.AddSet(Set{Name: "ports", KeyType: TypePort, KeyLength: 2})
@@ -136,7 +137,7 @@ func TestRemove(t *testing.T) {
 func TestCountersAreRead(t *testing.T) {
 	ns := nstest.New(t)
 	c := open(t, ns)
-	table := Table{lb.IPv4, "test"}
+	table := Table{Family: lb.IPv4, Name: "test"}
 	b := NewBatch(table)
 	b.AddTable()
 	b.AddChain("out", Hook{"filter", unix.NF_INET_LOCAL_OUT, 0})
@@ -157,7 +158,7 @@ func TestCountersAreRead(t *testing.T) {
 // TestRefusalNamesTheObject checks that an error says which change the kernel has refused.
 func TestRefusalNamesTheObject(t *testing.T) {
 	c := open(t, nstest.New(t))
-	table := Table{lb.IPv4, "test"}
+	table := Table{Family: lb.IPv4, Name: "test"}
 	for about, change := range map[string]func(*Batch){
 		"add to nowhere":              func(b *Batch) { b.AddElements("nowhere", Keys("x")) },
 		"remove from nowhere":         func(b *Batch) { b.RemoveElements("nowhere", Keys("x")) },

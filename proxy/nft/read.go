@@ -73,7 +73,7 @@ func (l Listing) Get(set string, keys ...[]byte) (found []*Element, err error) {
 	for part := range slices.Chunk(keys, maxKeys) {
 		var m nfnetlink.Messages
 		for _, key := range part {
-			m.Add(subsystem<<8|unix.NFT_MSG_GETSETELEM, 0, Family(l.Table.Family), "get an element", func() {
+			m.Add(subsystem<<8|unix.NFT_MSG_GETSETELEM, 0, l.Table.number(), "get an element", func() {
 				m.Text(unix.NFTA_SET_ELEM_LIST_TABLE, l.Table.Name)
 				m.Text(unix.NFTA_SET_ELEM_LIST_SET, set)
 				m.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {

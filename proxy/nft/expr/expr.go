@@ -89,6 +89,8 @@ const (
 	MetaKeyIIFNAME MetaKey = unix.NFT_META_IIFNAME
 	MetaKeyIIFTYPE MetaKey = unix.NFT_META_IIFTYPE
 	MetaKeyL4PROTO MetaKey = unix.NFT_META_L4PROTO
+	// MetaKeyNFPROTO is netfilter's number of the packet's family.
+	MetaKeyNFPROTO MetaKey = unix.NFT_META_NFPROTO
 	// MetaKeyPRIORITY is the packet's class for queueing disciplines.
 	MetaKeyPRIORITY MetaKey = unix.NFT_META_PRIORITY
 )

@@ -115,8 +115,10 @@ func (w *Walker) meta(e *expr.Meta, p *way, step func(p *way, does string)) bool
 		p.store(e.Register, expr.Host32(p.Priority))
 	case e.Key == expr.MetaKeyL4PROTO:
 		p.store(e.Register, []byte{p.Protocol})
+	case e.Key == expr.MetaKeyNFPROTO:
+		p.store(e.Register, []byte{nft.Family(w.Family)})
 	case e.Key == expr.MetaKeyIIF:
-		index := uint32(math.MaxInt32) // whichever it is
+		index := cmp.Or(w.Link, math.MaxInt32) // whichever it is
 		if p.Interface == "" {
 			index = 0
 		}

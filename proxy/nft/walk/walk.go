@@ -34,7 +34,10 @@ type Table interface {
 type Walker struct {
 	Family lb.Family
 	Name   string // of the table
+	Inet   bool   // a table of both families
 	Table  Table
+	// Link is the number of the interface where packets come in; 0 if it is not known.
+	Link uint32
 	// Local reports whether an address is the node's own.
 	Local func(netip.Addr) bool
 	// SourcePort is set once a rule has read the source port, which the caller may have made up.
@@ -42,6 +45,8 @@ type Walker struct {
 
 	drawn map[string][]nft.Element // what draws have found
 	hook  string
+	// foreign is set in chains of other programs: what rests on something made up is not evaluated.
+	foreign bool
 }
 
 // deepest is how deep jumps may be nested, as in the kernel.
@@ -86,12 +91,20 @@ func (w *Walker) unknown(p way, chain string, place int, r nft.Listed, why strin
 
 // step notes a rule that did something.
 func (w *Walker) step(p *way, chain string, place int, r nft.Listed, does string) {
-	p.Step(lb.TraceStep{Hook: w.hook, Table: w.family() + " " + w.Name, Chain: chain, Rule: place + 1, Handle: r.Handle,
-		Comment: r.Comment, Text: strings.Join(append(p.notes[:len(p.notes):len(p.notes)], does), " ")})
+	s := lb.TraceStep{Hook: w.hook, Table: w.family() + " " + w.Name, Chain: chain, Rule: place + 1, Handle: r.Handle,
+		Comment: r.Comment, Text: strings.Join(append(p.notes[:len(p.notes):len(p.notes)], does), " "), Foreign: w.foreign}
+	if w.foreign {
+		s.Comment = strings.TrimRight(fmt.Sprintf("rule %d of the chain %s %s, which another program has: %s", s.Rule,
+			s.Table, chain, r.Comment), ": ")
+	}
+	p.Step(s)
 }
 
 func (w *Walker) family() string {
-	if w.Family == lb.IPv6 {
+	switch {
+	case w.Inet:
+		return "inet"
+	case w.Family == lb.IPv6:
 		return "ip6"
 	}
 	return "ip"
@@ -136,7 +149,9 @@ func (w *Walker) rule(chain string, place int, r nft.Listed, p way) []way {
 			matched, missed := w.expr(e, each, func(p *way, does string) { w.step(p, chain, place, r, does) })
 			out = append(out, missed...)
 			for _, m := range matched {
-				if m.Verdict != trace.Undecided {
+				if w.foreign && m.Verdict == trace.Unknown && onlyDrops(r) {
+					out = append(out, p)
+				} else if m.Verdict != trace.Undecided {
 					out = append(out, m)
 				} else {
 					next = append(next, m)
@@ -190,6 +205,12 @@ func (w *Walker) expr(e expr.Any, p way, step func(p *way, does string)) (matche
 		p.Verdict = trace.Unknown
 		step(&p, fmt.Sprintf("cannot be evaluated: "+why, args...))
 		return []way{p}, nil
+	}
+	switch {
+	case w.foreign && quiet(e):
+		return []way{p}, nil
+	case w.foreign && !w.certain(e, p):
+		return unknown("what it finds is not known of the packet (%T)", e)
 	}
 	switch e := e.(type) {
 	case *expr.Payload:
@@ -378,6 +399,9 @@ func (w *Walker) lookup(e *expr.Lookup, p way, unknown func(string, ...any) ([]w
 	hit := found[0] != nil
 	if hit == e.Invert {
 		return nil, []way{p}
+	}
+	if e.IsDestRegSet && e.DestRegister == unix.NFT_REG_VERDICT {
+		return unknown("a map of verdicts has %s", format(shape.KeyType, key))
 	}
 	note := "@" + e.SetName + " has " + format(shape.KeyType, key)
 	switch {
