@@ -10,8 +10,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/links"
 )
 
 // kernel is the real network. Sending and receiving make system calls directly and on memory that
@@ -129,7 +130,7 @@ func (k *kernel) dial(key Key, sourcePort uint16, random func() uint32) (link, e
 	}
 	u := &udpLink{fd: fd, index: index}
 	if index == 0 && !key.Multihop {
-		u.near = toward(key)
+		u.near = links.Toward(key.Peer, key.Local)
 	}
 	if err := u.open(key, sourcePort, random); err != nil {
 		unix.Close(fd)
@@ -235,32 +236,6 @@ func (u *udpLink) sourcePort() uint16 { return u.port }
 func (u *udpLink) device() int        { return u.index }
 func (u *udpLink) toward() []int      { return u.near }
 func (u *udpLink) close()             { unix.Close(u.fd) }
-
-// toward returns the interfaces that lead to the peer of a key: that of the route, and those in a network
-// of the peer, as a host with several may be answered on any of them. Without a route there is none.
-func toward(k Key) (indexes []int) {
-	var options *netlink.RouteGetOptions
-	if k.Local.IsValid() {
-		options = &netlink.RouteGetOptions{SrcAddr: k.Local.AsSlice()}
-	}
-	routes, err := netlink.RouteGetWithOptions(k.Peer.AsSlice(), options)
-	if err != nil {
-		return nil
-	}
-	for _, r := range routes {
-		indexes = append(indexes, r.LinkIndex)
-	}
-	addresses, err := netlink.AddrList(nil, family(k.Peer.Is6()))
-	if err != nil {
-		return nil
-	}
-	for _, a := range addresses {
-		if a.Contains(k.Peer.AsSlice()) {
-			indexes = append(indexes, a.LinkIndex)
-		}
-	}
-	return indexes
-}
 
 func family(v6 bool) int {
 	if v6 {
