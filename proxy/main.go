@@ -83,8 +83,8 @@ const gcPercent = 25
 // while Services come.
 const spare = 16 << 20
 
-// fold is how events are read that keep coming. A hundred changes at once wait for nothing.
-var fold = kube.Fold{Every: 100 * time.Millisecond, Burst: 100}
+// fold is how events are read that keep coming. Some hundred changes at once wait for nothing.
+var fold = kube.Fold{Every: 100 * time.Millisecond, Burst: 250}
 
 func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if os.Getenv("GOGC") == "" {

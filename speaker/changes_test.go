@@ -28,8 +28,8 @@ func TestStepsAreFolded(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 		synctest.Wait()
-		if n := len(all); n < 70 || n > 80 {
-			t.Errorf("%d steps in 10 s, want five a second and thirty", n)
+		if n := len(all); n < 100 || n > 120 {
+			t.Errorf("%d steps in 10 s, want ten a second and twenty", n)
 		}
 		for name, mark := range map[string]func(){"all": c.markAll, "all VIPs": func() { c.markVIPs(nil) },
 			"links": c.markLinks, "a node": func() { c.markNode(true) }, "a list": c.markSynced} {

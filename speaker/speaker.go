@@ -95,9 +95,9 @@ func newSpeaker(self, class string, log *slog.Logger) *speaker {
 
 // often returns how often the step runs. Each new Service causes a dozen changes on every node: those of
 // its object, what the proxy reports, the claims of the others and what this node then answers for.
-// While Services keep coming, five steps a second take them in.
+// While Services keep coming, ten steps a second take them in.
 func often() loop.Options {
 	o := loop.Bulk()
-	o.Every, o.Burst = 200*time.Millisecond, 30
+	o.Every, o.Burst = 100*time.Millisecond, 20
 	return o
 }
