@@ -206,7 +206,7 @@ func (m modelWitness) Set(d witness.Desired) {
 
 func (m modelWitness) Outcome() (lb.Witness, bool) {
 	said, fresh := m.Lease.Outcome(m.w.Now, m.Wants)
-	return said, fresh && !m.w.hooks.noYield && !(m.Wants.Tell && m.w.hooks.deafTellers)
+	return said, fresh && !m.w.hooks.noYield && (!m.Wants.Tell || !m.w.hooks.deafTellers)
 }
 
 // Contact says that the API server always answers within a few milliseconds.

@@ -43,8 +43,8 @@ func (b *bench) runBenchmarks(ctx context.Context, repository string) error {
 	if !b.goBenchmarks {
 		return nil
 	}
-	return b.goTest(ctx, repository, nil, "-bench", ".", "-benchmem", "-timeout", "2h", "./api/...", "./controller/...", "./ctl/...",
-		"./internal/...", "./proxy/...", "./speaker/...")
+	return b.goTest(ctx, repository, nil, "-bench", ".", "-benchmem", "-timeout", "2h", "./api/...", "./controller/...",
+		"./ctl/...", "./internal/...", "./proxy/...", "./speaker/...")
 }
 
 // goTest runs benchmarks with more variables.

@@ -50,7 +50,8 @@ func (s *store) write(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://127.0.0.1:2379/v3/kv/txn", bytes.NewReader(body))
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://127.0.0.1:2379/v3/kv/txn",
+			bytes.NewReader(body))
 		if err != nil {
 			return err
 		}
@@ -83,7 +84,8 @@ func (s *store) putService(name string, clusterIP netip.Addr, endpoints ...disco
 			Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(80)}}}}
 	reservation := &networkingv1.IPAddress{
 		TypeMeta: metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "IPAddress"},
-		ObjectMeta: metav1.ObjectMeta{Name: clusterIP.String(), UID: uuid.NewUUID(), CreationTimestamp: meta.CreationTimestamp,
+		ObjectMeta: metav1.ObjectMeta{Name: clusterIP.String(), UID: uuid.NewUUID(),
+			CreationTimestamp: meta.CreationTimestamp,
 			Labels: map[string]string{networkingv1.LabelIPAddressFamily: string(corev1.IPv4Protocol),
 				networkingv1.LabelManagedBy: "ipallocator.k8s.io"}},
 		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services",

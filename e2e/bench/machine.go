@@ -31,8 +31,8 @@ func (b *bench) describe(ctx context.Context, repository string) machine {
 		line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 		return line
 	}
-	m := machine{Began: time.Now().UTC(), Processors: runtime.NumCPU(), Go: runtime.Version(), Kernel: first("uname", "-r"),
-		Commit: first("git", "-C", repository, "describe", "--always", "--dirty")}
+	m := machine{Began: time.Now().UTC(), Processors: runtime.NumCPU(), Go: runtime.Version(),
+		Kernel: first("uname", "-r"), Commit: first("git", "-C", repository, "describe", "--always", "--dirty")}
 	if path := b.programs["kube-proxy"]; path != "" {
 		m.KubeProxy = first(path, "--version")
 	}

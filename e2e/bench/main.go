@@ -78,11 +78,13 @@ func parse(args []string) (o options, err error) {
 	sizes := set.String("services", "1,100,1000,5000,10000,30000", "numbers of Services to measure at, in rising order")
 	proxies := set.String("proxies", strings.Join(contenderNames(), ","), "which proxies to measure")
 	set.StringVar(&o.report, "report", "", "`file`.md for the report; plots and figures go to the folder file")
-	set.IntVar(&o.faults, "faults", 0, "how often each fault of nodes is measured; 0 leaves them out, and is once with -metallb")
+	set.IntVar(&o.faults, "faults", 0,
+		"how often each fault of nodes is measured; 0 leaves them out, and is once with -metallb")
 	set.BoolVar(&o.metallb, "metallb", false, "measure MetalLB too, which is built from its module")
 	set.BoolVar(&o.goBenchmarks, "go", false, "run the Go benchmarks too")
-	set.IntVar(&o.quickAbove, "quick-above", 5000, "above so many Services kube-proxy, which takes seconds for a change there, "+
-		"is measured a few times only, and not with connections")
+	set.IntVar(&o.quickAbove, "quick-above", 5000,
+		"above so many Services kube-proxy, which takes seconds for a change there, is measured a few times only, "+
+			"and not with connections")
 	set.IntVar(&o.changes, "changes", 20, "endpoint changes to measure")
 	set.IntVar(&o.newServices, "new", 10, "new Services to measure")
 	set.IntVar(&o.bursts, "bursts", 3, "changes behind 200 others to measure")

@@ -44,8 +44,8 @@ func (p plot) svg() string {
 	x, y := newAxis(points, plotLeft, plotRight, func(p point) float64 { return p.services }),
 		newAxis(points, plotBottom, plotTop, func(p point) float64 { return p.value })
 	var out strings.Builder
-	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+
-		"\n"+`<rect width="100%%" height="100%%" fill="#ffffff"/>`+"\n", plotWidth, plotHeight)
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" `+
+		`font-size="12">`+"\n"+`<rect width="100%%" height="100%%" fill="#ffffff"/>`+"\n", plotWidth, plotHeight)
 	text := func(x, y float64, anchor, s string) {
 		fmt.Fprintf(&out, `<text x="%.0f" y="%.0f" text-anchor="%s">%s</text>`+"\n", x, y, anchor, html.EscapeString(s))
 	}

@@ -23,7 +23,8 @@ type section struct {
 func (r report) sections() []section {
 	all := []section{r.changes(), r.connections(), r.outside()}
 	for _, kind := range []struct{ folder, title, text string }{
-		{"e2e", "Faults, new Services and loss", "In a lab of real programs over ARP and BGP. What bounds a figure is beside it."},
+		{"e2e", "Faults, new Services and loss",
+			"In a lab of real programs over ARP and BGP. What bounds a figure is beside it."},
 		{"", "Plans, renderers and actors", "Go benchmarks. What they measure is said where they are."},
 	} {
 		all = append(all, r.benchmarks(kind.folder, kind.title, kind.text))
@@ -33,15 +34,17 @@ func (r report) sections() []section {
 
 // changes has how fast a proxy follows.
 func (r report) changes() section {
-	s := section{title: "Following changes", head: []string{"Services", "proxy", "start, ms", "change, ms", "new Service, ms",
-		"behind 200, ms", "peak, MiB", "CPU of the start, s", "CPU of the changes, s"},
-		text: "From the call of the API server to a client's first right answer: p50 / max, and in parentheses the p50 until the " +
-			"API server itself had answered, which bounds it. The row `" + floor + "` is a program that watches the same objects " +
-			"with client-go and does nothing with them, which bounds the start, the memory and the processor time of all that do."}
+	s := section{title: "Following changes",
+		head: []string{"Services", "proxy", "start, ms", "change, ms", "new Service, ms", "behind 200, ms", "peak, MiB",
+			"CPU of the start, s", "CPU of the changes, s"},
+		text: "From the call of the API server to a client's first right answer: p50 / max, and in parentheses the p50 " +
+			"until the API server itself had answered, which bounds it. The row `" + floor + "` is a program that watches " +
+			"the same objects with client-go and does nothing with them, which bounds the start, the memory and the " +
+			"processor time of all that do."}
 	for _, row := range r.Churn {
-		s.rows = append(s.rows, []string{number(float64(row.Services)), row.Proxy, fmt.Sprintf("%.0f", row.Start), row.Change.String(),
-			row.New.String(), row.Behind.String(), fmt.Sprintf("%.0f", row.Memory), fmt.Sprintf("%.2f", row.StartCPU),
-			fmt.Sprintf("%.2f", row.CPU)})
+		s.rows = append(s.rows, []string{number(float64(row.Services)), row.Proxy, fmt.Sprintf("%.0f", row.Start),
+			row.Change.String(), row.New.String(), row.Behind.String(), fmt.Sprintf("%.0f", row.Memory),
+			fmt.Sprintf("%.2f", row.StartCPU), fmt.Sprintf("%.2f", row.CPU)})
 	}
 	for _, p := range r.plots() {
 		s.plots = append(s.plots, p.file())
@@ -86,7 +89,8 @@ func (p plot) file() string { return strings.ReplaceAll(strings.ToLower(p.title)
 
 // connections has the rates of new connections.
 func (r report) connections() section {
-	s := section{title: "New connections, between nodes", head: []string{"through", "a second", "least", "most", "share of no rules"},
+	s := section{title: "New connections, between nodes",
+		head: []string{"through", "a second", "least", "most", "share of no rules"},
 		text: "The median of the rounds. What a node without rules does bounds it."}
 	bare := 0.0
 	for _, row := range r.Connections {
@@ -107,17 +111,19 @@ func (r report) connections() section {
 
 // outside has what a client outside the node gets.
 func (r report) outside() section {
-	s := section{title: "From outside the node", head: []string{"path", "policy", "Services", "new connections", "by wall time",
-		"round trips", "bulk"}, text: "Shares of what a bare node does in the same processor time, which bounds them: the median, " +
-		"the quartiles and microseconds. The rows without a policy are connection tracking alone, and those `by hand` one " +
-		"rule for each Service: what any proxy with rules pays."}
+	s := section{title: "From outside the node",
+		head: []string{"path", "policy", "Services", "new connections", "by wall time", "round trips", "bulk"},
+		text: "Shares of what a bare node does in the same processor time, which bounds them: the median, the quartiles " +
+			"and microseconds. The rows without a policy are connection tracking alone, and those `by hand` one rule for " +
+			"each Service: what any proxy with rules pays."}
 	for _, row := range r.Outside {
 		services := ""
 		if row.Services > 0 {
 			services = number(float64(row.Services))
 		}
-		s.rows = append(s.rows, []string{row.Path, row.Policy, services, row.Connection.String(), fmt.Sprintf("%.2f", row.Connection.Wall),
-			row.RoundTrip.String(), fmt.Sprintf("%.2f (%.2f to %.2f)", row.Bulk.Share, row.Bulk.Low, row.Bulk.High)})
+		s.rows = append(s.rows, []string{row.Path, row.Policy, services, row.Connection.String(),
+			fmt.Sprintf("%.2f", row.Connection.Wall), row.RoundTrip.String(),
+			fmt.Sprintf("%.2f (%.2f to %.2f)", row.Bulk.Share, row.Bulk.Low, row.Bulk.High)})
 	}
 	return s
 }
@@ -185,7 +191,8 @@ func (r report) write(file string) error {
 	if err != nil {
 		return err
 	}
-	files := map[string]string{file: r.markdown(filepath.Base(folder)), filepath.Join(folder, "figures.json"): string(figures) + "\n"}
+	files := map[string]string{file: r.markdown(filepath.Base(folder)),
+		filepath.Join(folder, "figures.json"): string(figures) + "\n"}
 	for _, p := range r.plots() {
 		files[filepath.Join(folder, p.file())] = p.svg()
 	}
@@ -201,8 +208,8 @@ func (r report) write(file string) error {
 func (r report) markdown(folder string) string {
 	var out strings.Builder
 	m := r.Machine
-	fmt.Fprintf(&out, "# Performance\n\nThe last report of `make bench`, which anybody can run: [how it measures](design/bench.md).\n\n"+
-		"| | |\n| --- | --- |\n")
+	fmt.Fprintf(&out, "# Performance\n\nThe last report of `make bench`, which anybody can run: "+
+		"[how it measures](design/bench.md).\n\n| | |\n| --- | --- |\n")
 	for _, row := range [][2]string{{"begun", m.Began.Format("2006-01-02 15:04 UTC")}, {"Landfall", m.Commit},
 		{"kube-proxy", m.KubeProxy}, {"machine", fmt.Sprintf("%d × %s, %d GiB", m.Processors, m.Model, m.MemoryGiB)},
 		{"kernel", m.Kernel}, {"Go", m.Go}, {"load at the beginning", m.Load},

@@ -105,7 +105,8 @@ func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c 
 func containerEnv(c corev1.Container, n Node, acc account) ([]string, error) {
 	fields := map[string]string{
 		"spec.nodeName": n.Name, "spec.serviceAccountName": acc.Name, "metadata.namespace": Namespace,
-		"metadata.name": c.Name + "-" + n.Name, "metadata.uid": rand.Text(), "status.hostIP": n.Addr.String(), "status.podIP": n.Addr.String(),
+		"metadata.name": c.Name + "-" + n.Name, "metadata.uid": rand.Text(), "status.hostIP": n.Addr.String(),
+		"status.podIP": n.Addr.String(),
 	}
 	var env []string
 	for _, e := range c.Env {

@@ -51,9 +51,7 @@ func besideLarge(b *testing.B, count, ports, endpoints int) {
 		}
 		return set
 	}
-	for key, s := range others(0) {
-		all[key] = s
-	}
+	maps.Copy(all, others(0))
 	a.Set(all)
 	started := time.Now()
 	ctx, cancel := context.WithCancel(b.Context())
