@@ -282,7 +282,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		Report:  func(node string, born uint64) { talk.Alarm(node, born) },
 		Back:    func(node string) { talk.Greet(node) },
 		Ping:    func(node string, addr netip.AddrPort) bool { return talk.Ping(node, addr) },
-		Changed: s.changes.markAll, Probe: liveness.AnswersWithin(profile.ProbeTimeout)})
+		Changed: s.changes.markAll, Probe: liveness.AnswersWithin(profile.ProbeTimeout),
+		ProbeInterval: profile.ProbeInterval})
 	talk = members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
 		Born: time.Now(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,

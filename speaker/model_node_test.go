@@ -106,7 +106,7 @@ func (n *modelNode) boot() {
 	n.Running, n.Hung, n.Born = true, false, n.Born+1
 	fresh := newSpeaker(n.Name, "", slog.New(slog.DiscardHandler))
 	n.Rooms, n.Phase = copied(&fresh.rooms), fresh.phase
-	n.Live = liveness.NewState(n.Name, n.w.hooks.restartHold)
+	n.Live = liveness.NewState(n.Name, n.w.hooks.restartHold, 100*time.Millisecond)
 	n.seq, n.Said, n.Gossip = seqs*uint64(n.I+1), nil, gossiping{}
 	n.Lease, n.Wants, n.Asked, n.Woke = witness.State{}, witness.Desired{}, time.Time{}, time.Time{}
 	n.StopsAt, n.Known, n.Wire = time.Time{}, false, wiring{}

@@ -197,7 +197,7 @@ func TestContract11APodEndsNoSession(t *testing.T) {
 		router.Set(map[Key]Profile{theirs: sturdy})
 		node.until(ours, "settled", settled)
 		bits := strconv.Itoa(ours.Peer.BitLen())
-		pod.Run(t, "ip", "addr", "add", test.peer+"/"+bits, "dev", "lo")
+		pod.Run(t, "ip", "addr", "add", test.peer+"/"+bits, "dev", "lo", "nodad")
 		pod.Run(t, "ip", "route", "add", test.local+"/"+bits, "via", test.gateway)
 		var forged link
 		pod.Do(t, func() error {

@@ -6,6 +6,7 @@
 package liveness
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -26,7 +27,9 @@ type Options struct {
 	// Hold is how long the addresses that a crashed speaker announced are reserved for it, while its
 	// node is still there; 0 for not at all.
 	Hold time.Duration
-	Log  *slog.Logger
+	// ProbeInterval is the time between two probes of gossip by one node; 0 for 100 ms.
+	ProbeInterval time.Duration
+	Log           *slog.Logger
 	// Changed is called after Speakers or Standings differ. It must not block, and may be called from
 	// any goroutine.
 	Changed func()
@@ -72,7 +75,8 @@ func New(opts Options) *Actor {
 	if opts.Probe == nil {
 		opts.Probe = Answers
 	}
-	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold), buried: map[string]burial{}}
+	interval := cmp.Or(opts.ProbeInterval, 100*time.Millisecond)
+	a := &Actor{opts: opts, state: NewState(opts.Self, opts.Hold, interval), buried: map[string]burial{}}
 	a.state.ring = opts.Ring
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return a.apply(ctx), nil }, loop.Options{})
 	return a

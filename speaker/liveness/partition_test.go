@@ -12,6 +12,9 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
+// probeInterval is that of gossip.
+const probeInterval = 100 * time.Millisecond
+
 // view is a State in a cluster of n000, n001 and so on, and what it can reach. Gossip tells it whom it has
 // lost, and kernels answer as the cables are.
 type view struct {
@@ -32,7 +35,7 @@ func processOf(i int) plan.Process {
 }
 
 func viewOf(self, nodes int, reaches func(node string) bool) *view {
-	v := &view{State: NewState(named(self), hold), now: time.Unix(1e9, 0), reaches: reaches}
+	v := &view{State: NewState(named(self), hold, probeInterval), now: time.Unix(1e9, 0), reaches: reaches}
 	for i := range nodes {
 		if i != self {
 			v.Joined(processOf(i), v.now)
@@ -145,5 +148,66 @@ func TestACrashIsFoundAtOnce(t *testing.T) {
 				t.Errorf("%d are lost, %d taken for dead after %d rounds of questions", c.dead, v.buried, v.rounds)
 			}
 		})
+	}
+}
+
+// The path between this node and some others is broken, and gossip with them goes over the rest: a crash is found
+// all the same.
+func TestACrashIsFoundBesideABrokenPath(t *testing.T) {
+	for _, c := range []struct {
+		nodes             int
+		dead, unreachable []int
+	}{
+		{4, []int{3}, []int{2}}, {5, []int{3}, []int{2}}, {6, []int{3}, []int{1, 2}}, {6, []int{3, 4}, []int{2}},
+		{200, []int{3}, []int{2, 4, 5, 6, 7, 8, 9}},
+	} {
+		gone := map[string]bool{}
+		for _, i := range slices.Concat(c.dead, c.unreachable) {
+			gone[named(i)] = true
+		}
+		v := viewOf(0, c.nodes, func(node string) bool { return !gone[node] })
+		for _, i := range c.dead {
+			v.Lost(processOf(i))
+		}
+		for began := v.now; v.buried < len(c.dead) && v.now.Sub(began) < 15*time.Second; v.now = v.now.Add(probeEvery) {
+			v.look()
+		}
+		if v.buried != len(c.dead) {
+			t.Errorf("%+v: %d buried", c, v.buried)
+		}
+	}
+}
+
+// An alarm, and the end of a node that is waited for, count however many others are missing.
+func TestACrashIsFoundBesideMissingNodes(t *testing.T) {
+	crashes := map[string]func(v *view, node int, end func()){
+		"an alarm": func(v *view, node int, end func()) {
+			end()
+			v.Alarmed(named(node), 1, named(98), v.now)
+		},
+		"during the hold": func(v *view, node int, end func()) {
+			v.Lost(processOf(node))
+			v.look()
+			end()
+		},
+	}
+	for name, crash := range crashes {
+		for _, missing := range []int{0, 12, 20, 40} {
+			gone := map[string]bool{}
+			v := viewOf(0, 100, func(node string) bool { return !gone[node] })
+			for i := 1; i <= missing; i++ {
+				gone[named(i)] = true
+				v.Lost(processOf(i))
+			}
+			v.look()
+			v.now, v.buried = v.now.Add(time.Minute), 0
+			crash(v, 99, func() { gone[named(99)] = true })
+			for began := v.now; v.now.Sub(began) < alarmLasts; v.now = v.now.Add(probeEvery) {
+				v.look()
+			}
+			if v.buried != 1 {
+				t.Errorf("%s, %d are missing: %d buried", name, missing, v.buried)
+			}
+		}
 	}
 }

@@ -45,11 +45,13 @@ type Answer struct {
 type State struct {
 	self     string
 	hold     time.Duration
-	ring     int // successors on the ring whose paths this node watches
+	interval time.Duration // between two probes of gossip by one node
+	ring     int           // successors on the ring whose paths this node watches
 	nodes    map[string]*peer
 	previous reserved  // for this node, by the others
 	turn     uint64    // counts the draws of nodes that are asked as witnesses
 	doubting time.Time // since when answers count of those asked while this node may be cut off
+	unsure   bool      // a silence of the last round shows nothing
 	sure     bool      // enough have answered since, and the suspects of that time are asked once more
 }
 
@@ -92,9 +94,9 @@ type reserved struct {
 func (r reserved) active(now time.Time) bool { return now.Before(r.until) }
 
 // NewState returns a State that has met no other node. hold is how long it reserves what a
-// crashed speaker announced.
-func NewState(self string, hold time.Duration) *State {
-	return &State{self: self, hold: hold, nodes: map[string]*peer{}}
+// crashed speaker announced, interval the time between two probes of gossip by one node.
+func NewState(self string, hold, interval time.Duration) *State {
+	return &State{self: self, hold: hold, interval: interval, nodes: map[string]*peer{}}
 }
 
 func (l *State) peer(node string) *peer {

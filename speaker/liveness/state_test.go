@@ -24,7 +24,7 @@ type story struct {
 }
 
 func newStory() *story {
-	return &story{State: NewState("m", hold), now: time.Unix(1e9, 0), heard: map[string]plan.Process{}}
+	return &story{State: NewState("m", hold, probeInterval), now: time.Unix(1e9, 0), heard: map[string]plan.Process{}}
 }
 
 func process(name string) plan.Process {
@@ -228,7 +228,8 @@ func TestStories(t *testing.T) {
 			"live d m, missing a b c, alone"},
 		{"no longer", five + "a1 lost, cut, 200ms, heard, a silent", "live b c d m, missing a, dead a"},
 		{"it was a moment", five + "a1 lost, cut, 200ms, heard, a answers", "live a b c d m, a held 1"},
-		{"cut off for long, and gossip has not lost the others", five + "a1 lost, cut, 1h, cut", "live a b c d m"},
+		{"cut off, and gossip has lost another meanwhile", five + "a1 lost, cut, 2s, b1 lost, cut, 2s, cut", "live a b c d m"},
+		{"gossip loses no more of them: the paths are broken", five + "a1 lost, cut, 3s, cut", "live b c d m, missing a, dead a"},
 		{"two of five die at once", five + "a1 lost, a silent, b1 lost, b silent", "live c d m, missing a b, dead a b"},
 		{"the lesser half of a partition", five + "a1 lost, a alone", "live a b c d m"},
 		{"the first of four sees a majority in half of them", four + "n1 lost, cut, o1 lost, cut", "live m n o p"},
@@ -285,7 +286,7 @@ func TestAnOldAnswerSettlesNothing(t *testing.T) {
 // With no hold nothing is reserved, and dead nodes are found all the same.
 func TestWithoutAHold(t *testing.T) {
 	s := newStory()
-	s.State = NewState("m", 0)
+	s.State = NewState("m", 0, probeInterval)
 	for _, step := range []string{"a1 joins", "a1 speaks", "b1 joins", "b1 speaks", "a1 lost", "a answers"} {
 		s.do(step)
 	}
@@ -351,7 +352,7 @@ func TestWitnessesAreDrawn(t *testing.T) {
 	const nodes, rack = 192, 48
 	asked, sameRack := map[string]int{}, 0
 	for self := range nodes {
-		s := NewState(fmt.Sprintf("n%03d", self), hold)
+		s := NewState(fmt.Sprintf("n%03d", self), hold, probeInterval)
 		now := time.Unix(1e9, 0)
 		for i := range nodes {
 			p := plan.Process{Node: fmt.Sprintf("n%03d", i), Born: 1,

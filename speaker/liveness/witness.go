@@ -16,10 +16,10 @@ import (
 // them. It would take the addresses of each, and if the cut ended at that moment, clients would hear
 // it. So whenever it asks a kernel whose silence would bury a node, it asks others at the same time,
 // its witnesses. A crashed node is buried without a delay, as the witnesses have answered long before
-// the wait for it is over. Does a witness not answer, more than a crash of one node has happened: nobody
-// is buried before a majority of all known nodes has answered this one. It asks on, others each time and
-// without a pause, until they have or gossip has lost so many that this node sees no majority any more
-// and takes nothing.
+// the wait for it is over. If a witness is silent too, more than one crash has happened. The node then
+// buries a suspect only after a majority of all known nodes has answered it. It asks on, others each time
+// and without a pause, until they have or gossip has lost so many that this node sees no majority any more
+// and takes nothing. If gossip loses no more of them, only paths to them are broken: see doubtLasts.
 //
 // Half of a cluster of thousands takes a while to ask. If seven eighths have answered of those that were
 // drawn by chance, so many more than half are there that only one in 100,000 nodes of a cluster that
@@ -28,9 +28,9 @@ import (
 const (
 	// witnesses bounds how many kernels are asked at once that nothing is held against.
 	witnesses = 32
-	// evidenceLasts is how long answers count while this node is in doubt: the half of 10,000 nodes has been
-	// asked by then. After that it asks anew.
-	evidenceLasts = 10 * time.Second
+	// evidenceLasts is how long answers count while this node is in doubt, in intervals of gossip's probes: the
+	// half of 10,000 nodes has been asked by then. After that it asks anew.
+	evidenceLasts = 100
 )
 
 // witnesses returns the probes of some live nodes that are not probed anyway: others for each node, as all
@@ -94,7 +94,7 @@ func (n *peer) evidence(since time.Time) evidence {
 
 // doubtSince returns from when on answers count: since this node is in doubt, or if it is not, from now on.
 func (l *State) doubtSince(now time.Time) time.Time {
-	if l.doubts() || l.sure {
+	if l.unsure || l.sure {
 		return l.doubting
 	}
 	return now
@@ -112,7 +112,7 @@ func (l *State) doubts() bool {
 
 // undecided reports whether this node is in doubt, and there are some that it has not asked since.
 func (l *State) undecided() bool {
-	if !l.doubts() {
+	if !l.unsure {
 		return false
 	}
 	for _, n := range l.nodes {
@@ -132,18 +132,29 @@ const (
 	outlived              // it sees no majority without those that are silent
 )
 
+// doubtLasts is after which time without another loss the silent count as dead. Gossip loses those beyond a
+// cut one after the other: each node of a side probes another one in each interval, and a node alone slows down to an
+// eighth of that. So who is not lost by then is there, and only the path to it is broken.
+func (l *State) doubtLasts() time.Duration {
+	return time.Duration(20+min(len(l.nodes), 100)) * l.interval
+}
+
 // trust weighs who has answered.
 func (l *State) trust(answers []Answer, now time.Time) trust {
 	since := l.doubtSince(now)
-	if now.Sub(since) > evidenceLasts {
+	if now.Sub(since) > evidenceLasts*l.interval {
 		since = now
 	}
-	silent := map[string]bool{}
+	silent, last := map[string]bool{}, time.Time{}
 	for name, n := range l.nodes {
 		if n.phase == suspect && !n.silent.IsZero() {
 			silent[name] = true
+			if n.silent.After(last) {
+				last = n.silent
+			}
 		}
 	}
+	late := !last.IsZero() && now.Sub(last) >= l.doubtLasts()
 	for _, a := range answers {
 		n := l.nodes[a.Node]
 		if n == nil {
@@ -157,15 +168,15 @@ func (l *State) trust(answers []Answer, now time.Time) trust {
 			silent[a.Node] = true
 		}
 	}
-	if !l.sees(silent, now).Majority {
-		l.sure = false
+	if late || !l.sees(silent, now).Majority {
+		l.sure, l.unsure = false, false
 		return outlived
 	}
 	if l.hears(silent, since, now) {
-		l.sure = l.doubts() // those that were silent are asked once more
+		l.sure, l.unsure = l.doubts(), false // those that were silent are asked once more
 		return heard
 	}
-	l.doubting, l.sure = since, false
+	l.doubting, l.sure, l.unsure = since, false, len(silent) > 0
 	return cutOff
 }
 

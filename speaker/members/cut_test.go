@@ -2,6 +2,7 @@ package members
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,6 +61,27 @@ func TestACrashIsFoundBehindPacketFilters(t *testing.T) {
 		t.Logf("after %s", took)
 		if took >= 2*time.Second {
 			t.Errorf("it took %s of simulated time", took)
+		}
+	})
+}
+
+// The path between two of four nodes is broken, and gossip goes over the others. A third one crashes: each that is
+// left finds it.
+func TestACrashIsFoundBesideABrokenPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startedCluster(4)
+		defer c.end()
+		c.net.mu.Lock()
+		c.net.broken = map[[2]netip.Addr]bool{{c.nodes[1].addr, c.nodes[2].addr}: true}
+		c.net.mu.Unlock()
+		time.Sleep(time.Minute)
+		c.crash(c.nodes[3])
+		took := c.all(time.Minute, func(n *simNode) bool { return slices.Contains(n.alive.Speakers().Dead, c.nodes[3].name) })
+		t.Logf("after %s", took)
+		for _, n := range c.nodes[:3] {
+			if dead := n.alive.Speakers().Dead; !slices.Equal(dead, []string{c.nodes[3].name}) {
+				t.Errorf("%s takes %v for dead", n.name, dead)
+			}
 		}
 	})
 }

@@ -30,7 +30,9 @@ type simNet struct {
 	ports map[netip.Addr]*simPorts
 	side  map[netip.Addr]int  // of a partition
 	down  map[netip.Addr]bool // machines that are off
-	sent  traffic
+	// broken are paths between two machines that carry nothing.
+	broken map[[2]netip.Addr]bool
+	sent   traffic
 }
 
 // traffic is what a network has carried.
@@ -65,7 +67,8 @@ func (n *simNet) traffic() traffic {
 func (n *simNet) reach(from, to netip.Addr) (*simPorts, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	ok := !n.down[from] && !n.down[to] && n.side[from] == n.side[to]
+	ok := !n.down[from] && !n.down[to] && n.side[from] == n.side[to] && !n.broken[[2]netip.Addr{from, to}] &&
+		!n.broken[[2]netip.Addr{to, from}]
 	return n.ports[to], ok
 }
 
