@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -79,6 +80,10 @@ func (k *kubelets) metallbRuns(prefix string) bool {
 
 func (k *kubelets) sync(ctx context.Context) error {
 	apps := k.l.Kube().AppsV1()
+	before, err := k.l.Kube().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
 	sets, err := apps.DaemonSets("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -90,6 +95,9 @@ func (k *kubelets) sync(ctx context.Context) error {
 	nodes, err := k.l.Kube().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
+	}
+	if !slices.EqualFunc(before.Items, nodes.Items, sameLabels) {
+		return nil // what was read together was never there together; the next look is soon
 	}
 	for _, set := range sets.Items {
 		if err := k.syncSet(ctx, set, nodes.Items); err != nil {
@@ -108,6 +116,8 @@ func (k *kubelets) sync(ctx context.Context) error {
 	}
 	return nil
 }
+
+func sameLabels(a, b corev1.Node) bool { return a.Name == b.Name && maps.Equal(a.Labels, b.Labels) }
 
 func (k *kubelets) syncSet(ctx context.Context, set appsv1.DaemonSet, nodes []corev1.Node) error {
 	var ready int32

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -104,6 +105,9 @@ func parse(args []string) (o options, err error) {
 	}
 	if o.outsideServices, err = parseSizes("outside-services", *outside); err != nil {
 		return o, err
+	}
+	if o.report != "" && filepath.Ext(o.report) != ".md" {
+		return o, fmt.Errorf("-report: %q does not end in .md", o.report)
 	}
 	o.proxies = strings.Split(*proxies, ",")
 	for _, name := range o.proxies {
