@@ -208,7 +208,8 @@ func (r report) write(file string) error {
 func (r report) markdown(folder string) string {
 	var out strings.Builder
 	m := r.Machine
-	fmt.Fprintf(&out, "# Performance\n\nA report of `make bench`. How it measures is in docs/design/bench.md.\n\n| | |\n| --- | --- |\n")
+	out.WriteString("# Performance\n\nA report of `make bench`. How it measures is in docs/design/bench.md.\n\n")
+	out.WriteString("| | |\n| --- | --- |\n")
 	for _, row := range [][2]string{{"begun", m.Began.Format("2006-01-02 15:04 UTC")}, {"Landfall", m.Commit},
 		{"kube-proxy", m.KubeProxy}, {"machine", fmt.Sprintf("%d × %s, %d GiB", m.Processors, m.Model, m.MemoryGiB)},
 		{"kernel", m.Kernel}, {"Go", m.Go}, {"load at the beginning", m.Load},
