@@ -228,7 +228,7 @@ func (g *gatherer) askAbout(ctx context.Context, f explain.ServiceFacts, vips []
 	tried := make([]*lb.Reach, len(announcing))
 	var trying sync.WaitGroup
 	for i, node := range announcing {
-		trying.Go(func() { tried[i] = g.reach(ctx, node, f.Reach(node, g.cluster.Nodes)) })
+		trying.Go(func() { tried[i] = g.reach(ctx, node, f.Reach(node, g.cluster)) })
 	}
 	defer func() {
 		trying.Wait()

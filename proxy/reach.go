@@ -65,8 +65,18 @@ func lookReach(ctx context.Context, args []string) (any, error) {
 			packets = append(packets, p)
 		}
 	}
-	walks, err := walkAll(ctx, packets)
-	return lb.Reach{Node: nodeName(), Connects: connectAll(ctx, new(net.Dialer).DialContext, addresses), Walks: walks}, err
+	found := lb.Reach{Node: nodeName()}
+	var group errgroup.Group
+	group.Go(func() error {
+		found.Connects = connectAll(ctx, new(net.Dialer).DialContext, addresses)
+		return nil
+	})
+	var err error
+	if found.Walks, err = walkAll(ctx, packets); err != nil {
+		found.Unwalked = err.Error()
+	}
+	_ = group.Wait() // which never fails
+	return found, nil
 }
 
 // walkAll walks the first packets of connections through the rules in the kernel.

@@ -232,7 +232,7 @@ func gate(a Agent) []Check {
 				Cure: waitingCure(waiting, "speaker")})
 		}
 		gate := Check{Level: OK, What: "gate", Text: s.Gate.Kind}
-		hangs := !s.Gate.Connected && a.Proxy.Running && a.Proxy.Unanswered != ""
+		hangs := !s.Gate.Connected && a.Proxy.Running && a.Proxy.silent()
 		switch {
 		case hangs:
 			gate.Level, gate.Reason, gate.Cure = Wrong, lb.ReasonProxyHangs, cureOf(lb.ReasonProxyHangs, "NODE", a.Node)

@@ -753,6 +753,18 @@ func TestReachAsksForWhatClientsMeet(t *testing.T) {
 		"a node beside the VIP": {func(w *world) {
 			w.Cluster.Nodes["n3"] = Node{Node: lb.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.11")}}}
 		}, "connect [10.0.1.2:8080 10.0.2.2:8080] from [192.0.2.12 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"endpoints that are no pods": {func(w *world) {
+			w.Cluster.Nodes["n3"] = Node{Node: lb.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.33")}}}
+			w.Cluster.Peers = append(w.Cluster.Peers, lb.Peer{Addr: netip.MustParseAddr("192.0.2.1")})
+			for addr, node := range map[string]string{"192.0.2.1": "n1", "192.0.2.10": "n1", "192.0.2.33": "n1", "169.254.169.254": ""} {
+				w.Slices[0].Endpoints = append(w.Slices[0].Endpoints, lb.Endpoint{Addr: netip.MustParseAddr(addr), Node: node,
+					Ready: true})
+			}
+		}, "connect [10.0.1.2:8080 10.0.2.2:8080] from [192.0.2.11 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"an endpoint on its node's network": {func(w *world) {
+			w.Cluster.Nodes["n3"] = Node{Node: lb.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.33")}}}
+			w.Slices[0].Endpoints = []lb.Endpoint{{Addr: netip.MustParseAddr("192.0.2.33"), Node: "n3", Ready: true}}
+		}, "connect [192.0.2.33:8080] from [192.0.2.11 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
 		"many endpoints": {func(w *world) {
 			for i := range byte(20) {
 				w.Slices[0].Endpoints = append(w.Slices[0].Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 3, i}),
@@ -767,7 +779,7 @@ func TestReachAsksForWhatClientsMeet(t *testing.T) {
 			w.Slices[0].Ports = []lb.SlicePort{{Name: "http", Port: 8080, Protocol: lb.TCP},
 				{Name: "dns", Port: 5353, Protocol: lb.UDP}, {Name: "metrics", Port: 9090, Protocol: lb.TCP}}
 			test.change(&w)
-			r := w.Reach("n1", w.Nodes())
+			r := w.Reach("n1", w.Cluster)
 			if got := fmt.Sprintf("connect %v from %v to %v", r.Connect, r.From, r.To); got != test.want {
 				t.Errorf("it asks to %s,\nwant %s", got, test.want)
 			}

@@ -12,9 +12,9 @@ import (
 
 const (
 	// maxConnects is how many endpoints a node connects to, maxTargets to how many ports of VIPs packets of
-	// clients are walked.
+	// clients are walked: each walk reads the rules of the kernel anew.
 	maxConnects = 8
-	maxTargets  = 4
+	maxTargets  = 2
 )
 
 // Reach is what a node that announces a Service is asked.
@@ -28,12 +28,12 @@ type Reach struct {
 // Reach returns what to ask a node about the Service. Clients are not known: of a family, one is beside the
 // VIP, and one beyond any router, both of loadBalancerSourceRanges if there are some. A packet that a rule
 // drops from both is not dropped for the client's address.
-func (f ServiceFacts) Reach(node string, nodes map[string]Node) (r Reach) {
+func (f ServiceFacts) Reach(node string, c Cluster) (r Reach) {
 	families := map[lb.Family]bool{}
 	for _, vip := range f.Service.VIPs() {
 		family := lb.FamilyOf(vip)
 		if !families[family] {
-			r.From = append(r.From, f.clients(vip, nodes)...)
+			r.From = append(r.From, f.clients(vip, c.Nodes)...)
 		}
 		families[family] = true
 		for _, port := range f.Service.Ports {
@@ -44,7 +44,8 @@ func (f ServiceFacts) Reach(node string, nodes map[string]Node) (r Reach) {
 	}
 	for _, slice := range f.Slices {
 		for _, e := range slice.Endpoints {
-			if !e.Ready || !families[lb.FamilyOf(e.Addr)] || f.Service.ExternalPolicy == lb.Local && e.Node != node {
+			if !e.Ready || !families[lb.FamilyOf(e.Addr)] || f.Service.ExternalPolicy == lb.Local && e.Node != node ||
+				c.foreign(e) {
 				continue
 			}
 			for _, port := range slice.Ports {
@@ -57,6 +58,21 @@ func (f ServiceFacts) Reach(node string, nodes map[string]Node) (r Reach) {
 		}
 	}
 	return r
+}
+
+// foreign reports whether an endpoint is no pod as far as is known, but a router, an address of a pool, or a node
+// that it does not name: who may write EndpointSlices shall not have nodes connect there in their own name.
+func (c Cluster) foreign(e lb.Endpoint) bool {
+	for name, n := range c.Nodes {
+		if name != e.Node && slices.Contains(n.Addresses, e.Addr) {
+			return true
+		}
+	}
+	return !e.Addr.IsGlobalUnicast() ||
+		slices.ContainsFunc(c.Peers, func(p lb.Peer) bool { return p.Addr == e.Addr }) ||
+		slices.ContainsFunc(c.Pools, func(p lb.Pool) bool {
+			return slices.ContainsFunc(p.Ranges, func(r lb.Range) bool { return r.Contains(e.Addr) })
+		})
 }
 
 // has reports whether the Service has the port of a slice.
@@ -106,6 +122,10 @@ func (e explanation) reach() (checks []Check) {
 			if worst(here) == Wrong {
 				wrong++
 			}
+			if r.Unwalked != "" {
+				here = append(here, Check{Level: Unknown, What: "node " + node,
+					Text: fmt.Sprintf("%s could not walk what clients send through its rules: %s", node, r.Unwalked)})
+			}
 			checks = append(checks, here...)
 		}
 	}
@@ -126,6 +146,9 @@ func (e explanation) dropped(node string, r *lb.Reach) []Check {
 	passes, by := map[port]bool{}, map[port]string{}
 	var ports []port
 	for _, w := range r.Walks {
+		if w.NoRoute { // where it would come in is made up, and unrouted says so
+			continue
+		}
 		p := port{w.Packet.Destination, w.Packet.Protocol}
 		if !slices.Contains(ports, p) {
 			ports = append(ports, p)

@@ -6,7 +6,7 @@ import (
 )
 
 // fairQueue holds what waits, by whom it is for. All take turns. When it is full, those lose of whom most
-// waits, so that one cannot displace what is for the others. It is safe for concurrent use.
+// waits, so that one cannot displace what is for the others. All but next are safe for concurrent use.
 type fairQueue[T any] struct {
 	most int
 	more chan struct{} // has room for one: something may wait

@@ -9,6 +9,8 @@ type Reach struct {
 	Connects []ReachConnect `json:"connects,omitempty"`
 	// Walks are packets of clients that were walked through the rules in the node's kernel.
 	Walks []ReachWalk `json:"walks,omitempty"`
+	// Unwalked says why packets could not be walked; "" if they were.
+	Unwalked string `json:"unwalked,omitempty"`
 }
 
 // ReachConnect is a connection that a node has opened, or could not open.

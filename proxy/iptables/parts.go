@@ -161,6 +161,7 @@ func (f *family) applyPart(ctx context.Context, key lb.Key) error {
 		}
 	}
 	want := f.want[key]
+	p.before = p.before.Within(want.plan) // what goes amid parts is not held, even if it is wanted again
 	if want.ports == nil {
 		want.ports = f.byPort(want.plan)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -92,8 +93,8 @@ func TestContract11LargeServicesAreWrittenInParts(t *testing.T) {
 	before := fmt.Sprint(kernel.tables)
 	step("new", large(60, 60, 0), 0)
 	step("other endpoints", large(60, 61, 1), 60)
-	step("fewer ports", large(31, 62, 1), 60)
-	step("a port with many endpoints", large(1, 900, 1), 31)
+	step("fewer ports", large(31, 62, 1), 31)
+	step("a port with many endpoints", large(1, 900, 1), 1)
 	step("many ports", large(31, 62, 1), 1)
 	gone := large(31, 62, 1)
 	watched.writes = nil
@@ -467,4 +468,80 @@ func TestContract11TooLargeAlone(t *testing.T) {
 			t.Errorf("batch %d (-without it +with it):\n%s", batch, d)
 		}
 	}
+}
+
+// servesPort reports whether the kernel has a rule for a port of a large Service.
+func (k *fakeKernel) servesPort(port uint16) bool {
+	return strings.Contains(fmt.Sprint(k.tables["nat"]), fmt.Sprintf("--dport %d ", port))
+}
+
+// partsOfTen returns rules that are written ten at a time.
+func partsOfTen() (*fakeKernel, *testActor, *family) {
+	kernel := newFakeKernel()
+	a := newActor(map[lb.Family]Kernel{lb.IPv4: kernel}, seedConfig)
+	f := a.families[0]
+	f.batch, f.once, f.portion, f.least = 500, 10, 10, 10
+	return kernel, a, f
+}
+
+// wantHeldServed fails the test if a port is said to be applied that the kernel does not have.
+func wantHeldServed(t *testing.T, f *family, kernel *fakeKernel, key lb.Key) {
+	t.Helper()
+	held, _ := f.Held(key)
+	for _, p := range held.Ports {
+		if port := p.Frontends[0].Port; !kernel.servesPort(port) {
+			t.Errorf("port %d is said to be applied, and is not in the kernel", port)
+		}
+	}
+}
+
+// Ports that are given up and asked for again amid parts are not said to be applied while they are not there.
+func TestContract1PortsThatComeBackAmidParts(t *testing.T) {
+	kernel, a, f := partsOfTen()
+	all, fewer := large(8, 7, 0), large(8, 7, 1)
+	a.Set(plans(all))
+	if err := settle(a, false); err != nil {
+		t.Fatal(err)
+	}
+	fewer.Ports = fewer.Ports[:2]
+	f.Touch(all.Key)
+	f.Want(all.Key, fewer)
+	for gone := false; !gone; {
+		f.portion = 10
+		if _, err := f.Commit(t.Context(), []lb.Key{all.Key}); !errors.Is(err, dialect.ErrUnfinished) {
+			t.Fatal(err)
+		}
+		for i := range uint16(8) {
+			gone = gone || !kernel.servesPort(1000+i)
+		}
+	}
+	f.Touch(all.Key)
+	f.Want(all.Key, all)
+	f.portion = 10
+	if _, err := f.Commit(t.Context(), []lb.Key{all.Key}); !errors.Is(err, dialect.ErrUnfinished) {
+		t.Fatal(err)
+	}
+	wantHeldServed(t, f, kernel, all.Key)
+}
+
+// A Service that becomes too large amid parts is not said to be applied beyond them.
+func TestContract1TooLargeAmidParts(t *testing.T) {
+	kernel, _, f := partsOfTen()
+	s := large(8, 7, 0)
+	f.Configure(seedConfig)
+	f.Touch(s.Key)
+	f.Want(s.Key, s)
+	for len(f.held[s.Key].rules.entries) < 8 {
+		f.portion = 10
+		if _, err := f.Commit(t.Context(), []lb.Key{s.Key}); !errors.Is(err, dialect.ErrUnfinished) {
+			t.Fatal(err)
+		}
+	}
+	next := s
+	f.most = 20
+	next.Ports = slices.DeleteFunc(slices.Clone(s.Ports), func(p plan.Port) bool { return p.Frontends[0].Port == 1003 })
+	f.Touch(s.Key)
+	f.Want(s.Key, next)
+	_, _ = f.Commit(t.Context(), []lb.Key{s.Key}) // which says that it is too large
+	wantHeldServed(t, f, kernel, s.Key)
 }

@@ -257,7 +257,11 @@ func (f *family) yield(ctx context.Context, key lb.Key) error {
 	}
 	rules := held.rules
 	rules.entries = slices.DeleteFunc(slices.Clone(rules.entries), gone)
-	f.want[key] = service{plan: held.plan.Within(want.plan), rules: rules}
+	stays := held.plan
+	if p, ok := f.parted[key]; ok {
+		stays = p.before // of what has come since, only a part is there
+	}
+	f.want[key] = service{plan: stays.Within(want.plan), rules: rules}
 	err := f.apply(ctx, []lb.Key{key})
 	f.want[key] = want
 	f.Touch(key)
@@ -294,7 +298,7 @@ func (f *family) Recover(ctx context.Context) error {
 
 // Prune implements dialect.Rules.
 func (f *family) Prune(ctx context.Context) error {
-	if len(f.leftovers.chains) == 0 {
+	if len(f.leftovers.chains) == 0 || len(f.parted) > 0 { // after the last part, not after each
 		return nil
 	}
 	f.whole = true

@@ -74,6 +74,10 @@ func isRelayed(value string, p lb.ServicePort) bool {
 		slices.ContainsFunc(relayedNames(value), func(name string) bool { return isNamed(name, p) }))
 }
 
+// maxRelayList is how many bytes a list of ports has at most. It is gone through for each port, and what is kept of
+// an annotation is little more.
+const maxRelayList = 250
+
 // relayedNames returns the names and numbers of ports in a value of lb.AnnotationRelay.
 func relayedNames(value string) []string {
 	names := strings.Split(value, ",")
@@ -178,6 +182,9 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 	_, known := proxyProtocols[svc.RelayProxyProtocol]
 	unknown, wrong := unknownPort(svc)
 	switch {
+	case asks && len(svc.Relay) > maxRelayList:
+		return fmt.Sprintf("annotation %s: %.80q is longer than %d bytes; write true for all TCP ports, or split the "+
+			"Service; connections are not relayed", lb.AnnotationRelay, svc.Relay, maxRelayList)
 	case !asks && svc.RelayProxyProtocol != "":
 		return fmt.Sprintf("annotation %s: it needs annotation %s: \"true\"; backends get no PROXY protocol",
 			lb.AnnotationRelayProxyProtocol, lb.AnnotationRelay)

@@ -214,6 +214,7 @@ func TestRelayIgnored(t *testing.T) {
 		{relay: "yes", hasRelay: true, want: `"yes" is neither true, false nor the name or number of a TCP port`},
 		{relay: "http,htps", hasRelay: true, want: `"htps" is neither`},
 		{relay: "http,", hasRelay: true, want: `"" is neither`},
+		{relay: strings.Repeat("http, ", 42), hasRelay: true, want: "longer than 250 bytes"},
 		{relay: "http,dns", hasRelay: true, want: `"dns" is neither`},
 		{relay: "http", hasRelay: true, tune: func(s *lb.Service) { s.Ports[0].Name = "" }, want: `"http" is neither`},
 		{relay: "true", proxyProtocol: "v3", hasRelay: true, want: `"v3" is neither v1 nor v2`},

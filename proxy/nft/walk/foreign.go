@@ -75,7 +75,8 @@ func (w *Walker) certain(e expr.Any, p way) bool {
 	case *expr.Payload:
 		return !e.Write && w.given(e, p)
 	case *expr.Meta:
-		return e.Key != expr.MetaKeyIIF || w.Link != 0 || p.Interface == ""
+		arrived := e.Key == expr.MetaKeyIIF || e.Key == expr.MetaKeyIIFNAME || e.Key == expr.MetaKeyIIFTYPE
+		return !arrived || w.Link != 0 || p.Interface == ""
 	case *expr.Limit:
 		return e.Over
 	case *expr.Dynset, *expr.Numgen, *expr.Hash, *expr.DNAT, *expr.Redir, *expr.Masq, *expr.Dup:
