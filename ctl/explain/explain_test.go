@@ -262,6 +262,12 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			w.proxyHangs("n2", true)
 		}, Wrong, "the proxy on n1 hangs: it runs, and answers neither the speaker nor landfallctl, so the speaker announces " +
 			"nothing (ProxyHangs)", "delete the pod"},
+		"a proxy that cannot be asked does not hang": {func(w *world) {
+			w.proxyHangs("n1", false)
+			a := w.Agents["n1"]
+			a.Proxy.Unanswered = "dial unix /run/landfall/proxy.sock: connect: no such file or directory"
+			w.Agents["n1"] = a
+		}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"another's proxy hangs": {func(w *world) { w.proxyHangs("n2", true) }, OK,
 			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"another's relay": {func(w *world) { w.find("n1", lb.ReasonRelayAway, "the relay of n1 is not there") }, OK,
