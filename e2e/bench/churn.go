@@ -51,15 +51,12 @@ func (b *bench) churn(ctx context.Context, c contender, services int) (row churn
 			return row, fmt.Errorf("start: %s: %w", name, err)
 		}
 	}
-	row.Start = milliseconds(time.Since(p.started))
-	if err := settle(ctx, p); err != nil {
-		return row, err
-	}
-	before, err := p.cpu()
-	if err != nil {
-		return row, err
-	}
-	row.StartCPU = before
+	err = p.account(ctx, &row, func() error { return b.measureChanges(ctx, from, &row, c.program != landfall) })
+	return row, err
+}
+
+// measureChanges measures how long changes take; only a few of each kind beyond quickAbove if they are slow there.
+func (b *bench) measureChanges(ctx context.Context, from *prober, row *churnRow, slow bool) error {
 	for _, measure := range []struct {
 		into  *quantiles
 		times int
@@ -70,29 +67,44 @@ func (b *bench) churn(ctx context.Context, c contender, services int) (row churn
 		{&row.Behind, b.bursts, b.behind},
 	} {
 		var took []span
-		if services > b.quickAbove && c.program != landfall {
+		if row.Services > b.quickAbove && slow {
 			measure.times = min(measure.times, 3)
 		}
 		for i := range measure.times {
 			s, err := measure.once(ctx, from, i)
 			if err != nil {
-				return row, err
+				return err
 			}
 			took = append(took, s)
 			time.Sleep(apart)
 		}
 		*measure.into = quantilesOf(took)
 	}
+	return nil
+}
+
+// account notes what a program that has just started takes: until it is quiet, and then for some work.
+func (p *proxy) account(ctx context.Context, row *churnRow, work func() error) (err error) {
+	row.Start = milliseconds(time.Since(p.started))
 	if err := settle(ctx, p); err != nil {
-		return row, err
+		return err
+	}
+	if row.StartCPU, err = p.cpu(); err != nil {
+		return err
+	}
+	if err := work(); err != nil {
+		return err
+	}
+	if err := settle(ctx, p); err != nil {
+		return err
 	}
 	after, err := p.cpu()
 	if err != nil {
-		return row, err
+		return err
 	}
-	row.CPU = after - before
+	row.CPU = after - row.StartCPU
 	row.Memory, err = p.peakMemory()
-	return row, err
+	return err
 }
 
 // settle waits until the proxy has nothing left to do.

@@ -39,13 +39,12 @@ func (b *bench) watchOnly(ctx context.Context, services int) (row churnRow, err 
 	if err != nil {
 		return row, err
 	}
-	row.Start = milliseconds(time.Since(p.started))
-	if err := settle(ctx, p); err != nil {
-		return row, err
-	}
-	if row.StartCPU, err = p.cpu(); err != nil {
-		return row, err
-	}
+	err = p.account(ctx, &row, func() error { return b.workOnly(ctx) })
+	return row, err
+}
+
+// workOnly makes the changes that contenders are measured with.
+func (b *bench) workOnly(ctx context.Context) error {
 	for _, work := range []struct {
 		times int
 		once  func(context.Context) error
@@ -61,21 +60,12 @@ func (b *bench) watchOnly(ctx context.Context, services int) (row churnRow, err 
 	} {
 		for range work.times {
 			if err := work.once(ctx); err != nil {
-				return row, err
+				return err
 			}
 			time.Sleep(apart)
 		}
 	}
-	if err := settle(ctx, p); err != nil {
-		return row, err
-	}
-	after, err := p.cpu()
-	if err != nil {
-		return row, err
-	}
-	row.CPU = after - row.StartCPU
-	row.Memory, err = p.peakMemory()
-	return row, err
+	return nil
 }
 
 // turnTarget gives the target its other pod.

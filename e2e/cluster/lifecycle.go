@@ -22,20 +22,10 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 	if err != nil {
 		return err
 	}
-	if err := c.Install(ctx); err != nil {
-		return err
-	}
-	if err := c.ApplyYAML(ctx, Pool); err != nil {
+	if err := c.serve(ctx); err != nil {
 		return err
 	}
 	hosts := []string{lab.ClientName, lab.FarClientName}
-	for _, w := range Webs {
-		for _, host := range hosts {
-			if err := c.WaitAnswer(ctx, host, w.Target()); err != nil {
-				return errors.Join(err, c.explain(ctx))
-			}
-		}
-	}
 	if err := c.Test(ctx, say); err != nil {
 		return err
 	}
@@ -68,6 +58,20 @@ func (c *Cluster) Lifecycle(ctx context.Context, say func(format string, args ..
 		err = errors.Join(fmt.Errorf("under helm upgrade and rollback: %w", lost), err)
 	}
 	return err
+}
+
+// serve installs Landfall, and waits until all clients get answers from the Services.
+func (c *Cluster) serve(ctx context.Context) error {
+	if err := c.Install(ctx); err != nil {
+		return err
+	}
+	if err := c.ApplyYAML(ctx, Pool); err != nil {
+		return err
+	}
+	if err := c.allAnswer(ctx); err != nil {
+		return errors.Join(err, c.explain(ctx))
+	}
+	return nil
 }
 
 // underLoad changes something while connections are open, so many of each host to each Service, and new ones come.

@@ -35,20 +35,10 @@ func (c *Cluster) Rollouts(ctx context.Context, say func(format string, args ...
 	if err := c.CreateWeb(ctx); err != nil {
 		return err
 	}
-	if err := c.Install(ctx); err != nil {
-		return err
-	}
-	if err := c.ApplyYAML(ctx, Pool); err != nil {
+	if err := c.serve(ctx); err != nil {
 		return err
 	}
 	hosts := []string{lab.ClientName, lab.FarClientName}
-	for _, w := range Webs {
-		for _, host := range hosts {
-			if err := c.WaitAnswer(ctx, host, w.Target()); err != nil {
-				return errors.Join(err, c.explain(ctx))
-			}
-		}
-	}
 	for i, s := range gated {
 		if i == len(gated)-1 {
 			if err := c.waitGated(ctx); err != nil {

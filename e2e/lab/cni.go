@@ -288,13 +288,5 @@ func (l *Lab) StartCNI(ctx context.Context, node string) error {
 
 // podsOn returns the pods that are on a node now.
 func (l *Lab) podsOn(node string) []Pod {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var pods []Pod
-	for _, p := range l.pods {
-		if p.Node == node {
-			pods = append(pods, p.Pod)
-		}
-	}
-	return pods
+	return l.podsWith(func(p Pod) bool { return p.Node == node })
 }

@@ -83,12 +83,14 @@ func (l *Lab) SetConditions(ctx context.Context, name string, conditions Conditi
 }
 
 // Pods returns the pods of an app that are there now.
-func (l *Lab) Pods(app string) []Pod {
+func (l *Lab) Pods(app string) []Pod { return l.podsWith(func(p Pod) bool { return p.App == app }) }
+
+func (l *Lab) podsWith(is func(Pod) bool) []Pod {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var pods []Pod
 	for _, p := range l.pods {
-		if p.App == app {
+		if is(p.Pod) {
 			pods = append(pods, p.Pod)
 		}
 	}

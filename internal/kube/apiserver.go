@@ -160,7 +160,7 @@ func (c *heardConn) Close() error {
 	return c.Conn.Close()
 }
 
-// reporting notes what becomes of the connections that requests need, up to the check of the certificate.
+// reporting notes whether a request got its connection, up to the check of the certificate, and why not.
 type reporting struct {
 	dialer *dialer
 	next   http.RoundTripper

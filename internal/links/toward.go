@@ -4,7 +4,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // Toward returns the indexes of the interfaces that lead to a peer: that of the route, from a local address if it is
@@ -22,11 +23,7 @@ func Toward(peer, local netip.Addr) (indexes []int) {
 	for _, r := range routes {
 		indexes = append(indexes, r.LinkIndex)
 	}
-	family := unix.AF_INET
-	if peer.Is6() {
-		family = unix.AF_INET6
-	}
-	addresses, err := netlink.AddrList(nil, family)
+	addresses, err := netlink.AddrList(nil, familyNumber(lb.FamilyOf(peer)))
 	if err != nil {
 		return nil
 	}

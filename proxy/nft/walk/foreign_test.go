@@ -20,7 +20,7 @@ type oneChain struct {
 
 func (t oneChain) Chain(string) ([]nft.Listed, bool) { return t.rules, true }
 
-// A rule that asks for the interface is not blamed for a packet of which nobody knows where it comes in.
+// A rule that asks for the interface is not blamed for a packet whose interface is unknown.
 func TestAnInterfaceThatIsMadeUpDecidesNothing(t *testing.T) {
 	name := append([]byte("eth0"), make([]byte, 12)...)
 	accept := nft.Rule{Exprs: []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: unix.NFT_REG_1},
