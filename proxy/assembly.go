@@ -1,0 +1,385 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/landfall-lb/landfall/internal/actor"
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/internal/preflight"
+	"github.com/landfall-lb/landfall/proxy/conntrack"
+	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/feed"
+	"github.com/landfall-lb/landfall/proxy/health"
+	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/loads"
+	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/path"
+	"github.com/landfall-lb/landfall/proxy/probe"
+	"github.com/landfall-lb/landfall/proxy/readiness"
+	"github.com/landfall-lb/landfall/proxy/relayfeed"
+	"github.com/landfall-lb/landfall/proxy/rescue"
+	"github.com/landfall-lb/landfall/proxy/senders"
+)
+
+// assembly is a proxy that is being put together: the loop, what it reads, and the actors that it tells.
+type assembly struct {
+	*flags
+	rt         *ops.Runtime
+	client     *kube.Client
+	set        settings
+	kernel     kernel
+	parameters kernelParameters
+
+	proxy   *proxy
+	metrics *metrics
+	events  *kube.Events
+	watcher *links.Watcher
+	walker  *path.Actor // nil if nothing looks at the way to endpoints
+	rules   *dialect.Actor
+	offer   *feed.Actor
+	end     *departure
+	actors  map[string]actor.Runner
+	closers []func()
+}
+
+func newAssembly(f *flags, rt *ops.Runtime, client *kube.Client, set settings, k kernel,
+	parameters kernelParameters) *assembly {
+	p := newProxy(rt.NodeName, set, k.families, rt.Log, time.Now)
+	p.mode = k.mode
+	if rt.Traces.On() {
+		p.spans.add = rt.Traces.Add
+	}
+	return &assembly{flags: f, rt: rt, client: client, set: set, kernel: k, parameters: parameters, proxy: p,
+		metrics: newMetrics(rt.Metrics), events: client.Events(name, rt.NodeName),
+		actors: map[string]actor.Runner{"plan": p.runner}}
+}
+
+// close closes what was opened, the last first.
+func (a *assembly) close() {
+	for _, c := range slices.Backward(a.closers) {
+		c()
+	}
+}
+
+// onClose has something closed in the end.
+func (a *assembly) onClose(c func()) { a.closers = append(a.closers, c) }
+
+// read has the loop follow what it reads.
+func (a *assembly) read() {
+	p, m := a.proxy, a.metrics
+	addressesChanged := ifAddressesChange(p.markFacts)
+	a.watcher = watchLinks(a.rt.Log, func(interfaces []lb.Interface) {
+		addressesChanged(interfaces)
+		if a.walker != nil {
+			a.walker.Poke()
+		}
+	})
+	facts := func(string) { p.markFacts() }
+	p.from = sources{
+		services: kube.Services(a.client, a.serviceSelector(), m.counting(m.services, p.mark)),
+		slices:   kube.Slices(a.client, m.counting(m.endpoints, p.markEndpoints)),
+		nodes:    kube.Nodes(a.client, "", p.markNode), interfaces: a.watcher.All,
+		networks: kube.ServiceNetworks(a.client, facts), pools: kube.PoolRanges(a.client, facts),
+		routers: kube.RouterAddresses(a.client, facts),
+	}
+	a.client.OnSync(p.markFacts)
+	a.actors["watches"], a.actors["interfaces"], a.actors["events"] = a.client, a.watcher, a.events
+}
+
+// write gives the loop the actors that every proxy has.
+func (a *assembly) write() error {
+	p, rt := a.proxy, a.rt
+	// A change waits once, and its confirmation for nothing.
+	a.rules = a.kernel.writer(rt.Log, p.runner.PokeNow, a.metrics)
+	cutter, err := a.cutter()
+	if err != nil {
+		return err
+	}
+	a.offer = feed.New(rt.Log, a.feedSocket, p.runner.PokeNow, a.busy)
+	p.from.update = a.offer.Heard
+	a.end, err = a.departure(a.client, rt.Log, func() { a.offer.Withdraw(); p.leave() }, a.offer.Readers)
+	if err != nil {
+		return err
+	}
+	a.onClose(a.end.close)
+	checks := a.healthPorts()
+	var strict, noTunnel note
+	rescuer, err := a.rescuer(&strict, &noTunnel)
+	if err != nil {
+		return err
+	}
+	flight := newPreflight(p, a.set, a.parameters, strict.get, noTunnel.get,
+		func(f lb.Finding, gone bool) { a.events.Finding(rt.NodeName, f, gone) })
+	p.found, p.trouble, p.connections = flight.Found, a.client.Trouble, connections
+	p.to = sinks{rules: a.rules, flows: cutter, health: checks, feed: a.offer, rescue: rescuer,
+		latency: a.metrics.latency, programmed: a.metrics.programmed, warn: a.warn, probed: a.probed}
+	for name, one := range map[string]actor.Runner{"rules": a.rules, "conntrack": cutter, "health ports": checks,
+		"feed": a.offer, "rescue": rescuer, "preflight": flight} {
+		a.actors[name] = one
+	}
+	rt.Metrics.MustRegister(newCollector(p, a.offer.Readers), rescued(rescuer), rescueDropped(rescuer),
+		rescueRefused(rescuer), rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
+	return nil
+}
+
+// busy returns for how long the loop, or the kernel's writer, has been at one thing.
+func (a *assembly) busy() time.Duration { return max(a.proxy.runner.Busy(), a.rules.Busy()) }
+
+// warn tells users of a Service what is wrong with it.
+func (a *assembly) warn(s lb.Service, reason lb.Reason, message string) {
+	a.events.Warning(kube.ServiceReference(s), reason, message)
+}
+
+// probed tells users of a Service what probes have found.
+func (a *assembly) probed(s lb.Service, reason lb.Reason, message string) {
+	if reason == lb.ReasonProbePassed {
+		a.events.Normal(kube.ServiceReference(s), reason, message)
+	} else {
+		a.warn(s, reason, message)
+	}
+}
+
+// cutter returns the actor that cuts stale flows.
+func (a *assembly) cutter() (*conntrack.Actor, error) {
+	flows, err := conntrack.Open()
+	if err != nil {
+		return nil, err
+	}
+	a.onClose(func() { flows.Close() })
+	return conntrack.New(conntrack.Deps{Log: a.rt.Log, Table: flows, Deleted: a.metrics.cut,
+		Local: func() ([]netip.Addr, error) {
+			interfaces, ok := a.watcher.All()
+			if !ok {
+				return nil, errors.New("the network interfaces have not been listed yet")
+			}
+			return localAddresses(interfaces), nil
+		}}), nil
+}
+
+// healthPorts returns the actor that answers on health ports.
+func (a *assembly) healthPorts() *health.Actor {
+	return health.New(health.Deps{
+		Log: a.rt.Log, Now: time.Now, NodeAddress: a.healthzAddress(), Listen: net.Listen, Answered: a.metrics.answered,
+		Failed: func(key lb.Key, port uint16, err error) {
+			if svc, ok := a.proxy.from.services.Get(key); ok && err != nil {
+				a.warn(svc, reasonHealthPort, fmt.Sprintf("node %s failed to start healthcheck on port %d: %v",
+					a.rt.NodeName, port, err))
+			}
+		},
+	})
+}
+
+// rescuer returns the actor that hands over packets of connections that this node does not know. It notes what
+// keeps it from that.
+func (a *assembly) rescuer(strict, noTunnel *note) (*rescue.Actor, error) {
+	neighbors, err := rescue.Open(uint16(a.rescueTunnelPort))
+	if err != nil {
+		return nil, err
+	}
+	a.onClose(func() { neighbors.Close() })
+	return rescue.New(rescue.Deps{Log: a.rt.Log, Kernel: neighbors,
+		Families: a.rescueFamilies(a.kernel.families, a.rt.Log), Ring: a.rescueRing, Limit: a.rescueLimit,
+		Confirmed: a.offer.Rescued, Parameters: a.procSysNet, Warn: strict.set, NoTunnel: noTunnel.set}), nil
+}
+
+// addOptional gives the loop the actors that flags or the mode leave out.
+func (a *assembly) addOptional() error {
+	p := a.proxy
+	for _, add := range []func() error{a.addCounters, a.addSenders, a.addRelay, a.addWalker} {
+		if err := add(); err != nil {
+			return err
+		}
+	}
+	if a.kernel.mode == modeNftables {
+		counting := loads.New(loads.Deps{Log: a.rt.Log, Now: time.Now, Tell: a.rules.Weigh,
+			Open: func() (loads.Source, error) { return conntrack.OpenWatch() }})
+		p.to.loads, a.actors["loads"] = counting, counting
+		a.rt.Metrics.MustRegister(newLoadsCollector(counting.Counts))
+	}
+	if a.gateTimeout > 0 {
+		opener := a.newOpener(a.client, a.rt.Log, a.metrics)
+		p.from.gated = kube.GatedPods(a.client, a.rt.NodeName, p.markGated)
+		p.to.gates, a.actors["readiness gates"] = opener, opener
+	}
+	if a.probeInterval > 0 {
+		prober := a.newProber(p, a.metrics)
+		p.to.probes, p.from.probes = prober, prober.Take
+		a.actors["probes"] = prober
+	}
+	return nil
+}
+
+// addCounters has what Services get counted, with --service-counters.
+func (a *assembly) addCounters() error {
+	counted, err := a.counters(a.kernel.families, a.rt.Log)
+	if err != nil || counted == nil {
+		return err
+	}
+	a.onClose(func() { counted.Close() })
+	a.proxy.to.counters, a.proxy.counted = counted, counted.Of
+	a.rt.Metrics.MustRegister(newCountersCollector(counted.All))
+	a.actors["counters"] = counted
+	return nil
+}
+
+// addSenders finds out the MAC addresses of nodes that hand packets over.
+func (a *assembly) addSenders() error {
+	if len(a.set.direct) == 0 {
+		return nil
+	}
+	near, err := links.OpenNeighbors()
+	if err != nil {
+		return err
+	}
+	a.onClose(func() { near.Close() })
+	handing := senders.New(senders.Deps{Log: a.rt.Log, Changed: a.proxy.markFacts, Look: macsOf(near)})
+	a.proxy.to.senders, a.actors["senders"] = handing, handing
+	return nil
+}
+
+// addRelay tells the relay what is relayed.
+func (a *assembly) addRelay() error {
+	if !a.set.relay {
+		return nil
+	}
+	lease, err := nftables.OpenLease()
+	if err != nil {
+		return err
+	}
+	a.onClose(func() { lease.Close() })
+	relays := relayfeed.New(relayfeed.Deps{Log: a.rt.Log, Path: a.relaySocket, Renew: lease.Renew, End: lease.End,
+		Busy: a.busy})
+	a.proxy.to.relay, a.actors["relay"] = relays, relays
+	return nil
+}
+
+// addWalker finds out to which endpoints the kernel has a way.
+func (a *assembly) addWalker() error {
+	if a.pathCheck == pathOff {
+		return nil
+	}
+	fib, err := links.OpenFIB(netns.None())
+	if err != nil {
+		return err
+	}
+	a.onClose(func() { fib.Close() })
+	a.walker = a.newWalker(a.proxy, fib, a.parameters)
+	a.proxy.to.targets, a.proxy.from.path = a.walker, a.walker.Take
+	a.actors["path"] = a.walker
+	return nil
+}
+
+// show has the program say what it does.
+func (a *assembly) show() {
+	a.rt.Status(a.proxy.writeStatus)
+	a.rt.ReviewMetrics(a.client.ReviewMetrics)
+	a.rt.Ready("proxy", a.proxy.ready)
+	a.rt.Log.Info("starting", "version", ops.BuildVersion(), "node", a.rt.NodeName, "api", a.client.Host(),
+		"mode", a.kernel.mode, "families", a.proxy.families)
+}
+
+// runs returns what runs for as long as the proxy does.
+func (a *assembly) runs() []func(context.Context) error {
+	var runs []func(context.Context) error
+	for name, one := range a.actors {
+		a.rt.Live(name, one.Busy)
+		runs = append(runs, one.Run)
+	}
+	return append(runs, func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+		case <-a.proxy.settled:
+			a.kernel.leaveOther(ctx, a.rt.Log, a.parameters)
+		}
+		return nil
+	})
+}
+
+// departure returns what finds out whether this proxy is the last one on its node; without
+// --daemonsets it never is.
+func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func(),
+	readers func() int) (*departure, error) {
+	own, err := newMark()
+	if err != nil {
+		return nil, err
+	}
+	d := &departure{log: log, ask: asker(client, f.namespace, f.daemonSets), others: own.others, withdraw: withdraw,
+		readers: readers, close: func() { _ = own.Close() }}
+	if len(f.daemonSets) > 0 {
+		var watched *kube.Table[string, lb.DaemonSet]
+		watched = kube.DaemonSet(client, f.namespace, f.daemonSets[0], func(name string) { d.show(watched.Get(name)) })
+	}
+	return d, nil
+}
+
+// newPreflight returns the actor that looks for what keeps this node from delivering.
+func newPreflight(p *proxy, set settings, parameters kernelParameters, strict, noTunnel func() string,
+	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
+	var accepter iptables.Accepter
+	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, nodeCIDR: set.nodeCIDR,
+		acceptForwarded: set.acceptForwarded, log: p.log, chains: forwardChains, inputs: inputChains, accept: accepter.Set,
+		strict: strict, noTunnel: noTunnel, routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
+			return links.RoutesTo(netns.None(), pods)
+		}}
+	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
+}
+
+// newWalker returns the actor that knows to which endpoints the kernel has a way.
+func (f *flags) newWalker(p *proxy, fib *links.FIB, parameters kernelParameters) *path.Actor {
+	return path.New(path.Deps{
+		Log: p.log, Now: p.now, Node: p.self, DefaultRoute: f.pathCheck == pathDefaultRoute, Changed: p.runner.Poke,
+		Look: fib.Way, Interfaces: p.from.interfaces,
+		Addresses: func() []netip.Addr {
+			node, _ := p.from.nodes.Get(p.self)
+			return node.Addresses
+		},
+		Watch: func(ctx context.Context, changed func([]links.RouteChange)) error {
+			return links.WatchRoutes(ctx, netns.None(), changed)
+		},
+		Conntrack: func() (count, most int) {
+			return parameters.number(parameterCount), parameters.number(parameterMax)
+		},
+	})
+}
+
+// newProber returns the actor that asks backends whether they answer.
+func (f *flags) newProber(p *proxy, metrics *metrics) *probe.Actor {
+	var dialer net.Dialer
+	dialer.SetMultipathTCP(false)
+	return probe.New(probe.Deps{Now: p.now, Interval: f.probeInterval, Phase: rand.N[time.Duration],
+		Agent: name + "/" + ops.BuildVersion(), Counted: metrics.asked, Changed: p.runner.PokeNow,
+		Dial: func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", to.String())
+		}})
+}
+
+// newOpener returns the actor that opens readiness gates.
+func (f *flags) newOpener(client *kube.Client, log *slog.Logger, metrics *metrics) *readiness.Actor {
+	return readiness.New(readiness.Deps{Log: log, Opened: metrics.opened,
+		Gone: kube.IsNotFound, // not a conflict: many writes to the pod at one moment end so, too
+		Write: func(ctx context.Context, pod lb.Key, gate readiness.Gate) error {
+			return client.OpenGate(ctx, pod, gate.UID, gate.Reason, gate.Message, time.Now())
+		}})
+}
+
+// watchLinks watches the node's interfaces.
+func watchLinks(log *slog.Logger, changed func([]lb.Interface)) (watcher *links.Watcher) {
+	watcher = links.New(links.Options{Namespace: netns.None(), Log: log, Changed: func() {
+		interfaces, _ := watcher.All()
+		changed(interfaces)
+	}})
+	return watcher
+}

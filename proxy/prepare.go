@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/iptables"
+	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// prepare sets the kernel's parameters as the flags ask, and fits the settings to what it can do.
+func (f *flags) prepare(ctx context.Context, set *settings, parameters kernelParameters, k kernel) {
+	parameters.conntrack(cores(), f.liberal)
+	if f.setIPForward {
+		parameters.switchOn(forwardingParameters[lb.IPv4])
+	}
+	set.prepareKernel(ctx, parameters, k)
+	if f.direct && f.rescue && f.rescueRing {
+		set.prepareDirect(k, parameters.log)
+	}
+	if k.mode == modeIptables && set.scheduler != plan.Random {
+		parameters.log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler",
+			set.scheduler)
+	}
+}
+
+// prepareKernel switches on what node ports at 127.0.0.1 need, and looks whether conntrack finds
+// packets invalid.
+func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameters, k kernel) {
+	if commands, ok := k.commands[lb.IPv4]; ok && k.mode == modeIptables {
+		s.prepareLocalnet(ctx, parameters, iptables.Localnet{Kernel: commands})
+	} else {
+		// As with kube-proxy: what keeps packets from outside away from 127.0.0.0/8 would need rules
+		// ahead of everybody's.
+		s.loopbackNodePorts = false
+	}
+	s.allAddresses = k.mode == modeNftables
+	s.relay = s.relay && k.mode == modeNftables
+	s.dropInvalid = !parameters.on(parameterLiberal)
+	if names := parameters.redirecting(); len(names) > 0 {
+		parameters.log.Warn(
+			"clients on the subnet of a Service's address get ICMP redirects and may miss the first refusals of UDP; set "+
+				"net.ipv4.conf.*.send_redirects=0 for all and for these interfaces", "interfaces", strings.Join(names, " "))
+	}
+}
+
+// prepareDirect finds out in which families the kernel can hand packets over to other nodes.
+func (s *settings) prepareDirect(k kernel, log *slog.Logger) {
+	s.direct = map[lb.Family]bool{}
+	for _, family := range k.families {
+		if k.mode != modeNftables {
+			continue
+		}
+		if err := nftables.ProbeDirect(k.netlink, family); err != nil {
+			log.Warn("this node does not forward directly", "family", family, "error", err)
+			continue
+		}
+		s.direct[family] = true
+	}
+}
