@@ -361,6 +361,9 @@ func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.R
 	return report.New(report.Options{
 		Log: s.log, Service: s.from.services.Get,
 		Write: writeAnnounced(client.Status(time.Now).Announced).traced(s.trace, time.Now),
+		Refused: func(err error) bool {
+			return kube.IsUnwritable(err) || kube.IsNotFound(err) || kube.IsConflict(err)
+		},
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)
