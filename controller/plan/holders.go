@@ -102,11 +102,12 @@ func (b *Book) share(addr netip.Addr, key string) {
 
 // unshare notes that a Service with the key has left addr: that may let others in, or be the last with the key.
 func (b *Book) unshare(addr netip.Addr, key string) {
-	left := false
+	left, last := false, ""
 	for _, e := range b.at(addr) {
-		if !e.over {
-			left = left || e.Request.Share == key
-			b.share(addr, e.Request.Share)
+		if !e.over && e.Request.Share != last { // most have one key
+			last = e.Request.Share
+			left = left || last == key
+			b.share(addr, last)
 		}
 	}
 	if of := b.shares[key]; of != nil && !left {
