@@ -95,6 +95,12 @@ func (s *server) setFail(err error) {
 	s.fail = err
 }
 
+func (s *server) setRefuses(key lb.Key, refuses bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refuses = map[lb.Key]bool{key: refuses}
+}
+
 func (s *server) took() []string {
 	synctest.Wait()
 	s.mu.Lock()
@@ -320,7 +326,7 @@ func TestContract10WhatWaitsForTheAPIServerIsWrittenSoon(t *testing.T) {
 // Service, and is tried again more and more seldom.
 func TestContract11ARefusedServiceHoldsUpNoOther(t *testing.T) {
 	story(t, func(t *testing.T, s *server, r *Reporter) {
-		s.refuses = map[lb.Key]bool{dns: true}
+		s.setRefuses(dns, true)
 		r.Update(map[lb.Key]*lb.AnnouncedStatus{dns: announced("n1")})
 		time.Sleep(time.Minute)
 		if refused := len(s.took()); refused < 2 || refused > 7 {
@@ -335,7 +341,7 @@ func TestContract11ARefusedServiceHoldsUpNoOther(t *testing.T) {
 			}
 			time.Sleep(calm)
 		}
-		s.refuses = nil
+		s.setRefuses(dns, false)
 		s.took()
 		time.Sleep(maxQuiet)
 		if got := s.took(); !slices.Contains(got, "write dns: announced from n1") {
