@@ -144,9 +144,9 @@ func ReadAssigned(c Condition) Assigned {
 	return Assigned{Duplicate: c.Reason == ReasonDuplicate, Confirmed: Confirmed(c), After: after}
 }
 
-// Joined reports, for each of the Services that show addr and what their conditions say, whether it joined the others: the
-// condition Assigned names another of them that held addr first, or says that the Service holds addr
-// by mistake, or does not name addr, while that of another Service does.
+// Joined reports, for each of the Services that show addr, by what their conditions Assigned say,
+// whether it joined the others: the condition names another of them that held addr first, or says
+// that the Service holds addr by mistake, or does not name addr, while that of another Service does.
 func Joined(addr netip.Addr, holders []Key, assigned []Assigned) []bool {
 	joined := make([]bool, len(holders))
 	if len(holders) < 2 {
