@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/kube/kubetest"
@@ -33,6 +34,11 @@ type cluster struct {
 	pools    map[string]lb.Pool
 	// failures are used up by the next writes, in order; nil lets one pass.
 	failures []failure
+	// invalid are the Services that the API server would not take with what the controller writes, as with
+	// annotations that leave no room.
+	invalid map[lb.Key]bool
+	// refused counts the writes to those.
+	refused int
 	// writes lists what took effect.
 	writes []string
 	// history has all addresses that each Service ever held.
@@ -200,6 +206,11 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 	case s.Version != given.Version || s.UID != given.UID:
 		err, _ := conflict(given.Key)
 		return err
+	}
+	if c.invalid[given.Key] {
+		c.refused++
+		return fmt.Errorf("write status: %w", apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, given.Key.Name,
+			field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)}))
 	}
 	show(&s, h)
 	c.writes = append(c.writes, "service "+s.Key.Name)

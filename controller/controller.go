@@ -111,6 +111,7 @@ type controller struct {
 	replaces   replaces
 	// withdrawals are the Services that are to lose their finalizer once nobody announces them.
 	withdrawals withdrawals
+	unwritable  unwritable
 	counted     time.Time // when counts of pools were last written
 	deciding    time.Time // when the present step began
 }
@@ -122,6 +123,7 @@ type write struct {
 	failures     loop.Failures
 	reservations map[string]lb.PendingReservation // by pool
 	adopted      bool                             // by another's reservation; this controller did not send it
+	only         bool                             // no other write may have taken place to the same version
 }
 
 // poolWrite is a write of ours to a pool's status, and what the pool showed before.
@@ -191,7 +193,7 @@ func (c *controller) begin() {
 	c.remember(map[lb.Key]bool{})
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
-	c.replaces, c.withdrawals = replaces{}, withdrawals{}
+	c.replaces, c.withdrawals, c.unwritable = replaces{}, withdrawals{}, unwritable{}
 	c.terms++
 	c.registries, c.writer = map[string]*registry{}, fmt.Sprintf("%s/%d", c.identity, c.terms)
 }
@@ -239,7 +241,8 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 		again = time.Millisecond
 	}
 	retry := func(key lb.Key) { c.again[key] = true }
-	for _, next := range []time.Duration{c.replaces.due(c.now(), retry), c.withdrawals.due(c.now(), retry)} {
+	for _, next := range []time.Duration{c.replaces.due(c.now(), retry), c.withdrawals.due(c.now(), retry),
+		c.unwritable.due(c.now(), retry)} {
 		if next > 0 {
 			again = soonest(again, next)
 		}
@@ -292,6 +295,7 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 			c.book.Delete(key, now)
 			delete(c.replaces, key)
 			delete(c.withdrawals, key)
+			delete(c.unwritable, key)
 		}
 	}
 }

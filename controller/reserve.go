@@ -139,7 +139,13 @@ func (c *controller) reserve(ctx context.Context, p plan.Plan, pools map[string]
 	var failed []error
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		open := c.openReservations(name)
-		adds := first(wanted[name], maxReservations-len(open))
+		stay := 0 // no write ends those
+		for _, reservation := range open {
+			if c.unwritable[reservation.Service] != nil {
+				stay++
+			}
+		}
+		adds := first(wanted[name], maxReservations-len(open)+stay)
 		open = slices.DeleteFunc(open, func(have lb.PendingReservation) bool {
 			// The new reservation contains this one: see reservationOf.
 			return slices.ContainsFunc(adds, func(add lb.PendingReservation) bool { return add.Service == have.Service })

@@ -47,6 +47,9 @@ func (c *controller) changes(p plan.Plan) []change {
 		if h.Finalizer == kube.FinalizerRemoved && announced(s) && !c.withdrawals.allow(key, s.UID, c.now()) {
 			continue
 		}
+		if !c.unwritable.allow(s) {
+			continue
+		}
 		if len(decision.Replaced)+s.Unread > 0 && !c.replaces.allow(key, c.now()) {
 			continue
 		}
@@ -86,6 +89,7 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 				Possible: c.possible(ch)},
 			failures:     c.writes[ch.service.Key].failures,
 			reservations: c.keepReservations(ch),
+			only:         !c.writes[ch.service.Key].Covers(ch.service),
 		}
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
@@ -111,12 +115,22 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 	key := ch.service.Key
 	c.metrics.wrote("service", err)
 	w := c.writes[key]
+	if kube.IsUnwritable(err) {
+		if w.only {
+			delete(c.writes, key) // it did not take place, and so reserves nothing
+		}
+		c.refusedBy(ch.service, err)
+		return nil
+	}
 	defer func() {
 		c.writes[key] = w
 		if !w.done {
 			c.again[key] = true
 		}
 	}()
+	if err == nil {
+		delete(c.unwritable, key)
+	}
 	switch {
 	case err == nil:
 		w.done = true
@@ -134,6 +148,15 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 		w.log(c.log, key, err)
 	}
 	return err
+}
+
+// refusedBy takes note that the API server refuses a Service with what Landfall writes to it.
+func (c *controller) refusedBy(s lb.Service, err error) {
+	if c.unwritable.refused(s, c.now()) {
+		c.log.Warn("the API server refuses the status of a Service", "service", s.Key, "error", err)
+		c.events.Warning(kube.ServiceReference(s), lb.ReasonStatusRefused,
+			fmt.Sprintf("the API server refuses what Landfall writes to this Service: %.300s", err))
+	}
 }
 
 // traceAssigned tells of the addresses that a Service has got by a write.

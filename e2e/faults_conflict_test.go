@@ -16,7 +16,7 @@ import (
 // back, the address is defended, and that is said too.
 func TestFaultAddressInUse(t *testing.T) {
 	t.Parallel()
-	l := labWith(t, lab.Options{})
+	l := labWith(t, lab.Options{Values: map[string]any{"speaker": map[string]any{"onAddressConflict": "service"}}})
 	mac := strings.TrimSpace(mustExec(t, l, lab.ClientName, "cat", "/sys/class/net/eth0/address"))
 	vip := seedVIP.Addr()
 	take := func(verb string) {

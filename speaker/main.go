@@ -102,8 +102,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringSliceVar(&f.options.exclude, "exclude-interfaces", strings.Split(excluded, ","),
 		"shell patterns of interfaces that answer ARP and NDP only if an L2Advertisement names them")
 	set.StringVar(&f.onConflict, "on-address-conflict", string(plan.RefuseOnConflict),
-		"what to do when a device outside the cluster already uses the address: refuse (do not announce it) or announce; "+
-			"the Service's annotation "+lb.AnnotationOnConflict+" overrides this")
+		"what to do when a device outside the cluster already uses the address: refuse (do not announce it), announce, or "+
+			"service (as the Service's annotation "+lb.AnnotationOnConflict+" says, refuse without one); an annotation refuse "+
+			"always counts")
 	set.DurationVar(&f.announceEvery, "announce-every", 0,
 		"how often the owner repeats its gratuitous ARP and NDP for an address, at least 1s; set it where switches forget "+
 			"MAC addresses sooner than routers refresh them; 0 never repeats")
@@ -159,7 +160,7 @@ func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	if f.options.returnHold < 0 {
 		return bind, nil, ops.Usagef("--return-hold: %s is negative", f.options.returnHold)
 	}
-	if f.options.onConflict, err = plan.ParseOnConflict(f.onConflict); err != nil {
+	if f.options.onConflict, err = plan.ParseConflictPolicy(f.onConflict); err != nil {
 		return bind, nil, ops.Usagef("--on-address-conflict: %w", err)
 	}
 	if f.announceEvery != 0 && f.announceEvery < time.Second {
@@ -361,6 +362,9 @@ func newReporter(client *kube.Client, s *speaker, events *kube.Events) *report.R
 	return report.New(report.Options{
 		Log: s.log, Service: s.from.services.Get,
 		Write: writeAnnounced(client.Status(time.Now).Announced).traced(s.trace, time.Now),
+		Refused: func(err error) bool {
+			return kube.IsUnwritable(err) || kube.IsNotFound(err) || kube.IsConflict(err)
+		},
 		Event: func(s lb.Service, good bool, reason lb.Reason, message string) {
 			if good {
 				events.Normal(kube.ServiceReference(s), reason, message)

@@ -217,17 +217,14 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 			return holders
 		}
 		var holders []plan.Holder
-		keys := s.rooms.holders.Of(vip)
-		services := make([]*lb.Service, len(keys))
-		for i, key := range keys {
+		joined := s.rooms.holders.Joined(vip, func(key lb.Key) []lb.Condition {
 			service, _ := s.from.services.Get(key)
-			services[i] = &service
-		}
-		joined := lb.Joined(vip, services)
-		for i, key := range keys {
-			service := services[i]
+			return service.Conditions
+		})
+		for i, key := range s.rooms.holders.Of(vip) {
+			service, _ := s.from.services.Get(key)
 			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
-				Delivery: s.delivery(*service, key, vip), OnConflict: service.OnConflict, Joined: joined[i]})
+				Delivery: s.delivery(service, key, vip), OnConflict: service.OnConflict, Joined: joined[i]})
 		}
 		found[vip] = holders
 		return holders

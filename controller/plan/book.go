@@ -22,8 +22,9 @@ type Book struct {
 	entries    map[lb.Key]*entry
 	// holders has, for each address that must not be given to a stranger, all that have it.
 	holders map[netip.Addr]*sharers
-	// shares has the addresses that Services with a sharing key hold, by key.
-	shares map[string]map[netip.Addr]bool
+	// shares has the addresses that Services with a sharing key hold, by key, and clock counts their changes.
+	shares map[string]*shared
+	clock  uint64
 	// asking has the Services that wait for an address by name.
 	asking map[netip.Addr]map[*entry]bool
 	kept   keptAddresses
@@ -62,9 +63,11 @@ type entry struct {
 	after   map[netip.Addr]lb.Key
 	decided bool         // after is of a decision that the Service does not show yet
 	asks    []netip.Addr // what it waits for by name, as in Book.asking
-	born    int64        // when it was created, in seconds: numbers are compared faster than times
-	dirty   bool         // it is in Book.dirty
-	place   int          // in Book.waiting, counted from 1; 0 when it does not wait
+	// tried has what was searched for an address to share without finding one, and when.
+	tried map[search]uint64
+	born  int64 // when it was created, in seconds: numbers are compared faster than times
+	dirty bool  // it is in Book.dirty
+	place int   // in Book.waiting, counted from 1; 0 when it does not wait
 	// reason is what it is counted under in the summary; "" when it is not counted.
 	reason lb.Reason
 }
@@ -74,7 +77,7 @@ type entry struct {
 func NewBook(config Config, services int) *Book {
 	b := &Book{
 		config: config, entries: make(map[lb.Key]*entry, services), holders: make(map[netip.Addr]*sharers, services),
-		shares:  map[string]map[netip.Addr]bool{},
+		shares:  map[string]*shared{},
 		asking:  map[netip.Addr]map[*entry]bool{},
 		kept:    keptAddresses{at: map[netip.Addr]lb.Released{}, of: map[lb.Key][]netip.Addr{}},
 		summary: Summary{Pending: map[lb.Reason]int{}},
@@ -114,6 +117,9 @@ func (b *Book) SetPools(pools map[string]lb.Pool, nodes map[string]lb.Node) {
 		}
 	}
 	b.kept.reschedule(b.pools)
+	for _, e := range b.entries {
+		e.tried = nil
+	}
 	if len(changed) == 0 {
 		return
 	}

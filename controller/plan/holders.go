@@ -80,24 +80,41 @@ func (b *Book) touch(addr netip.Addr) {
 	}
 }
 
+// shared are the addresses that Services with one sharing key hold.
+type shared struct {
+	at      map[netip.Addr]uint64 // when that which holds an address changed last, by Book.clock
+	changed uint64                // the latest of these
+}
+
+// share notes that what holds addr has changed, and that Services with the key are among that.
 func (b *Book) share(addr netip.Addr, key string) {
 	if key == "" {
 		return
 	}
-	if b.shares[key] == nil {
-		b.shares[key] = map[netip.Addr]bool{}
+	of := b.shares[key]
+	if of == nil {
+		of = &shared{at: map[netip.Addr]uint64{}}
+		b.shares[key] = of
 	}
-	b.shares[key][addr] = true
+	b.clock++
+	of.at[addr], of.changed = b.clock, b.clock
 }
 
-// unshare takes addr from the addresses of key, unless another holder of it has that key.
+// unshare notes that a Service with the key has left addr: that may let others in, or be the last with the key.
 func (b *Book) unshare(addr netip.Addr, key string) {
-	if key == "" || slices.ContainsFunc(b.at(addr), func(e *entry) bool { return e.Request.Share == key && !e.over }) {
-		return
+	left, last := false, ""
+	for _, e := range b.at(addr) {
+		if !e.over && e.Request.Share != last { // most have one key
+			last = e.Request.Share
+			left = left || last == key
+			b.share(addr, last)
+		}
 	}
-	delete(b.shares[key], addr)
-	if len(b.shares[key]) == 0 {
-		delete(b.shares, key)
+	if of := b.shares[key]; of != nil && !left {
+		delete(of.at, addr)
+		if len(of.at) == 0 {
+			delete(b.shares, key)
+		}
 	}
 }
 

@@ -103,16 +103,35 @@ func (e *entry) settled(addr netip.Addr) bool {
 	return e.shown != lb.ReasonDuplicate && (e.decided || slices.Contains(e.named, addr))
 }
 
+// search is where an address to share was searched for.
+type search struct {
+	in     *pool
+	family lb.Family
+	full   bool
+}
+
 // shareable returns the lowest address of p that e can have together with its holders. With full,
-// only one that its namespace has.
+// only one that its namespace has. Services that wait search again whenever anything becomes free, so what was
+// searched without success is not looked at again before it has changed.
 func (b *Book) shareable(e *entry, p *pool, family lb.Family, picked []netip.Addr,
 	full bool) (best netip.Addr, ok bool) {
-	for addr := range b.shares[e.Request.Share] {
-		if lb.FamilyOf(addr) == family && p.contains(addr) && (!ok || addr.Less(best)) && !slices.Contains(picked, addr) &&
-			!slices.Contains(e.taken, addr) && (!full || hasNamespace(b.at(addr), e.Key.Namespace)) &&
-			b.mayJoin(e, addr) == nil {
+	of := b.shares[e.Request.Share]
+	this := search{p, family, full}
+	if of == nil || of.changed <= e.tried[this] {
+		return netip.Addr{}, false
+	}
+	for addr, changed := range of.at {
+		if changed > e.tried[this] && lb.FamilyOf(addr) == family && p.contains(addr) && (!ok || addr.Less(best)) &&
+			!slices.Contains(picked, addr) && !slices.Contains(e.taken, addr) &&
+			(!full || hasNamespace(b.at(addr), e.Key.Namespace)) && b.mayJoin(e, addr) == nil {
 			best, ok = addr, true
 		}
+	}
+	if !ok && len(picked) == 0 {
+		if e.tried == nil {
+			e.tried = map[search]uint64{}
+		}
+		e.tried[this] = b.clock
 	}
 	return best, ok
 }

@@ -250,3 +250,37 @@ func TestContract11TermsAreBounded(t *testing.T) {
 		t.Error("another port has the same terms")
 	}
 }
+
+// Services that wait search again when anybody's Service ends. Those that look for an address to share do not
+// look again at addresses where nothing has changed: one tenant's many, or large, Services would have everybody
+// wait for addresses.
+func TestContract11FruitlessSearchesAreNotRepeated(t *testing.T) {
+	const held, waiting = 100, 20
+	w := newWorld(Config{})
+	newPool("full", "10.0.0.0-10.0.0.99")(w)
+	newPool("other", "10.1.0.0/24")(w)
+	for i := range held + waiting {
+		service(fmt.Sprint(i), shares("k", 80), asksPool("full"))(w)
+	}
+	service("bystander", asksPool("other"))(w)
+	book := NewBook(Config{}, 0)
+	book.SetPools(w.pools, nil)
+	for _, s := range w.services {
+		book.Set(s, Pending{}, w.now)
+	}
+	if got := book.Plan(w.now).Pools["full"].Families[lb.IPv4].Assigned; got != held {
+		t.Fatalf("%d addresses are held", got)
+	}
+	s := w.services[key("bystander")]
+	allocations := testing.AllocsPerRun(5, func() {
+		book.Delete(s.Key, w.now)
+		book.Plan(w.now)
+		book.Set(s, Pending{}, w.now)
+		book.Plan(w.now)
+	})
+	// To look whether it may join makes one or two for each address.
+	if allocations > held*waiting/4 {
+		t.Errorf("%.0f allocations for the end of another Service, with %d that wait and %d addresses", allocations, waiting,
+			held)
+	}
+}

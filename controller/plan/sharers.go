@@ -43,9 +43,6 @@ func (b *Book) enter(e *entry, addr netip.Addr) {
 	if h.ports != nil {
 		h.usePorts(e)
 	}
-	if !e.over {
-		b.share(addr, e.Request.Share)
-	}
 	b.markHindered(e, addr, h)
 }
 
@@ -142,6 +139,9 @@ func (b *Book) markHindered(e *entry, addr netip.Addr, h *sharers) {
 // what it changes of the others' ranks only puts them behind.
 func (b *Book) reranked(e *entry, addr netip.Addr) {
 	h := b.holders[addr]
+	if !e.over {
+		b.share(addr, e.Request.Share)
+	}
 	if !h.found || h.first == nil || h.first == e || h.first.after[addr] == e.Key {
 		h.found = false
 	} else if rank := b.rank(e, addr); rank < h.best || rank == h.best && Older(&e.Service, &h.first.Service) < 0 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -180,6 +181,13 @@ var ErrWentBack = errors.New("the API server holds an older state than before")
 // IsConflict reports whether a write failed because the object has changed, or was created anew,
 // since it was read.
 func IsConflict(err error) bool { return apierrors.IsConflict(err) }
+
+// IsUnwritable reports whether the API server refused a write because of the object that would have come of it,
+// as one with too many annotations or one that is too large. The write has not taken place.
+func IsUnwritable(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) ||
+		err != nil && strings.Contains(err.Error(), "etcdserver: request is too large")
+}
 
 // IsNotFound reports whether a write failed because the object is gone.
 func IsNotFound(err error) bool { return apierrors.IsNotFound(err) }

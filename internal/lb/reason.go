@@ -23,11 +23,13 @@ const (
 	ReasonForeignAddress Reason = "ForeignAddress"
 	// the status shows more addresses than a Service can hold
 	ReasonTooManyAddresses Reason = "TooManyAddresses"
-	ReasonPoolOverlaps     Reason = "Overlapping"    // the pool shares addresses with an older pool
-	ReasonPoolInvalid      Reason = "Invalid"        // an address range of the pool cannot be parsed
-	ReasonPoolReady        Reason = "Ready"          // the pool assigns addresses
-	ReasonNoClusterIP      Reason = "NoClusterIP"    // the API server has not given the Service a cluster IP yet
-	ReasonFamilyUnserved   Reason = "FamilyUnserved" // no pool has addresses of a family that the Service requires
+	// the API server refuses the Service with what Landfall writes to it
+	ReasonStatusRefused  Reason = "StatusRefused"
+	ReasonPoolOverlaps   Reason = "Overlapping"    // the pool shares addresses with an older pool
+	ReasonPoolInvalid    Reason = "Invalid"        // an address range of the pool cannot be parsed
+	ReasonPoolReady      Reason = "Ready"          // the pool assigns addresses
+	ReasonNoClusterIP    Reason = "NoClusterIP"    // the API server has not given the Service a cluster IP yet
+	ReasonFamilyUnserved Reason = "FamilyUnserved" // no pool has addresses of a family that the Service requires
 
 	ReasonRequestInvalid Reason = "RequestInvalid" // an annotation of the Service cannot be parsed
 	// a field and an annotation of the Service, or two annotations, request different things

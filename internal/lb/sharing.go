@@ -129,28 +129,38 @@ func parseAfter(written string) (netip.Addr, Key, bool) {
 	return addr, Key{Namespace: namespace, Name: name}, err == nil && ok && !strings.ContainsAny(name, `" `)
 }
 
-// Joined reports, for each of the Services that show addr, whether it joined the others: the
-// condition Assigned names another of them that held addr first, or says that the Service holds addr
-// by mistake, or does not name addr, while that of another Service does.
-func Joined(addr netip.Addr, holders []*Service) []bool {
+// Assigned is what the condition Assigned of a Service says of the addresses that it holds.
+type Assigned struct {
+	// Duplicate is set if it holds one by mistake.
+	Duplicate bool
+	// Confirmed are those that it holds by right, After the Services that held some of them first.
+	Confirmed []netip.Addr
+	After     map[netip.Addr]Key
+}
+
+// ReadAssigned reads the condition Assigned. That of a Service that shares many addresses is long.
+func ReadAssigned(c Condition) Assigned {
+	_, after := ParseSharing(c.Message)
+	return Assigned{Duplicate: c.Reason == ReasonDuplicate, Confirmed: Confirmed(c), After: after}
+}
+
+// Joined reports, for each of the Services that show addr, by what their conditions Assigned say,
+// whether it joined the others: the condition names another of them that held addr first, or says
+// that the Service holds addr by mistake, or does not name addr, while that of another Service does.
+func Joined(addr netip.Addr, holders []Key, assigned []Assigned) []bool {
 	joined := make([]bool, len(holders))
 	if len(holders) < 2 {
 		return joined
 	}
 	holds := make(map[Key]bool, len(holders))
-	for _, s := range holders {
-		holds[s.Key] = true
+	for _, key := range holders {
+		holds[key] = true
 	}
 	confirmed := make([]bool, len(holders))
-	for i, s := range holders {
-		for _, c := range s.Conditions {
-			if c.Type == ConditionAssigned {
-				_, after := ParseSharing(c.Message)
-				first, ok := after[addr]
-				joined[i] = c.Reason == ReasonDuplicate || ok && holds[first]
-				confirmed[i] = slices.Contains(Confirmed(c), addr)
-			}
-		}
+	for i, a := range assigned {
+		first, ok := a.After[addr]
+		joined[i] = a.Duplicate || ok && holds[first]
+		confirmed[i] = slices.Contains(a.Confirmed, addr)
 	}
 	if slices.Contains(confirmed, true) {
 		for i := range joined {

@@ -17,7 +17,7 @@ import (
 
 // Bounds of what a speaker may say: more than any cluster has.
 const (
-	maxLine   = 32 << 20
+	maxLine   = 64 << 20
 	maxDead   = 10000
 	maxName   = 253 // of a Node (RFC 1123)
 	maxVIPs   = 65536

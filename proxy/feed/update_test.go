@@ -3,6 +3,7 @@ package feed
 import (
 	"encoding/json"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -251,4 +252,34 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("%q is read as %+v, and that as %+v, %v", line, n, again, err)
 		}
 	})
+}
+
+// A speaker says all in one line when it connects. All that it may say has to fit: otherwise whoever has many
+// addresses, as a tenant without a quota can, would have every proxy ignore its speaker.
+func TestContract11AllThatASpeakerMaySayFits(t *testing.T) {
+	const some = 64
+	longest := func(n byte) netip.Addr {
+		return netip.AddrFrom16([16]byte{0xfd, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11,
+			0x11, n})
+	}
+	u := lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{}}
+	for i := range byte(some) {
+		vip := longest(0x20 + i)
+		u.Previous[vip] = []netip.Addr{longest(0xff)}
+		for range lb.MaxRing {
+			u.Ring[vip] = append(u.Ring[vip], longest(0xff))
+		}
+		u.Dead, u.Gone = append(u.Dead, strings.Repeat("n", maxName)), append(u.Gone, longest(0xff))
+	}
+	line, err := json.Marshal(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := json.Marshal(lb.FeedUpdate{Dead: u.Dead, Gone: u.Gone})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := (len(line)-len(nodes))*maxVIPs/some + len(nodes)*maxDead/some; all > maxLine {
+		t.Errorf("a line with %d addresses and %d dead nodes has %d bytes; %d are read", maxVIPs, maxDead, all, maxLine)
+	}
 }

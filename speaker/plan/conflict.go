@@ -30,7 +30,8 @@ func conflict(f Facts, in Input) *lb.Refusal {
 }
 
 // onConflict is what the Services that held the VIP first ask for, of which one that insists is
-// enough, or else what holds for all.
+// enough if Services may, or else what holds for all. A host that uses an address of a pool is a mistake of
+// the administrator, who says whether tenants may take the address from it.
 func onConflict(f Facts, holders []Holder) (policy OnConflict, advice string) {
 	policy = f.OnConflict
 	holders, _ = first(holders)
@@ -43,10 +44,15 @@ func onConflict(f Facts, holders []Holder) (policy OnConflict, advice string) {
 			advice = fmt.Sprintf("; annotation %s of %s: %s", lb.AnnotationOnConflict, h.Service, err)
 			continue
 		}
-		if asked == AnnounceOnConflict {
+		switch {
+		case asked == AnnounceOnConflict && f.OnConflict != ServiceOnConflict && f.OnConflict != AnnounceOnConflict:
+			advice = fmt.Sprintf("; annotation %s of %s: announce needs --on-address-conflict=service of the speakers",
+				lb.AnnotationOnConflict, h.Service)
+		case asked == AnnounceOnConflict:
 			return asked, ""
+		default:
+			policy = asked
 		}
-		policy = asked
 	}
 	return policy, advice
 }

@@ -12,6 +12,7 @@ import (
 func TestAddressConflicts(t *testing.T) {
 	conflicting := []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
 	insists := func(in *Input) { in.Holders[0].OnConflict = "announce" }
+	mayInsist := func(f *Facts) { f.OnConflict = ServiceOnConflict }
 	for _, c := range []struct {
 		name    string
 		facts   func(*Facts)
@@ -46,9 +47,15 @@ func TestAddressConflicts(t *testing.T) {
 		{name: "found while probing, not only after it",
 			input:  func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true },
 			probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
-		{name: "the Service insists: probed all the same, to be reported",
+		{name: "the Service insists, and no administrator has said that Services may",
+			input:  func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true; insists(in) },
+			probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
+		{name: "Services may insist, and it does not", facts: mayInsist,
+			input:  func(in *Input) { in.ConflictingHosts, in.Probed = conflicting, true },
+			probes: true, reason: lb.ReasonAddressConflict, summary: lb.ReasonAddressConflict},
+		{name: "it may and does: probed all the same, to be reported", facts: mayInsist,
 			input: func(in *Input) { in.ConflictingHosts = conflicting; insists(in) }, probes: true, summary: lb.ReasonProbing},
-		{name: "and announced after it", input: func(in *Input) {
+		{name: "and announced after it", facts: mayInsist, input: func(in *Input) {
 			in.ConflictingHosts, in.Served, in.Answering = conflicting, true, []string{"eth0"}
 			insists(in)
 		}, answers: true, summary: lb.ReasonContested, true: true},
@@ -131,6 +138,16 @@ func TestWhoReportsAConflict(t *testing.T) {
 		if d := Decide(f, in); d.Reporter != knowing {
 			t.Errorf("%s reports, want %s", d.Reporter, knowing)
 		}
+	}
+}
+
+func TestContract11WhoInsistsIsToldWhatItTakes(t *testing.T) {
+	d := Decide(facts(w178), input(func(in *Input) {
+		in.Holders[0].OnConflict = "announce"
+		in.ConflictingHosts = []ConflictingHost{{Interface: "eth0", MAC: "02:00:00:00:00:09"}}
+	}))
+	if d.Refusal == nil || !strings.Contains(d.Refusal.Message, "needs --on-address-conflict=service of the speakers") {
+		t.Errorf("%+v", d.Refusal)
 	}
 }
 

@@ -10,9 +10,24 @@ type OnConflict string
 const (
 	RefuseOnConflict   OnConflict = "refuse"   // it is not announced
 	AnnounceOnConflict OnConflict = "announce" // it is announced all the same
+	// ServiceOnConflict leaves it to the Service, whose owner can then take the address from the host. It is
+	// no choice of a Service.
+	ServiceOnConflict OnConflict = "service"
 )
 
-// ParseOnConflict reads a choice; "" stands for refuse.
+// ParseConflictPolicy reads what an administrator chooses.
+func ParseConflictPolicy(s string) (OnConflict, error) {
+	if c := OnConflict(s); c == ServiceOnConflict {
+		return c, nil
+	}
+	c, err := ParseOnConflict(s)
+	if err != nil {
+		err = fmt.Errorf("%.80q is neither refuse nor announce nor service", s)
+	}
+	return c, err
+}
+
+// ParseOnConflict reads what a Service chooses; "" stands for refuse.
 func ParseOnConflict(s string) (OnConflict, error) {
 	switch c := OnConflict(s); c {
 	case "":

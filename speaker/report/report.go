@@ -48,6 +48,8 @@ type Options struct {
 	// Write writes a status to a Service, in one write, and reports whether there was anything to
 	// write.
 	Write func(context.Context, lb.Service, lb.AnnouncedStatus) (wrote bool, err error)
+	// Refused reports whether an error of Write is about that Service alone.
+	Refused func(error) bool
 	// Event reports a change on a Service; good ones and those that somebody may want to do something
 	// about.
 	Event func(s lb.Service, good bool, reason lb.Reason, message string)
@@ -76,6 +78,8 @@ type item struct {
 	written time.Time // last write
 	wrote   *lb.AnnouncedStatus
 	quiet   time.Duration
+	// failures are refusals of this Service.
+	failures loop.Failures
 }
 
 // New returns a Reporter that reports nothing.
@@ -129,7 +133,14 @@ func (r *Reporter) apply(ctx context.Context) time.Duration {
 			}
 			continue
 		}
-		if err := r.write(ctx, service, r.wanted[key]); err != nil {
+		err := r.write(ctx, service, r.wanted[key])
+		if err != nil && r.opts.Refused(err) {
+			if at = r.wanted[key].refused(r.opts.Log, key, err); next.IsZero() || at.Before(next) {
+				next = at
+			}
+			continue
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("report on Service %s: %w", key, err))
 			if errors.Is(err, context.DeadlineExceeded) {
 				break // the API server is away; the others would wait as long
@@ -227,19 +238,34 @@ func (r *Reporter) write(ctx context.Context, service lb.Service, i *item) error
 	}
 	said := i.status
 	i.due, i.wrote = false, &said
+	i.failures.Log(r.opts.Log, "", "wrote to a Service at last whether its addresses are announced", nil, "service",
+		service.Key)
 	if !wrote {
 		return nil
 	}
-	now := time.Now()
-	if now.Sub(i.written) > calm {
-		i.quiet = 0
-	}
-	i.written, i.quiet = now, min(max(2*i.quiet, quiet), maxQuiet)
+	i.pause()
 	c := i.status.Condition
 	if worthAnEvent(find(service, c.Type), c) {
 		r.opts.Event(service, c.Status && c.Reason != lb.ReasonContested, c.Reason, c.Message)
 	}
 	return nil
+}
+
+// refused takes note that the API server refuses the write to this Service, and returns when to try again.
+func (i *item) refused(log *slog.Logger, key lb.Key, err error) time.Time {
+	i.failures.Log(log, "cannot write to a Service whether its addresses are announced; trying again", "", err,
+		"service", key)
+	i.pause()
+	return i.written.Add(i.quiet)
+}
+
+// pause lets some time pass before the next write.
+func (i *item) pause() {
+	now := time.Now()
+	if now.Sub(i.written) > calm {
+		i.quiet = 0
+	}
+	i.written, i.quiet = now, min(max(2*i.quiet, quiet), maxQuiet)
 }
 
 // worthAnEvent leaves out that a reason has found other words.

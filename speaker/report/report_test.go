@@ -17,6 +17,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+var errRefused = errors.New("annotations: too long")
+
 var (
 	nginx = lb.Key{Namespace: "default", Name: "my-nginx"}
 	dns   = lb.Key{Namespace: "kube-system", Name: "dns"}
@@ -39,8 +41,9 @@ type server struct {
 	mu       sync.Mutex
 	services map[lb.Key]lb.Service
 	fail     error
-	writing  func(lb.Key) // called before each write; nil for none
-	log      []string     // writes and Events
+	refuses  map[lb.Key]bool // errRefused is the answer to each write to those
+	writing  func(lb.Key)    // called before each write; nil for none
+	log      []string        // writes and Events
 }
 
 func (s *server) get(k lb.Key) (lb.Service, bool) {
@@ -58,6 +61,10 @@ func (s *server) write(_ context.Context, service lb.Service, status lb.Announce
 	defer s.mu.Unlock()
 	if s.fail != nil {
 		return false, s.fail
+	}
+	if s.refuses[service.Key] {
+		s.log = append(s.log, "refuse "+service.Key.Name)
+		return false, errRefused
 	}
 	s.services[service.Key] = showing(service.Key, status)
 	s.log = append(s.log, fmt.Sprintf("write %s: %s", service.Key.Name, status.Condition.Message))
@@ -88,6 +95,12 @@ func (s *server) setFail(err error) {
 	s.fail = err
 }
 
+func (s *server) setRefuses(key lb.Key, refuses bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refuses = map[lb.Key]bool{key: refuses}
+}
+
 func (s *server) took() []string {
 	synctest.Wait()
 	s.mu.Lock()
@@ -102,7 +115,8 @@ func (s *server) took() []string {
 func story(t *testing.T, f func(t *testing.T, s *server, r *Reporter)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{services: map[lb.Key]lb.Service{nginx: {Key: nginx}, dns: {Key: dns}}}
-		r := New(Options{Log: slog.New(slog.DiscardHandler), Service: s.get, Write: s.write, Event: s.event})
+		r := New(Options{Log: slog.New(slog.DiscardHandler), Service: s.get, Write: s.write, Event: s.event,
+			Refused: func(err error) bool { return errors.Is(err, errRefused) }})
 		r.Begin(nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -252,6 +266,7 @@ func TestAnAPIServerThatHangsIsNoHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := New(Options{Log: slog.New(slog.DiscardHandler), Event: func(lb.Service, bool, lb.Reason, string) {},
 			Service: func(k lb.Key) (lb.Service, bool) { return lb.Service{Key: k}, true },
+			Refused: func(error) bool { return false },
 			Write: func(ctx context.Context, _ lb.Service, _ lb.AnnouncedStatus) (bool, error) {
 				<-ctx.Done()
 				return false, errors.New("no answer")
@@ -303,6 +318,34 @@ func TestContract10WhatWaitsForTheAPIServerIsWrittenSoon(t *testing.T) {
 		time.Sleep(maxRetry + time.Second)
 		if service, _ := s.get(nginx); maxRetry > 8*time.Second || !announced("a").ShownBy(service) {
 			t.Errorf("retries are up to %s apart; the Service shows %+v", maxRetry, service.Conditions)
+		}
+	})
+}
+
+// An API server refuses what is written to a Service whose annotations leave no room. That holds up no other
+// Service, and is tried again more and more seldom.
+func TestContract11ARefusedServiceHoldsUpNoOther(t *testing.T) {
+	story(t, func(t *testing.T, s *server, r *Reporter) {
+		s.setRefuses(dns, true)
+		r.Update(map[lb.Key]*lb.AnnouncedStatus{dns: announced("n1")})
+		time.Sleep(time.Minute)
+		if refused := len(s.took()); refused < 2 || refused > 7 {
+			t.Errorf("refused %d times in a minute", refused)
+		}
+		for i := range 20 {
+			from := fmt.Sprint("n", i)
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced(from)})
+			time.Sleep(settleGood + 100*time.Millisecond)
+			if got := s.took(); !slices.Contains(got, "write my-nginx: announced from "+from) {
+				t.Errorf("%v, and no write to the other Service", got)
+			}
+			time.Sleep(calm)
+		}
+		s.setRefuses(dns, false)
+		s.took()
+		time.Sleep(maxQuiet)
+		if got := s.took(); !slices.Contains(got, "write dns: announced from n1") {
+			t.Errorf("%v: what was refused is not tried again", got)
 		}
 	})
 }

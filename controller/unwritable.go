@@ -1,0 +1,59 @@
+package main
+
+import (
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// A Service that the API server refuses with what Landfall adds to it is tried again when it has changed, and
+// after minUnwritable up to maxUnwritable.
+const (
+	minUnwritable = time.Second
+	maxUnwritable = 5 * time.Minute
+)
+
+// unwritable are the Services that the API server refuses with what Landfall adds to them.
+type unwritable map[lb.Key]*unwritten
+
+type unwritten struct {
+	uid, version string // of the Service
+	backoff      loop.Backoff
+	next         time.Time
+	waiting      bool
+}
+
+// refused takes note of a refusal, and reports whether it is the first one of that Service.
+func (u unwritable) refused(s lb.Service, now time.Time) (first bool) {
+	of := u[s.Key]
+	if first = of == nil || of.uid != s.UID; first {
+		of = &unwritten{uid: s.UID, backoff: loop.Backoff{Min: minUnwritable, Max: maxUnwritable}}
+		u[s.Key] = of
+	}
+	of.version, of.next, of.waiting = s.Version, now.Add(of.backoff.Next()), true
+	return first
+}
+
+// allow reports whether a Service may be written.
+func (u unwritable) allow(s lb.Service) bool {
+	of := u[s.Key]
+	return of == nil || !of.waiting || of.version != s.Version
+}
+
+// due calls yield for the Services that have waited long enough, and returns how long the next has to wait;
+// 0 if none does.
+func (u unwritable) due(now time.Time, yield func(lb.Key)) (again time.Duration) {
+	for key, of := range u {
+		switch left := of.next.Sub(now); {
+		case !of.waiting:
+		case left <= 0:
+			of.waiting = false
+			yield(key)
+			again = time.Millisecond
+		default:
+			again = soonest(again, left)
+		}
+	}
+	return again
+}
