@@ -20,7 +20,7 @@ const (
 	// maxReach is how many addresses are connected to, and how many packets are walked, at most.
 	maxReach = 16
 	// connectTime is how long a connection may take. The kernel of a pod's node answers without waiting for the
-	// pod; it sends a lost packet again after a second, for which nobody waits here.
+	// pod, and a lost packet is sent again only after a second.
 	connectTime = 150 * time.Millisecond
 )
 

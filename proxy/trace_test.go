@@ -472,16 +472,17 @@ func TestReachTriesWhatClientsMeet(t *testing.T) {
 	}
 	listens := netip.AddrPortFrom(w.Local, port)
 	var connects []lb.ReachConnect
-	silent := netip.AddrPortFrom(w.Remote, port)
+	silent, here := netip.AddrPortFrom(w.Remote, port), netip.MustParseAddrPort("[::1]:9")
 	s.Node.Run(t, "nft", "add table ip silent; add chain ip silent out { type filter hook output priority 0; }; "+
 		"add rule ip silent out ip daddr "+silent.Addr().String()+" drop")
 	s.Node.Do(t, func() error {
-		connects = connectAll([]netip.AddrPort{listens, netip.AddrPortFrom(w.Local, port+100), silent})
+		connects = connectAll([]netip.AddrPort{listens, netip.AddrPortFrom(w.Local, port+100), silent, here})
 		return nil
 	})
 	if want := []lb.ReachConnect{{Address: listens},
 		{Address: netip.AddrPortFrom(w.Local, port+100), Error: "connection refused", Refused: true},
-		{Address: silent, Error: "no answer within 150ms"}}; !slices.Equal(connects, want) {
+		{Address: silent, Error: "no answer within 150ms"},
+		{Address: here, Error: "connection refused", Refused: true}}; !slices.Equal(connects, want) {
 		t.Errorf("connections %+v, want %+v", connects, want)
 	}
 	walk := []string{"--from=" + w.Outside.String(), "--from=2001:db8::1",

@@ -88,7 +88,7 @@ func MetalLBFRR(ctx context.Context, progress func(line string)) (folder string,
 // buildFRRK8s builds the daemon of frr-k8s in the version that MetalLB is built with.
 func buildFRRK8s(ctx context.Context, folder, definitions string, progress func(string)) error {
 	const frrk8s = "github.com/metallb/frr-k8s"
-	module, err := metallbModuleFile()
+	module, err := newMetalLBModule()
 	if err != nil {
 		return err
 	}
@@ -126,8 +126,8 @@ func buildFRRK8s(ctx context.Context, folder, definitions string, progress func(
 	return os.Rename(whole, definitions)
 }
 
-// metallbModuleFile makes a folder with a module that requires MetalLB.
-func metallbModuleFile() (folder string, err error) {
+// newMetalLBModule makes a folder with a module that requires MetalLB.
+func newMetalLBModule() (folder string, err error) {
 	if folder, err = os.MkdirTemp("", "landfall-metallb-"); err != nil {
 		return "", err
 	}
@@ -157,7 +157,7 @@ func moduleFolder(ctx context.Context, module, of string) (string, error) {
 }
 
 func buildMetalLB(ctx context.Context, programs, definitions, complete string, progress func(string)) error {
-	module, err := metallbModuleFile()
+	module, err := newMetalLBModule()
 	if err != nil {
 		return err
 	}
