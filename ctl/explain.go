@@ -202,6 +202,10 @@ func (g *gatherer) service(ctx context.Context, f *explain.ServiceFacts) (explai
 	if err != nil {
 		return explain.Verdict{}, err
 	}
+	if !f.Found {
+		named, _ := g.client.ServicesNamed(ctx, f.Key.Name) // a hint: who may not list them does without
+		f.Namesakes = slices.DeleteFunc(named, func(key lb.Key) bool { return key == f.Key })
+	}
 	if vips := f.Service.VIPs(); len(vips) > 0 {
 		g.askAbout(ctx, *f, vips)
 	}

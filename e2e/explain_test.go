@@ -277,6 +277,11 @@ func TestExplain(t *testing.T) {
 			endpoint(t, l, "misported", nginx1, `ports: [{name: "", port: 8181, protocol: TCP}]`, "nodeName: "+one)
 		}, ask: svc("misported"), want: "Service default/misported: nothing listens at 192.168.189.131:8181: k8s-",
 			has: "most likely targetPort is not a port of the pods (EndpointUnreachable)"},
+		{name: "pods that do not let nodes in", make: on("nft", "add table ip guard; add chain ip guard out "+
+			"{ type filter hook output priority 0; }; add rule ip guard out ip daddr 192.168.0.0/16 tcp dport 80 drop"),
+			mend: on("nft", "delete table ip guard"), ask: svc("my-nginx"), want: "Service default/my-nginx: k8s-worker-",
+			has: "(no answer within 150ms): a NetworkPolicy or firewall drops it, or the pod network does not carry it " +
+				"(EndpointUnreachable)"},
 		{name: "local without nodes", make: func(t *testing.T, l *lab.Lab) {
 			created("nowhere", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = local })(t, l)
 			endpoint(t, l, "nowhere", nginx1, `ports: [{name: "", port: 80, protocol: TCP}]`, "hostname: pod")

@@ -115,7 +115,7 @@ func startFlowsFrom(t *testing.T, l *lab.Lab, from string, target netip.AddrPort
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	f := &flows{cancel: cancel}
-	t.Cleanup(cancel)
+	t.Cleanup(func() { cancel(); f.group.Wait() })
 	for i := range n {
 		conn, err := l.Dial(ctx, from, "tcp", target.String())
 		if err != nil {
@@ -125,6 +125,7 @@ func startFlowsFrom(t *testing.T, l *lab.Lab, from string, target netip.AddrPort
 			defer conn.Close()
 			if err := lab.Talk(ctx, conn); err != nil {
 				f.lost.Add(1)
+				t.Logf("%s: connection %s to %s: %v", time.Now().Format("15:04:05.000"), conn.LocalAddr(), target, err)
 			}
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -24,8 +25,9 @@ type kubelets struct {
 	programs string // MetalLB's
 
 	mu      sync.Mutex
-	running map[string]*lab.Program // MetalLB's programs, by the names of their pods
-	pods    map[string]bool         // those that run
+	running map[string][]*lab.Program // MetalLB's programs, by the names of their pods
+	pods    map[string]bool           // those that run
+	due     map[string]time.Time      // when those that are not ready yet will be
 	// kubeProxy is the mode of kube-proxy, proxies are those that run, by node, and cleaned the nodes on
 	// which kube-proxy --cleanup has run.
 	kubeProxy string
@@ -38,8 +40,8 @@ const metallbNamespace = "metallb-system"
 // startKubelets runs kubelets until the test ends.
 func startKubelets(t testing.TB, l *lab.Lab, programs, kubeProxy string) *kubelets {
 	t.Helper()
-	k := &kubelets{l: l, programs: programs, running: map[string]*lab.Program{}, pods: map[string]bool{},
-		kubeProxy: kubeProxy, proxies: map[string]*lab.KubeProxy{}, cleaned: map[string]bool{}}
+	k := &kubelets{l: l, programs: programs, running: map[string][]*lab.Program{}, pods: map[string]bool{},
+		due: map[string]time.Time{}, kubeProxy: kubeProxy, proxies: map[string]*lab.KubeProxy{}, cleaned: map[string]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -56,8 +58,8 @@ func startKubelets(t testing.TB, l *lab.Lab, programs, kubeProxy string) *kubele
 	t.Cleanup(func() {
 		cancel()
 		group.Wait()
-		for _, p := range k.running {
-			p.Stop(2 * time.Second)
+		for name := range k.running {
+			k.stopMetalLB(name)
 		}
 		for _, p := range k.proxies {
 			_ = p.Stop()
@@ -70,8 +72,8 @@ func startKubelets(t testing.TB, l *lab.Lab, programs, kubeProxy string) *kubele
 func (k *kubelets) metallbRuns(prefix string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for name, p := range k.running {
-		if p.Running() && len(name) >= len(prefix) && name[:len(prefix)] == prefix {
+	for name, programs := range k.running {
+		if strings.HasPrefix(name, prefix) && slices.ContainsFunc(programs, (*lab.Program).Running) {
 			return true
 		}
 	}
@@ -120,24 +122,30 @@ func (k *kubelets) sync(ctx context.Context) error {
 func sameLabels(a, b corev1.Node) bool { return a.Name == b.Name && maps.Equal(a.Labels, b.Labels) }
 
 func (k *kubelets) syncSet(ctx context.Context, set appsv1.DaemonSet, nodes []corev1.Node) error {
-	var ready int32
+	var all int32
 	var group lab.Group
 	for _, n := range nodes {
-		wanted := matches(set.Spec.Template.Spec, n)
+		name, wanted := set.Name+"-"+n.Name+"-0", matches(set.Spec.Template.Spec, n)
+		group.Run(func() error { return k.pod(ctx, set.Namespace, name, n.Name, set.Spec.Template, wanted) })
 		if wanted {
-			ready++
+			all++
 		}
-		group.Run(func() error {
-			return k.pod(ctx, set.Namespace, set.Name+"-"+n.Name+"-0", n.Name, set.Spec.Template, wanted)
-		})
 	}
-	if err := group.Wait(); err != nil || set.Status.ObservedGeneration == set.Generation &&
-		set.Status.NumberReady == ready {
+	err := group.Wait()
+	ready := all
+	k.mu.Lock()
+	for name := range k.due {
+		if strings.HasPrefix(name, set.Name+"-") {
+			ready--
+		}
+	}
+	k.mu.Unlock()
+	if err != nil || set.Status.ObservedGeneration == set.Generation && set.Status.NumberReady == ready {
 		return err
 	}
-	set.Status = appsv1.DaemonSetStatus{ObservedGeneration: set.Generation, DesiredNumberScheduled: ready,
-		CurrentNumberScheduled: ready, NumberReady: ready, UpdatedNumberScheduled: ready, NumberAvailable: ready}
-	_, err := k.l.Kube().AppsV1().DaemonSets(set.Namespace).UpdateStatus(ctx, &set, metav1.UpdateOptions{})
+	set.Status = appsv1.DaemonSetStatus{ObservedGeneration: set.Generation, DesiredNumberScheduled: all,
+		CurrentNumberScheduled: all, NumberReady: ready, UpdatedNumberScheduled: all, NumberAvailable: ready}
+	_, err = k.l.Kube().AppsV1().DaemonSets(set.Namespace).UpdateStatus(ctx, &set, metav1.UpdateOptions{})
 	return ignoreConflict(err)
 }
 
@@ -193,8 +201,11 @@ func (k *kubelets) pod(ctx context.Context, namespace, name, node string, templa
 	k.mu.Unlock()
 	switch {
 	case runs == wanted:
-		return nil
+		return k.readyWhenDue(ctx, namespace, name)
 	case runs:
+		k.mu.Lock()
+		delete(k.due, name)
+		k.mu.Unlock()
 		if err := k.stop(namespace, name, node, template); err != nil {
 			return err
 		}
@@ -224,12 +235,38 @@ func (k *kubelets) pod(ctx context.Context, namespace, name, node string, templa
 	if err := k.start(ctx, namespace, name, node, addr, template); err != nil {
 		return err
 	}
-	existing, err = pods.Get(ctx, name, metav1.GetOptions{})
+	// No pod is ready before its first probe.
+	wait := int32(0)
+	for _, c := range template.Spec.Containers {
+		if c.ReadinessProbe != nil {
+			wait = max(wait, c.ReadinessProbe.InitialDelaySeconds)
+		}
+	}
+	k.mu.Lock()
+	k.due[name] = time.Now().Add(time.Duration(wait) * time.Second)
+	k.mu.Unlock()
+	return k.readyWhenDue(ctx, namespace, name)
+}
+
+// readyWhenDue makes a pod ready when it is time.
+func (k *kubelets) readyWhenDue(ctx context.Context, namespace, name string) error {
+	k.mu.Lock()
+	due, waits := k.due[name]
+	k.mu.Unlock()
+	if !waits || time.Now().Before(due) {
+		return nil
+	}
+	pods := k.l.Kube().CoreV1().Pods(namespace)
+	existing, err := pods.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	existing.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-	_, err = pods.UpdateStatus(ctx, existing, metav1.UpdateOptions{})
+	if _, err = pods.UpdateStatus(ctx, existing, metav1.UpdateOptions{}); err == nil {
+		k.mu.Lock()
+		delete(k.due, name)
+		k.mu.Unlock()
+	}
 	return err
 }
 
@@ -287,18 +324,85 @@ func (k *kubelets) start(ctx context.Context, namespace, name, node, addr string
 		}
 		return nil
 	}
-	argv := append([]string{k.programs + "/" + template.Spec.Containers[0].Name}, template.Spec.Containers[0].Args...)
-	p, err := k.l.StartProgram(node+"-metallb-"+template.Spec.Containers[0].Name, node, argv,
-		"METALLB_NAMESPACE="+namespace, "METALLB_NODE_NAME="+node, "METALLB_POD_NAME="+name, "METALLB_HOST="+addr,
-		"METALLB_ML_BIND_ADDR="+addr, "METALLB_ML_LABELS=app=metallb,component=speaker",
-		"METALLB_ML_SECRET_NAME=memberlist", "METALLB_DEPLOYMENT=controller", "METALLB_BGP_TYPE=native")
-	if err != nil {
-		return err
+	for _, c := range template.Spec.Containers {
+		argv, env := k.metallb(c, namespace, name, node, addr)
+		if argv == nil {
+			continue
+		}
+		p, err := k.l.StartProgram(node+"-metallb-"+c.Name, node, argv, env...)
+		if err != nil {
+			return err
+		}
+		k.mu.Lock()
+		k.running[name] = append(k.running[name], p)
+		k.mu.Unlock()
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.running[name] = p
 	return nil
+}
+
+// metallb returns how a container of MetalLB is started; nil for one that the lab does without.
+func (k *kubelets) metallb(c corev1.Container, namespace, pod, node, addr string) (argv, env []string) {
+	// What the containers of a pod share is in the node's own /run.
+	const shared = "/run/frr_reloader"
+	env = []string{"METALLB_NAMESPACE=" + namespace, "METALLB_NODE_NAME=" + node, "METALLB_POD_NAME=" + pod,
+		"METALLB_HOST=" + addr, "METALLB_ML_BIND_ADDR=" + addr, "METALLB_ML_LABELS=app=metallb,component=speaker",
+		"METALLB_ML_SECRET_NAME=memberlist", "METALLB_DEPLOYMENT=controller", "METALLB_BGP_TYPE=native",
+		"FRRK8S_NAMESPACE=" + namespace, "FRR_CONFIG_FILE=" + shared + "/frr.conf",
+		"FRR_RELOADER_PID_FILE=" + shared + "/reloader.pid", "SHARED_VOLUME=" + shared}
+	for _, e := range c.Env {
+		if e.Name == "METALLB_BGP_TYPE" {
+			env = append(env, e.Name+"="+e.Value)
+		}
+	}
+	switch c.Name {
+	case "speaker", "controller":
+		argv = append([]string{k.programs + "/" + c.Name}, c.Args...)
+	case "frr-k8s":
+		argv = []string{k.programs + "/frr-k8s", "--node-name=" + node, "--namespace=" + namespace}
+	case "frr":
+		argv = []string{"bash", "-c", frrContainer}
+	case "reloader":
+		argv = []string{"bash", "-c", reloaderContainer, "sh", k.programs + "/" + lab.MetalLBReloader}
+	}
+	return argv, env
+}
+
+const (
+	// frrContainer does what the container frr does with Debian's FRR. When it is stopped, its processes are
+	// killed, as those of a container are whose first process ends.
+	frrContainer = `set -e
+mkdir -p /run/frr /run/frr_etc "$SHARED_VOLUME"
+chown frr:frr /run/frr /run/frr_etc
+mount --bind /run/frr_etc /etc/frr
+echo 'service integrated-vtysh-config' >/etc/frr/vtysh.conf
+printf 'frr defaults traditional\nhostname Router\nline vty\n' >/etc/frr/frr.conf
+rm -f /run/frr/*
+trap 'kill -9 $(jobs -p); exit' TERM
+/usr/lib/frr/zebra -A 127.0.0.1 -s 90000000 &
+until [ -S /run/frr/zserv.api ]; do sleep 0.1; done
+/usr/lib/frr/bgpd -A 127.0.0.1 -p 0 &
+/usr/lib/frr/bfdd -A 127.0.0.1 &
+until [ -S /run/frr/bgpd.vty ] && [ -S /run/frr/bfdd.vty ]; do sleep 0.1; done
+vtysh -b
+wait`
+	reloaderContainer = `until [ -S /run/frr/bgpd.vty ]; do sleep 0.1; done
+mount --bind /run/frr_etc /etc/frr
+exec bash "$1"`
+)
+
+// stopMetalLB stops the programs of a pod of MetalLB, all at the same time.
+func (k *kubelets) stopMetalLB(pod string) {
+	k.mu.Lock()
+	programs := k.running[pod]
+	k.mu.Unlock()
+	var group sync.WaitGroup
+	for _, p := range programs {
+		group.Go(func() { p.Stop(2 * time.Second) })
+	}
+	group.Wait()
+	k.mu.Lock()
+	delete(k.running, pod)
+	k.mu.Unlock()
 }
 
 func (k *kubelets) stop(namespace, name, node string, template corev1.PodTemplateSpec) error {
@@ -316,9 +420,6 @@ func (k *kubelets) stop(namespace, name, node string, template corev1.PodTemplat
 		}
 		return nil
 	}
-	k.mu.Lock()
-	p := k.running[name]
-	k.mu.Unlock()
-	p.Stop(2 * time.Second)
+	k.stopMetalLB(name)
 	return nil
 }

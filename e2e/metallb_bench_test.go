@@ -129,7 +129,7 @@ func metallbAlone(b *testing.B) *lab.Lab {
 		func() error {
 			return within(patience, func() error { return l.ApplyYAML(b.Context(), metallbManyPool) })
 		},
-		func() error { return l.ApplyYAML(b.Context(), metallbWorkloads) },
+		func() error { return l.ApplyYAML(b.Context(), metallbController+metallbSpeaker) },
 	} {
 		if err := apply(); err != nil {
 			b.Fatal(err)

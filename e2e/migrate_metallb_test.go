@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,8 +23,9 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
-// metallbWorkloads are MetalLB's as its manifests have them, as far as anything here depends on it.
-const metallbWorkloads = `---
+// metallbController and metallbSpeaker are MetalLB's as its manifests have them, as far as anything here depends on
+// it.
+const metallbController = `---
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: controller, namespace: metallb-system, labels: {app: metallb, component: controller}}
@@ -36,7 +38,9 @@ spec:
       containers:
       - {name: controller, image: "metallb/controller:v0.14.9",
          args: [--port=7473, --webhook-mode=disabled, --disable-cert-rotation=true]}
----
+`
+
+const metallbSpeaker = `---
 apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: speaker, namespace: metallb-system, labels: {app: metallb, component: speaker}}
@@ -94,8 +98,39 @@ type metallbCluster struct {
 	held   map[string]string
 }
 
-// startMetalLB starts one, with a real controller and real speakers of MetalLB.
-func startMetalLB(t *testing.T, cluster lab.Cluster, objects, client string, options lab.Options) *metallbCluster {
+// frrMode returns the DaemonSets that MetalLB's manifest of a mode with FRR has.
+func frrMode(t *testing.T, manifest string) string {
+	t.Helper()
+	folder, err := lab.MetalLBFRR(t.Context(), func(line string) { t.Log(line) })
+	if err != nil {
+		t.Skipf("MetalLB cannot be built here, or has no FRR: %v", err)
+	}
+	text, err := os.ReadFile(filepath.Join(folder, manifest))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sets strings.Builder
+	for document := range strings.SplitSeq(string(text), "\n---\n") {
+		if strings.Contains(document, "\nkind: DaemonSet\n") {
+			sets.WriteString("---\n" + document + "\n")
+		}
+	}
+	definitions, err := filepath.Glob(filepath.Join(folder, "frr-k8s-crds", "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range definitions {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sets.WriteString("---\n" + string(text) + "\n")
+	}
+	return sets.String()
+}
+
+// startMetalLB starts one, with a real controller and real speakers of MetalLB, whose DaemonSets are speakers.
+func startMetalLB(t *testing.T, speakers string, cluster lab.Cluster, objects, client string, options lab.Options) *metallbCluster {
 	t.Helper()
 	programs, definitions, err := lab.MetalLB(t.Context(), func(line string) { t.Log(line) })
 	if err != nil {
@@ -110,7 +145,7 @@ func startMetalLB(t *testing.T, cluster lab.Cluster, objects, client string, opt
 			return l.ApplyYAML(t.Context(), "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+metallbNamespace+"}\n")
 		},
 		func() error { return c.eventuallyApply(t, objects) },
-		func() error { return l.ApplyYAML(t.Context(), metallbWorkloads) },
+		func() error { return l.ApplyYAML(t.Context(), metallbController+speakers) },
 	} {
 		if err := apply(); err != nil {
 			t.Fatal(err)
@@ -271,11 +306,26 @@ func (c *metallbCluster) metallbOwners(t *testing.T) map[string]string {
 	return owners
 }
 
+// leaveStatus makes what a speaker of MetalLB on another node than the owner leaves of a Service that it took for
+// its own before it had met the others: seen on a busy machine.
+func (c *metallbCluster) leaveStatus(t *testing.T, service, owner string) {
+	t.Helper()
+	other := slices.DeleteFunc(workers(c.l), func(node string) bool { return node == owner })[0]
+	if err := c.l.ApplyYAML(t.Context(), fmt.Sprintf(`
+apiVersion: metallb.io/v1beta1
+kind: ServiceL2Status
+metadata: {name: l2-00000, namespace: %s, labels: {metallb.io/node: %s, metallb.io/service-name: %s,
+  metallb.io/service-namespace: default}}
+`, metallbNamespace, other, service)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A cluster with real speakers and a real controller of MetalLB moves to Landfall under traffic, and
 // back, and again. No address changes, none moves to another node, and no connection breaks.
 func TestMigrationFromMetalLB(t *testing.T) {
 	t.Parallel()
-	c := startMetalLB(t, lab.SeedCluster(), metallbL2, lab.ClientName, lab.Options{})
+	c := startMetalLB(t, metallbSpeaker, lab.SeedCluster(), metallbL2, lab.ClientName, lab.Options{})
 	var owners map[string]string
 	eventually(t, "MetalLB says who announces each Service", func() error {
 		if owners = c.metallbOwners(t); len(owners) != len(c.held) {
@@ -283,6 +333,7 @@ func TestMigrationFromMetalLB(t *testing.T) {
 		}
 		return nil
 	})
+	c.leaveStatus(t, "my-nginx", owners["my-nginx"])
 	plan := c.migrate(t)
 	for _, want := range []string{"6 Services keep their addresses", "IPAddressPool lan", "clusterCIDR: 192.168.0.0/16",
 		"swap the speakers on all nodes at once"} {
@@ -378,9 +429,25 @@ func (c *metallbCluster) wantSettled(t *testing.T) {
 // Over BGP the nodes are swapped one after another: routers always have a route.
 func TestMigrationFromMetalLBOverBGP(t *testing.T) {
 	t.Parallel()
+	for mode, manifest := range map[string]string{"native": "", "frr": lab.MetalLBFRRManifest,
+		"frr-k8s": lab.MetalLBFRRK8sManifest} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			speakers := metallbSpeaker
+			if manifest != "" {
+				speakers = frrMode(t, manifest)
+			}
+			moveOverBGP(t, speakers)
+		})
+	}
+}
+
+// moveOverBGP moves a cluster with these speakers of MetalLB to Landfall and back.
+func moveOverBGP(t *testing.T, speakers string) {
+	t.Helper()
 	cluster := lab.SeedCluster()
 	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500, Password: "secret"}
-	c := startMetalLB(t, cluster, metallbBGP, lab.FarClientName, lab.Options{
+	c := startMetalLB(t, speakers, cluster, metallbBGP, lab.FarClientName, lab.Options{
 		Values: map[string]any{"speaker": map[string]any{"bgpSecrets": []any{"tor"}}}})
 	routed := func(when string) {
 		t.Helper()

@@ -16,7 +16,7 @@ import (
 var programs = []string{"landfall-controller", "landfall-speaker", "landfall-proxy", "landfallctl"}
 
 // programFolder returns the folder with the programs, which are built if need be.
-func programFolder(t *testing.T) string {
+func programFolder(t testing.TB) string {
 	t.Helper()
 	repository, err := lab.FindRepository(".")
 	if err != nil {

@@ -5,14 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"syscall"
+	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/ops"
@@ -21,8 +19,9 @@ import (
 const (
 	// maxReach is how many addresses are connected to, and how many packets are walked, at most.
 	maxReach = 16
-	// connectTime is how long a connection may take.
-	connectTime = time.Second
+	// connectTime is how long a connection may take. The kernel of a pod's node answers without waiting for the
+	// pod, and a lost packet is sent again only after a second.
+	connectTime = 150 * time.Millisecond
 )
 
 func lookReach(ctx context.Context, args []string) (any, error) {
@@ -66,30 +65,17 @@ func lookReach(ctx context.Context, args []string) (any, error) {
 		}
 	}
 	found := lb.Reach{Node: nodeName()}
-	var group errgroup.Group
-	group.Go(func() error {
-		found.Connects = connectAll(ctx, new(net.Dialer).DialContext, addresses)
-		return nil
+	var connecting sync.WaitGroup
+	connecting.Go(func() { found.Connects = connectAll(addresses) })
+	err := tracePackets(ctx, found.Node, packets, false, func(t lb.Trace) {
+		found.Walks = append(found.Walks, lb.ReachWalk{Packet: t.Packet, Dropped: droppedBy(t),
+			NoRoute: t.Packet.Interface == unknownInterface})
 	})
-	var err error
-	if found.Walks, err = walkAll(ctx, packets); err != nil {
-		found.Unwalked = err.Error()
+	if err != nil {
+		found.Walks, found.Unwalked = nil, err.Error()
 	}
-	_ = group.Wait() // which never fails
+	connecting.Wait()
 	return found, nil
-}
-
-// walkAll walks the first packets of connections through the rules in the kernel.
-func walkAll(ctx context.Context, packets []lb.TracePacket) (walks []lb.ReachWalk, err error) {
-	for _, p := range packets {
-		traced, err := traceKernel(ctx, nodeName(), p, false)
-		if err != nil {
-			return nil, err
-		}
-		walks = append(walks, lb.ReachWalk{Packet: traced.Packet, Dropped: droppedBy(traced),
-			NoRoute: traced.Packet.Interface == unknownInterface})
-	}
-	return walks, nil
 }
 
 // droppedBy names the rule of another program that certainly ends a packet's way; "" if none does.
@@ -103,43 +89,75 @@ func droppedBy(t lb.Trace) string {
 	return t.Ways[0].Why
 }
 
-// dialer opens a connection, as that of package net does.
-type dialer func(ctx context.Context, network, address string) (net.Conn, error)
-
-// connectAll opens a TCP connection to each address, all at once, sends nothing over them, and closes them.
-func connectAll(ctx context.Context, dial dialer, to []netip.AddrPort) []lb.ReachConnect {
+// connectAll opens a TCP connection to each address, all at once, sends nothing over them, and closes them. It asks
+// the kernel once more when the time is over: a program that gets no CPU time is told late, and the
+// connection is there.
+func connectAll(to []netip.AddrPort) []lb.ReachConnect {
 	ends := make([]lb.ReachConnect, len(to))
-	var group errgroup.Group
+	waiting := map[int32]*lb.ReachConnect{}
 	for i, address := range to {
-		group.Go(func() error {
-			ends[i] = connectOne(ctx, dial, address)
-			return nil
-		})
+		end := &ends[i]
+		end.Address = address
+		socket, err := beginConnect(address)
+		if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+			ended(end, err)
+		} else if err != nil {
+			waiting[socket] = end
+		}
+		if socket >= 0 {
+			defer func() { _ = unix.Close(int(socket)) }()
+		}
 	}
-	_ = group.Wait()
+	for until := time.Now().Add(connectTime); len(waiting) > 0; {
+		left := max(0, time.Until(until))
+		var polled []unix.PollFd
+		for socket := range waiting {
+			polled = append(polled, unix.PollFd{Fd: socket, Events: unix.POLLOUT})
+		}
+		if _, err := unix.Poll(polled, int((left+time.Millisecond-1)/time.Millisecond)); errors.Is(err, unix.EINTR) {
+			continue
+		}
+		for _, p := range polled {
+			if p.Revents == 0 {
+				continue
+			}
+			number, err := unix.GetsockoptInt(int(p.Fd), unix.SOL_SOCKET, unix.SO_ERROR)
+			if err == nil && number != 0 {
+				err = unix.Errno(number)
+			}
+			ended(waiting[p.Fd], err)
+			delete(waiting, p.Fd)
+		}
+		if left == 0 {
+			break
+		}
+	}
+	for _, end := range waiting {
+		end.Error = fmt.Sprintf("no answer within %s", connectTime)
+	}
 	return ends
 }
 
-func connectOne(ctx context.Context, dial dialer, to netip.AddrPort) lb.ReachConnect {
-	end := lb.ReachConnect{Address: to}
-	ctx, cancel := context.WithTimeout(ctx, connectTime)
-	defer cancel()
-	conn, err := dial(ctx, "tcp", to.String())
-	var errno syscall.Errno
-	switch {
-	case err == nil:
-		if tcp, ok := conn.(*net.TCPConn); ok {
-			_ = tcp.SetLinger(0) // the kernel need not remember it
-		}
-		_ = conn.Close()
-	case errors.Is(err, syscall.ECONNREFUSED):
-		end.Error, end.Refused = syscall.ECONNREFUSED.Error(), true
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-		end.Error = fmt.Sprintf("no answer within %s", connectTime)
-	case errors.As(err, &errno):
-		end.Error = errno.Error()
-	default:
-		end.Error = err.Error()
+// beginConnect begins a connection. Its socket is to be closed, unless it is negative.
+func beginConnect(to netip.AddrPort) (socket int32, err error) {
+	family, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()})
+	if to.Addr().Is4() {
+		family, address = unix.AF_INET, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 	}
-	return end
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	// Closed so, the kernel need not remember the connection.
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return int32(fd), err
+	}
+	return int32(fd), unix.Connect(fd, address)
+}
+
+// ended notes how an attempt to connect has ended.
+func ended(end *lb.ReachConnect, err error) {
+	if err != nil {
+		end.Error, end.Refused = err.Error(), errors.Is(err, unix.ECONNREFUSED)
+	}
 }

@@ -22,17 +22,90 @@ import (
 	"github.com/landfall-lb/landfall/proxy/trace"
 )
 
-// tracer walks a packet through the rules in the kernel of the calling thread's network namespace.
-type tracer struct {
+// ruleset are the rules for a family in the kernel of the calling thread's network namespace: read once, and
+// walked for any number of packets.
+type ruleset struct {
 	family lb.Family
 	conn   *nfnetlink.Conn
+	own    []ownTable
+	// others are the chains of other programs that the kernel enters. Their tables are read when a packet
+	// meets them; nil is one that is gone.
+	others []nft.BaseChain
+	tables map[nft.Table]*walk.Kernel
+	// iptables are Landfall's rules of iptables mode, nil if there are none; inNft is set if nftables has them.
+	iptables *iptables.KernelRules
+	inNft    bool
+	forward  []plan.ForwardChain
+	paths    map[netip.Addr]pathTo
+}
+
+// ownTable is a table of Landfall.
+type ownTable struct {
+	name  string
+	rules *walk.Kernel
+}
+
+// pathTo is what the routing tables say of an address.
+type pathTo struct {
+	route trace.Route
+	err   error
+}
+
+// readRules reads what the kernel has.
+func readRules(ctx context.Context, conn *nfnetlink.Conn, family lb.Family) (*ruleset, error) {
+	r := &ruleset{family: family, conn: conn, tables: map[nft.Table]*walk.Kernel{}, paths: map[netip.Addr]pathTo{}}
+	for _, name := range []string{nftables.TableName, rescue.TableName} {
+		rules, there, err := walk.Read(conn, nft.Table{Family: family, Name: name})
+		if err != nil {
+			return nil, err
+		}
+		if there {
+			r.own = append(r.own, ownTable{name, rules})
+		}
+	}
+	var there []string
+	services := iptables.ServicesChain(family)
+	err := nfnetlink.Complete(func() (err error) {
+		r.others, there, err = nft.BaseChains(conn, services)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the chains of other programs: %w", err)
+	}
+	r.inNft = len(there) > 0
+	if r.iptables, err = iptables.Walkable(ctx, family, r.inNft); err != nil {
+		return nil, fmt.Errorf("read the rules of iptables mode: %w", err)
+	}
+	r.forward, err = forwardChains(ctx)
+	return r, err
+}
+
+// table returns the rules of a table of another program; nil if it is gone by now.
+func (r *ruleset) table(t nft.Table) (*walk.Kernel, error) {
+	rules, known := r.tables[t]
+	if known {
+		return rules, nil
+	}
+	rules, there, err := walk.Read(r.conn, t)
+	if err != nil {
+		return nil, err
+	}
+	if !there {
+		rules = nil
+	}
+	r.tables[t] = rules
+	return rules, nil
+}
+
+// tracer walks a packet through a ruleset.
+type tracer struct {
+	*ruleset
 	host   trace.Host
 	result lb.Trace
 
 	walkers []*walk.Walker
 	walker  *iptables.Walker
 	kernel  *iptables.KernelRules
-	paths   map[netip.Addr]trace.Route
 	// passed are the chains of other programs that the walk leaves out, with their rules.
 	passed map[string]int
 }
@@ -44,10 +117,41 @@ const assumedPort = 49152
 // unknownInterface stands for where a packet comes in whose source the node has no route to.
 const unknownInterface = "unknown"
 
-// traceKernel walks the packet. Without an interface it comes in where the route to its source leads.
-func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterface bool) (lb.Trace, error) {
-	t := tracer{family: lb.FamilyOf(p.Destination.Addr()), result: lb.Trace{Node: node},
-		paths: map[netip.Addr]trace.Route{}, passed: map[string]int{}}
+// traceKernel reads the rules and walks the packet.
+func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterface bool) (traced lb.Trace, err error) {
+	err = tracePackets(ctx, node, []lb.TracePacket{p}, givenInterface, func(t lb.Trace) { traced = t })
+	return traced, err
+}
+
+// tracePackets reads the rules of each family once, walks all packets, and hands over each trace. Without an
+// interface a packet comes in where the route to its source leads.
+func tracePackets(ctx context.Context, node string, packets []lb.TracePacket, givenInterface bool,
+	each func(lb.Trace)) error {
+	conn, err := nfnetlink.Open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	rules := map[lb.Family]*ruleset{}
+	for _, p := range packets {
+		family := lb.FamilyOf(p.Destination.Addr())
+		if rules[family] == nil {
+			if rules[family], err = readRules(ctx, conn, family); err != nil {
+				return err
+			}
+		}
+		traced, err := rules[family].trace(node, p, givenInterface)
+		if err != nil {
+			return err
+		}
+		each(traced)
+	}
+	return nil
+}
+
+// trace walks a packet.
+func (r *ruleset) trace(node string, p lb.TracePacket, givenInterface bool) (lb.Trace, error) {
+	t := tracer{ruleset: r, result: lb.Trace{Node: node}, passed: map[string]int{}}
 	assumed := p.Source.Port() == 0 && p.Protocol != lb.TraceICMP
 	if assumed {
 		p.Source = netip.AddrPortFrom(p.Source.Addr(), assumedPort)
@@ -66,13 +170,8 @@ func traceKernel(ctx context.Context, node string, p lb.TracePacket, givenInterf
 		}
 	}
 	t.result.Packet = p
-	conn, err := nfnetlink.Open()
-	if err != nil {
-		return lb.Trace{}, err
-	}
-	defer conn.Close()
-	t.conn, t.host.Route = conn, t.route
-	if err := t.read(ctx); err != nil {
+	t.host.Route = t.route
+	if err := t.chains(); err != nil {
 		return lb.Trace{}, err
 	}
 	t.result.Ways = trace.Report(t.host.Walk(trace.Packet{Source: p.Source, Destination: p.Destination,
@@ -125,57 +224,41 @@ func protocolNumber(p lb.Protocol, family lb.Family) uint8 {
 
 // route asks the routing tables. What they do not tell counts as a route.
 func (t *tracer) route(addr netip.Addr) trace.Route {
-	if r, ok := t.paths[addr]; ok {
-		return r
+	to, known := t.paths[addr]
+	if !known {
+		path, found, err := links.PathTo(addr)
+		switch to.err = err; {
+		case err != nil:
+		case !found:
+			to.route = trace.RouteNone
+		case path.Local:
+			to.route = trace.RouteLocal
+		}
+		t.paths[addr] = to
 	}
-	path, found, err := links.PathTo(addr)
-	r := trace.RouteOn
-	switch {
-	case err != nil:
-		t.note("%v", err)
-	case !found:
-		r = trace.RouteNone
-	case path.Local:
-		r = trace.RouteLocal
+	if to.err != nil && !slices.Contains(t.result.Notes, to.err.Error()) {
+		t.note("%v", to.err)
 	}
-	t.paths[addr] = r
-	return r
+	return to.route
 }
 
 func (t *tracer) isLocal(addr netip.Addr) bool { return t.route(addr) == trace.RouteLocal }
 
-// read reads which chains the kernel enters.
-func (t *tracer) read(ctx context.Context) error {
-	for _, name := range []string{nftables.TableName, rescue.TableName} {
-		table, there, err := walk.Read(t.conn, nft.Table{Family: t.family, Name: name})
-		if err != nil {
-			return err
-		} else if !there {
-			continue
-		}
-		w := &walk.Walker{Family: t.family, Name: name, Table: table, Local: t.isLocal}
+// chains sets up the chains that the kernel enters, for one packet.
+func (t *tracer) chains() error {
+	for _, own := range t.own {
+		table := own.rules.Untouched()
+		w := &walk.Walker{Family: t.family, Name: own.name, Table: table, Local: t.isLocal}
 		t.walkers = append(t.walkers, w)
-		t.result.Rules = append(t.result.Rules, map[lb.Family]string{lb.IPv4: "ip ", lb.IPv6: "ip6 "}[t.family]+name)
+		t.result.Rules = append(t.result.Rules, map[lb.Family]string{lb.IPv4: "ip ", lb.IPv6: "ip6 "}[t.family]+own.name)
 		for chain, hook := range table.Hooks() {
 			t.host.Chains = append(t.host.Chains, trace.Chain{Hook: hook.Number, Priority: hook.Priority,
 				NAT:  hook.Kind == "nat",
 				Walk: func(p trace.Way) []trace.Way { return w.Hook(hook.Number, chain, p) }})
 		}
 	}
-	var chains []nft.BaseChain
-	var there []string
-	services := iptables.ServicesChain(t.family)
-	err := nfnetlink.Complete(func() (err error) {
-		chains, there, err = nft.BaseChains(t.conn, services)
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("list the chains of other programs: %w", err)
-	}
-	if t.kernel, err = iptables.Walkable(ctx, t.family, len(there) > 0); err != nil {
-		return fmt.Errorf("read the rules of iptables mode: %w", err)
-	}
-	if t.kernel != nil {
+	if t.iptables != nil {
+		t.kernel = t.iptables.Untouched()
 		t.result.Rules = append(t.result.Rules, t.kernel.Variant)
 		t.walker = &iptables.Walker{Family: t.family, Rules: t.kernel, Local: t.isLocal, Foreign: map[string]int{}}
 		t.host.Chains = append(t.host.Chains, t.walker.Hooks()...)
@@ -183,23 +266,24 @@ func (t *tracer) read(ctx context.Context) error {
 	if len(t.result.Rules) == 0 {
 		t.note("this node has no rules of Landfall for %s", t.family)
 	}
-	if err := t.others(chains, len(there) > 0); err != nil {
+	if err := t.filters(); err != nil {
 		return err
 	}
-	return t.forward(ctx)
+	t.dropping()
+	return nil
 }
 
-// others adds the chains of other programs that filter, and notes those that the walk leaves out. inNft is
-// set if those of iptables-nft are walked.
-func (t *tracer) others(chains []nft.BaseChain, inNft bool) error {
+// filters adds the chains of other programs that filter, and notes those that the walk leaves out. Those of
+// iptables-nft are walked with Landfall's, where those are.
+func (t *tracer) filters() error {
 	walkers := map[nft.Table]*walk.Walker{}
-	for _, c := range chains {
+	for _, c := range t.others {
 		hooks := []uint32{unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_IN, unix.NF_INET_FORWARD, unix.NF_INET_POST_ROUTING}
 		if t.result.Packet.Interface == "" {
 			hooks = []uint32{unix.NF_INET_LOCAL_OUT, unix.NF_INET_LOCAL_IN, unix.NF_INET_POST_ROUTING}
 		}
 		family := c.FamilyName()
-		walked := inNft && (c.Table == "nat" || c.Table == "filter") && c.Name == strings.ToUpper(c.Name)
+		walked := t.inNft && (c.Table == "nat" || c.Table == "filter") && c.Name == strings.ToUpper(c.Name)
 		if strings.HasPrefix(c.Table, nftables.TableName) || walked || !slices.Contains(hooks, c.Hook.Number) ||
 			c.Rules == 0 && !c.Drops || family != "inet" && (family == "ip6") != (t.family == lb.IPv6) || family == "" {
 			continue
@@ -210,14 +294,14 @@ func (t *tracer) others(chains []nft.BaseChain, inNft bool) error {
 		}
 		table := nft.Table{Family: t.family, Name: c.Table, Inet: family == "inet"}
 		if walkers[table] == nil {
-			read, there, err := walk.Read(t.conn, table)
+			rules, err := t.table(table)
 			if err != nil {
 				return err
-			} else if !there { // by now
+			} else if rules == nil {
 				continue
 			}
-			walkers[table] = &walk.Walker{Family: t.family, Name: c.Table, Inet: table.Inet, Table: read, Local: t.isLocal,
-				Link: linkNumber(t.result.Packet.Interface)}
+			walkers[table] = &walk.Walker{Family: t.family, Name: c.Table, Inet: table.Inet, Table: rules.Untouched(),
+				Local: t.isLocal, Link: linkNumber(t.result.Packet.Interface)}
 		}
 		t.filter(walkers[table], c)
 	}
@@ -263,13 +347,9 @@ func (t *tracer) foreign(passed map[string]int) {
 	}
 }
 
-// forward adds the chains of other programs that certainly drop what the node forwards to pods.
-func (t *tracer) forward(ctx context.Context) error {
-	chains, err := forwardChains(ctx)
-	if err != nil {
-		return err
-	}
-	for _, c := range chains {
+// dropping adds the chains of other programs that certainly drop what the node forwards to pods.
+func (t *tracer) dropping() {
+	for _, c := range t.forward {
 		drops, accepted := c.Dropping()
 		if !drops || accepted || c.Family != "inet" && (c.Family == "ip6") != (t.family == lb.IPv6) {
 			continue
@@ -292,7 +372,6 @@ func (t *tracer) forward(ctx context.Context) error {
 		}
 		t.host.Chains = append(t.host.Chains, dropping)
 	}
-	return nil
 }
 
 // ownForward returns the chain FORWARD of table filter where iptables mode has rules in it.

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"math"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -421,6 +420,39 @@ func TestTraceWalksIptables(t *testing.T) {
 	}
 }
 
+// Packets of one request are walked through the same rules, which are read once: what is changed meanwhile counts
+// for the next request.
+func TestTracesOfOneRequestShareTheRules(t *testing.T) {
+	w := cases.WorldOf(lb.IPv4)
+	for _, mode := range []string{modeNftables, modeIptables} {
+		t.Run(mode, func(t *testing.T) {
+			s := newTraced(t, w, mode)
+			s.program(t, cases.Case{From: "outside", To: "vip"})
+			s.Node.Run(t, "nft", "add table ip wall; add chain ip wall pre { type filter hook prerouting priority -300; }; "+
+				"add rule ip wall pre tcp dport 80 drop")
+			to := netip.AddrPortFrom(w.VIP, cases.ServicePort)
+			packets := []lb.TracePacket{{Source: netip.AddrPortFrom(w.Outside, 0), Destination: to, Protocol: lb.TCP},
+				{Source: netip.AddrPortFrom(w.Stranger, 0), Destination: to, Protocol: lb.TCP},
+				{Source: netip.AddrPortFrom(w.Outside, 0), Destination: netip.AddrPortFrom(w.VIP, 81), Protocol: lb.TCP}}
+			var walked []string
+			s.Node.Do(t, func() error {
+				return tracePackets(t.Context(), "here", packets, false, func(traced lb.Trace) {
+					if walked = append(walked, droppedBy(traced)); len(walked) == 1 {
+						s.Node.Run(t, "nft", "delete table ip wall")
+					}
+				})
+			})
+			wall := "rule 1 of the chain ip wall pre, which another program has"
+			if want := []string{wall, wall, ""}; !slices.Equal(walked, want) {
+				t.Errorf("dropped by %q, want %q", walked, want)
+			}
+			if after := s.packet(t, packets[0]); droppedBy(after) != "" {
+				t.Errorf("the next request still has %q", droppedBy(after))
+			}
+		})
+	}
+}
+
 // What landfallctl asks of a node: whether endpoints accept connections, and what rules of others drop.
 func TestReachTriesWhatClientsMeet(t *testing.T) {
 	w := cases.WorldOf(lb.IPv4)
@@ -439,16 +471,19 @@ func TestReachTriesWhatClientsMeet(t *testing.T) {
 		return r, err
 	}
 	listens := netip.AddrPortFrom(w.Local, port)
-	inNode := func(ctx context.Context, network, to string) (conn net.Conn, err error) {
-		s.Node.Do(t, func() error {
-			conn, err = new(net.Dialer).DialContext(ctx, network, to)
-			return nil
-		})
-		return conn, err
-	}
-	connects := connectAll(t.Context(), inNode, []netip.AddrPort{listens, netip.AddrPortFrom(w.Local, port+100)})
-	if len(connects) != 2 || connects[0].Address != listens || connects[0].Error != "" || !connects[1].Refused {
-		t.Errorf("connections %+v", connects)
+	var connects []lb.ReachConnect
+	silent, here := netip.AddrPortFrom(w.Remote, port), netip.MustParseAddrPort("[::1]:9")
+	s.Node.Run(t, "nft", "add table ip silent; add chain ip silent out { type filter hook output priority 0; }; "+
+		"add rule ip silent out ip daddr "+silent.Addr().String()+" drop")
+	s.Node.Do(t, func() error {
+		connects = connectAll([]netip.AddrPort{listens, netip.AddrPortFrom(w.Local, port+100), silent, here})
+		return nil
+	})
+	if want := []lb.ReachConnect{{Address: listens},
+		{Address: netip.AddrPortFrom(w.Local, port+100), Error: "connection refused", Refused: true},
+		{Address: silent, Error: "no answer within 150ms"},
+		{Address: here, Error: "connection refused", Refused: true}}; !slices.Equal(connects, want) {
+		t.Errorf("connections %+v, want %+v", connects, want)
 	}
 	walk := []string{"--from=" + w.Outside.String(), "--from=2001:db8::1",
 		"--to=" + netip.AddrPortFrom(w.VIP, cases.ServicePort).String() + "/TCP"}

@@ -261,15 +261,15 @@ func (c Cluster) allNodes() []Check {
 			Cure: cureOf(lb.ReasonNodeExcluded, "NODE", excluded[0])})
 	case len(excluded) > 0 && !c.IgnoreExclude:
 		checks = append(checks, Check{Level: Note, What: "exclude label",
-			Text: list(excluded, 4) + " announce no address, as they have the label " + labelExclude})
+			Text: "no address is announced from " + list(excluded, 4) + ": label " + labelExclude})
 	}
 	if len(drained) > 0 {
 		checks = append(checks, Check{Level: Note, What: "drained", Reason: lb.ReasonNodeDrained,
-			Text: list(drained, 4) + " announce no address until landfallctl undrain NODE"})
+			Text: "no address is announced from " + list(drained, 4) + " until landfallctl undrain NODE"})
 	}
 	if len(down) > 0 {
 		checks = append(checks, Check{Level: Warning, What: "nodes",
-			Text: fmt.Sprintf("%s is not ready: %s", list(down, 4), c.Nodes[down[0]].NotReady),
+			Text: fmt.Sprintf("not ready: %s: %s", list(down, 4), c.Nodes[down[0]].NotReady),
 			Cure: "kubectl describe node " + down[0]})
 	}
 	if len(without) > 0 {

@@ -56,7 +56,7 @@ func TestDoctor(t *testing.T) {
 		}, OK, "nothing is wrong"},
 		"not ready": {func(w *world, _ *DoctorFacts) {
 			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2"}, NotReady: "no kubelet"}
-		}, Warning, "n2 is not ready: no kubelet"},
+		}, Warning, "not ready: n2: no kubelet"},
 		"no controller": {func(w *world, _ *DoctorFacts) { w.Controllers = nil }, Wrong, "the controller does not run"},
 		"no speaker":    {func(w *world, _ *DoctorFacts) { w.Agents = nil }, Wrong, "speaker and proxy run on no node"},
 		"no speaker may start": {func(w *world, d *DoctorFacts) {

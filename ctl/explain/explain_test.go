@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -771,6 +772,11 @@ func TestReachAsksForWhatClientsMeet(t *testing.T) {
 			w.Cluster.Nodes["n3"] = Node{Node: lb.Node{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.33")}}}
 			w.Slices[0].Endpoints = []lb.Endpoint{{Addr: netip.MustParseAddr("192.0.2.33"), Node: "n3", Ready: true}}
 		}, "connect [192.0.2.33:8080] from [192.0.2.11 198.51.100.7] to [192.0.2.10:80/TCP 192.0.2.10:53/UDP]"},
+		"two families and many ports": {func(w *world) {
+			w.Service.Ingress = append(w.Service.Ingress, lb.Ingress{Addr: netip.MustParseAddr("2001:db8:1::10")})
+			w.Service.Ports = slices.Concat(ports, ports, ports)
+		}, "connect [10.0.1.2:8080 10.0.2.2:8080] from [192.0.2.11 198.51.100.7 2001:db8:1::11 2001:db8:ffff::7] " +
+			"to [192.0.2.10:80/TCP [2001:db8:1::10]:80/TCP 192.0.2.10:53/UDP [2001:db8:1::10]:53/UDP]"},
 		"many endpoints": {func(w *world) {
 			for i := range byte(20) {
 				w.Slices[0].Endpoints = append(w.Slices[0].Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 3, i}),

@@ -12,9 +12,9 @@ import (
 
 const (
 	// maxConnects is how many endpoints a node connects to, maxTargets to how many ports of VIPs packets of
-	// clients are walked: each walk reads the rules of the kernel anew.
+	// clients are walked: with two clients of each family landfall-proxy takes no more.
 	maxConnects = 8
-	maxTargets  = 2
+	maxTargets  = 4
 )
 
 // Reach is what a node that announces a Service is asked.
@@ -36,7 +36,9 @@ func (f ServiceFacts) Reach(node string, c Cluster) (r Reach) {
 			r.From = append(r.From, f.clients(vip, c.Nodes)...)
 		}
 		families[family] = true
-		for _, port := range f.Service.Ports {
+	}
+	for _, port := range f.Service.Ports {
+		for _, vip := range f.Service.VIPs() {
 			if len(r.To) < maxTargets {
 				r.To = append(r.To, lb.FlowTarget{Addr: vip, Port: port.Port, Protocol: port.Protocol})
 			}

@@ -226,7 +226,7 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonForwardingOff: {"The node's kernel forwards no packets.",
 		"sysctl -w net.ipv4.ip_forward=1   # on the node, and in /etc/sysctl.d; or proxy.setIPForward=true"},
 	lb.ReasonForwardDropped: {"A chain of another program drops packets that the node forwards, as Docker and ufw do.",
-		"set proxy.acceptForwarded=true in the chart, or accept the pod network in that chain"},
+		"accept the pod network in that chain, or, if it is iptables' chain FORWARD, set proxy.acceptForwarded=true"},
 	lb.ReasonPodNetworkUnmatched: {"No pod of the node is in proxy.clusterCIDR, or in spec.podCIDRs of the Node with " +
 		"proxy.detectLocalMode NodeCIDR.", "set proxy.clusterCIDR to the network of the pods"},
 	lb.ReasonARPNotStrict: {"kube-proxy has put Services' addresses on kube-ipvs0, and the kernel answers ARP for them " +

@@ -18,12 +18,22 @@ type ServiceFacts struct {
 	// Found is false if there is none; then Service has no more than its name.
 	Found   bool
 	Service lb.Service
-	Slices  []lb.Slice
+	// Namesakes are Services of the same name in other namespaces, if there is none in this one.
+	Namesakes []lb.Key
+	Slices    []lb.Slice
 }
 
 // Service explains whether and how clients reach a Service, and why not.
 func Service(c Cluster, f ServiceFacts) Verdict {
 	subject := "Service " + f.Key.String()
+	if !f.Found && len(f.Namesakes) > 0 {
+		var there []string
+		for _, key := range f.Namesakes {
+			there = append(there, key.String())
+		}
+		return missing(subject, "there is no such Service; there is "+list(there, 4),
+			"landfallctl explain svc "+there[0])
+	}
 	if !f.Found {
 		return missing(subject, "there is no such Service", "kubectl get services -A")
 	}

@@ -335,6 +335,9 @@ type owner struct {
 	interfaces []string
 }
 
+// owners returns what MetalLB says of who announces which Service. A speaker that has not met the others yet takes
+// all Services for its own: when it withdraws before it has written the status of a ServiceL2Status, it leaves
+// the object behind, with its node in the labels.
 func owners(objects []Object) []owner {
 	var all []owner
 	for _, o := range sorted(objects, "ServiceL2Status") {
@@ -342,7 +345,8 @@ func owners(objects []Object) []owner {
 			value, _ := o.Status[key].(string)
 			return cmp.Or(value, o.Metadata.Labels["metallb.io/"+label])
 		}
-		w := owner{node: text("node", "node"), service: lb.Key{Namespace: text("serviceNamespace", "service-namespace"),
+		node, _ := o.Status["node"].(string)
+		w := owner{node: node, service: lb.Key{Namespace: text("serviceNamespace", "service-namespace"),
 			Name: text("serviceName", "service-name")}}
 		interfaces, _ := o.Status["interfaces"].([]any)
 		for _, i := range interfaces {

@@ -136,6 +136,13 @@ kind: ServiceL2Status
 metadata: {name: l2-1, namespace: m}
 status: {node: n1, serviceName: web, serviceNamespace: shop, interfaces: [{name: eth1}]}
 ---
+apiVersion: metallb.io/v1beta1
+kind: ServiceL2Status
+metadata: {name: l2-0, namespace: m, labels: {metallb.io/node: n2, metallb.io/service-name: web,
+  metallb.io/service-namespace: shop}}
+---
+{apiVersion: v1, kind: Node, metadata: {name: n2, labels: {kubernetes.io/hostname: h2}}}
+---
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: shop}

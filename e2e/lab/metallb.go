@@ -20,6 +20,14 @@ const metallbModule = "go.universe.tf/metallb"
 // MetalLBManifest is the file beside MetalLB's programs that installs it, without FRR.
 const MetalLBManifest = "metallb-native.yaml"
 
+// Files of MetalLB's modes with FRR, in the folder that [MetalLBFRR] returns: manifests, and the program that gives
+// FRR a new configuration.
+const (
+	MetalLBFRRManifest    = "metallb-frr.yaml"
+	MetalLBFRRK8sManifest = "metallb-frr-k8s.yaml"
+	MetalLBReloader       = "frr-reloader.sh"
+)
+
 // MetalLB returns the folder with MetalLB's programs, controller and speaker, and the folder of its
 // custom resource definitions. They are built from its module, in a module of its own outside the
 // source tree, if the cache folder does not have them.
@@ -45,60 +53,134 @@ func MetalLB(ctx context.Context, progress func(line string)) (programs, definit
 	if _, err := os.Stat(complete); err == nil { // another process has built it meanwhile
 		return programs, definitions, nil
 	}
-	if err := buildMetalLB(ctx, programs, definitions, progress); err != nil {
+	if err := buildMetalLB(ctx, programs, definitions, complete, progress); err != nil {
 		return "", "", fmt.Errorf("build MetalLB %s: %w", metallbVersion, err)
 	}
 	return programs, definitions, nil
 }
 
-func buildMetalLB(ctx context.Context, programs, definitions string, progress func(string)) error {
-	module, err := os.MkdirTemp("", "landfall-metallb-")
+// MetalLBFRR adds to MetalLB's programs what its modes with FRR need, and returns the folder: manifests, the
+// reloader, the daemon of frr-k8s, and its custom resource definitions in a folder frr-k8s. It installs
+// what Debian has of FRR.
+func MetalLBFRR(ctx context.Context, progress func(line string)) (folder string, err error) {
+	folder, _, err = MetalLB(ctx, progress)
+	if err == nil {
+		err = ensurePrograms(ctx, reloadPackages, progress)
+	}
+	if err != nil {
+		return "", err
+	}
+	unlock, err := waitForFile(ctx, filepath.Join(folder, "lock"), progress)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	definitions := filepath.Join(folder, "frr-k8s-crds")
+	if _, err := os.Stat(definitions); err == nil { // the last that is written
+		return folder, nil
+	}
+	if err := buildFRRK8s(ctx, folder, definitions, progress); err != nil {
+		return "", fmt.Errorf("build frr-k8s: %w", err)
+	}
+	return folder, nil
+}
+
+// buildFRRK8s builds the daemon of frr-k8s in the version that MetalLB is built with.
+func buildFRRK8s(ctx context.Context, folder, definitions string, progress func(string)) error {
+	const frrk8s = "github.com/metallb/frr-k8s"
+	module, err := newMetalLBModule()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(module) }()
-	text := "module metallb\n\ngo 1.24\n\nrequire " + metallbModule + " " + metallbVersion + "\n"
-	if err := os.WriteFile(filepath.Join(module, "go.mod"), []byte(text), 0o600); err != nil {
+	metallb, err := moduleFolder(ctx, module, metallbModule)
+	if err != nil {
 		return err
 	}
-	for _, program := range []string{"controller", "speaker"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-C", module, "-mod=mod", "-v", "-trimpath", "-ldflags", "-s -w",
-			"-o", filepath.Join(programs, program), metallbModule+"/"+program)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-		what := fmt.Sprintf("building the %s of MetalLB %s, once", program, metallbVersion)
-		if err := watched(ctx, progress, what, cmd); err != nil {
+	for _, file := range []string{"config/manifests/" + MetalLBFRRManifest, "config/manifests/" + MetalLBFRRK8sManifest,
+		"frr-tools/reloader/" + MetalLBReloader} {
+		if err := copyFile(filepath.Join(metallb, file), filepath.Join(folder, filepath.Base(file))); err != nil {
 			return err
 		}
 	}
-	cmd := exec.CommandContext(ctx, "go", "list", "-C", module, "-mod=mod", "-m", "-json", metallbModule)
+	if err := buildOf(ctx, module, "frr-k8s", frrk8s+"/cmd", folder, progress); err != nil {
+		return err
+	}
+	dir, err := moduleFolder(ctx, module, frrk8s)
+	if err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "config/crd/bases/*.yaml"))
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("no definitions in %s: %w", dir, err)
+	}
+	whole, err := os.MkdirTemp(folder, "crds-")
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if err := copyFile(file, filepath.Join(whole, filepath.Base(file))); err != nil {
+			return err
+		}
+	}
+	return os.Rename(whole, definitions)
+}
+
+// newMetalLBModule makes a folder with a module that requires MetalLB.
+func newMetalLBModule() (folder string, err error) {
+	if folder, err = os.MkdirTemp("", "landfall-metallb-"); err != nil {
+		return "", err
+	}
+	text := "module metallb\n\ngo 1.24\n\nrequire " + metallbModule + " " + metallbVersion + "\n"
+	return folder, os.WriteFile(filepath.Join(folder, "go.mod"), []byte(text), 0o600)
+}
+
+// buildOf builds a program of a package that the module requires, directly or not.
+func buildOf(ctx context.Context, module, program, of, to string, progress func(string)) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-C", module, "-mod=mod", "-v", "-trimpath", "-ldflags", "-s -w",
+		"-o", filepath.Join(to, program), of)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	return watched(ctx, progress, fmt.Sprintf("building the %s of MetalLB %s, once", program, metallbVersion), cmd)
+}
+
+// moduleFolder returns where the sources of a module are that another requires.
+func moduleFolder(ctx context.Context, module, of string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-C", module, "-mod=mod", "-m", "-json", of)
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	out, err := cmd.Output()
 	if err != nil {
-		return fmt.Errorf("go list: %w", err)
+		return "", fmt.Errorf("go list: %w", err)
 	}
 	var listed struct{ Dir string }
-	if err := json.Unmarshal(out, &listed); err != nil {
+	err = json.Unmarshal(out, &listed)
+	return listed.Dir, err
+}
+
+func buildMetalLB(ctx context.Context, programs, definitions, complete string, progress func(string)) error {
+	module, err := newMetalLBModule()
+	if err != nil {
 		return err
 	}
-	files, err := filepath.Glob(filepath.Join(listed.Dir, "config/crd/bases/*.yaml"))
+	defer func() { _ = os.RemoveAll(module) }()
+	for _, program := range []string{"controller", "speaker"} {
+		if err := buildOf(ctx, module, program, metallbModule+"/"+program, programs, progress); err != nil {
+			return err
+		}
+	}
+	dir, err := moduleFolder(ctx, module, metallbModule)
+	if err != nil {
+		return err
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "config/crd/bases/*.yaml"))
 	if err != nil || len(files) == 0 {
-		return fmt.Errorf("no definitions in %s: %w", listed.Dir, err)
+		return fmt.Errorf("no definitions in %s: %w", dir, err)
 	}
-	manifest := filepath.Join(listed.Dir, "config/manifests", MetalLBManifest)
-	for _, file := range append(files, manifest) {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		to := definitions
-		if file == manifest {
-			to = programs
-		}
-		if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), text, 0o600); err != nil {
+	for _, file := range files {
+		if err := copyFile(file, filepath.Join(definitions, filepath.Base(file))); err != nil {
 			return err
 		}
 	}
-	return nil
+	return copyFile(filepath.Join(dir, "config/manifests", MetalLBManifest), complete)
 }
 
 // Program is another project's program on a host. See [Lab.StartProgram].

@@ -29,6 +29,9 @@ var routerPackages = map[string]string{
 	"birdc": "bird2",
 }
 
+// reloadPackages says the same of what MetalLB changes the configuration of FRR with.
+var reloadPackages = map[string]string{"vtysh": "frr", "/usr/lib/frr/frr-reload.py": "frr-pythontools"}
+
 // balancerPackages says the same of the load balancers in front of a cluster.
 var balancerPackages = map[string]string{"haproxy": "haproxy"}
 

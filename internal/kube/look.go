@@ -176,6 +176,16 @@ func (c *Client) AllServices(ctx context.Context) ([]lb.Service, error) {
 		func(o *corev1.Service) lb.Service { _, s := convertLabelledService(o); return s })
 }
 
+// ServicesNamed returns the Services of a name in all namespaces, in order.
+func (c *Client) ServicesNamed(ctx context.Context, name string) ([]lb.Key, error) {
+	named, err := list(ctx, c, c.rest.core, "", "services", metav1.ListOptions{FieldSelector: "metadata.name=" + name},
+		&corev1.ServiceList{}, func(l *corev1.ServiceList) []corev1.Service { return l.Items },
+		func(o *corev1.Service) lb.Key { return lb.Key{Namespace: o.Namespace, Name: o.Name} })
+	named = slices.DeleteFunc(named, func(key lb.Key) bool { return key.Name != name })
+	slices.SortFunc(named, lb.Key.Compare)
+	return named, err
+}
+
 // ServicesAt returns the Services of type LoadBalancer whose status has an address, in order.
 func (c *Client) ServicesAt(ctx context.Context, addr netip.Addr) ([]lb.Key, error) {
 	services, err := c.AllServices(ctx)

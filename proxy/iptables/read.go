@@ -62,6 +62,13 @@ func Walkable(ctx context.Context, family lb.Family, inNft bool) (*KernelRules, 
 	return k, nil
 }
 
+// Untouched returns the rules for another packet: they share what was read, and have no notes yet.
+func (k *KernelRules) Untouched() *KernelRules {
+	fresh := *k
+	fresh.Notes = nil
+	return &fresh
+}
+
 // Chain implements WalkedRules.
 func (k *KernelRules) Chain(table, chain string) ([]string, error) {
 	name := table + " " + chain

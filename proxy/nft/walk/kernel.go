@@ -37,6 +37,13 @@ func Read(conn *nfnetlink.Conn, t nft.Table) (k *Kernel, there bool, err error) 
 	return k, there, nil
 }
 
+// Untouched returns the table as it is before any packet: what one removes, the next finds.
+func (k *Kernel) Untouched() *Kernel {
+	fresh := *k
+	fresh.found = map[string]*nft.Element{}
+	return &fresh
+}
+
 // Hooks returns the chains that the kernel enters.
 func (k *Kernel) Hooks() map[string]nft.Hook {
 	hooks := map[string]nft.Hook{}
