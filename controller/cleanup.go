@@ -91,8 +91,11 @@ func (c *cleaner) run(ctx context.Context) error {
 func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 	var found []lb.Service
 	if err := c.services.EachService(ctx, func(s lb.Service) {
-		if plan.Written(&s, c.class) {
+		switch {
+		case plan.Written(&s, c.class):
 			found = append(found, s)
+		case s.Listed != nil: // a listing has no class: only that is taken back
+			found = append(found, lb.Service{Key: s.Key, UID: s.UID, Listed: s.Listed})
 		}
 	}); err != nil {
 		return 0, err
@@ -104,7 +107,7 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 			defer cancel()
-			errs[i] = c.services.TakeBack(ctx, s, plan.Protected(&s), c.addresses)
+			errs[i] = c.services.TakeBack(ctx, s, plan.Protected(&s), c.addresses && plan.Written(&s, c.class))
 			if kube.IsNotFound(errs[i]) || kube.IsConflict(errs[i]) {
 				errs[i] = nil // it is gone, or created anew
 			}

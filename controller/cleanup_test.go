@@ -44,8 +44,10 @@ func (c *cluster) TakeBack(_ context.Context, given lb.Service, finalizer, addre
 	if finalizer {
 		h.Finalizer = kube.FinalizerRemoved
 	}
-	show(&s, h)
-	s.Announcements = ""
+	if len(given.Conditions)+len(given.Announcements) > 0 || addresses {
+		show(&s, h)
+	}
+	s.Announcements, s.Listed = "", nil
 	c.store(s)
 	c.writes = append(c.writes, "service "+s.Key.Name)
 	return nil

@@ -458,6 +458,9 @@ func (p *process) settle(t *testing.T) {
 		if _, tidyErr := p.tidier.step(t.Context()); err == nil {
 			err = tidyErr
 		}
+		if _, listErr := p.lister.step(t.Context()); err == nil {
+			err = listErr
+		}
 		p.cluster.check(t)
 		if err == nil && again == 0 && len(p.cluster.written()) == 0 {
 			return
@@ -481,4 +484,24 @@ func key(name string) lb.Key { return lb.Key{Namespace: "default", Name: name} }
 
 func service(name string) lb.Service {
 	return lb.Service{Key: key(name), Type: lb.LoadBalancer, Families: []lb.Family{lb.IPv4}, FamilyPolicy: lb.SingleStack}
+}
+
+// List implements statusWriter.
+func (c *cluster) List(_ context.Context, given lb.Service, listed lb.Listing) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err, late := c.failing(given.Key)
+	if err != nil && !late {
+		return err
+	}
+	s, ok := c.services[given.Key]
+	if !ok || s.UID != given.UID {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "services"}, given.Key.Name)
+	}
+	if s.Listed = nil; listed != nil {
+		s.Listed = lb.ParseListing(listed.String())
+	}
+	c.writes = append(c.writes, "listing "+s.Key.Name)
+	c.store(s)
+	return err
 }

@@ -41,6 +41,7 @@ type table[K comparable, V any] interface {
 type statusWriter interface {
 	Hold(ctx context.Context, service lb.Service, h kube.Holding) error
 	Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (version string, err error)
+	List(ctx context.Context, service lb.Service, listed lb.Listing) error
 }
 
 // reporter is what kube.Events offers.
@@ -86,6 +87,7 @@ type controller struct {
 	deps
 	runner *loop.Runner
 	tidier *tidier
+	lister *lister
 
 	mu sync.Mutex
 	// changed are the Services that the table tells of since the last step, nil for one that does not
@@ -132,7 +134,7 @@ type poolWrite struct {
 }
 
 func newController(d deps) *controller {
-	c := &controller{deps: d, tidier: newTidier(d)}
+	c := &controller{deps: d, tidier: newTidier(d), lister: newLister(d)}
 	c.runner = loop.New(c.step, loop.Options{Gap: gap, Every: interval, Burst: passes, MaxBackoff: 5 * time.Second})
 	return c
 }
@@ -141,6 +143,7 @@ func newController(d deps) *controller {
 func (c *controller) poke() {
 	c.runner.Poke()
 	c.tidier.runner.Poke()
+	c.lister.runner.Poke()
 }
 
 // serviceChanged says that a Service has changed.
@@ -151,6 +154,7 @@ func (c *controller) serviceChanged(key lb.Key) {
 	}
 	c.mu.Unlock()
 	c.runner.Poke()
+	c.lister.serviceChanged(key)
 }
 
 // factChanged says that a pool, a namespace or a node has changed.
@@ -167,6 +171,7 @@ func (c *controller) factChanged(string) {
 func (c *controller) lead(ctx context.Context) error {
 	c.begin()
 	defer c.remember(nil)
+	defer c.lister.end()
 	c.log.Info("leading: catching up with the API server")
 	if err := c.catchUpWithOthers(ctx); err != nil {
 		return ignoreEnd(ctx, err)
@@ -177,6 +182,7 @@ func (c *controller) lead(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.runner.Run(ctx) })
 	group.Go(func() error { return c.tidier.runner.Run(ctx) })
+	group.Go(func() error { return c.lister.runner.Run(ctx) })
 	return group.Wait()
 }
 
@@ -191,6 +197,7 @@ func (c *controller) startOver(ctx context.Context) error {
 // begin forgets what an earlier time of leading has left.
 func (c *controller) begin() {
 	c.remember(map[lb.Key]bool{})
+	c.lister.begin()
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
 	c.replaces, c.withdrawals, c.unwritable = replaces{}, withdrawals{}, unwritable{}

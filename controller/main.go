@@ -251,6 +251,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 
 	rt.Live("assign addresses", c.runner.Busy)
 	rt.Live("tidy up", c.tidier.runner.Busy)
+	rt.Live("write since when external IPs are listed", c.lister.runner.Busy)
 	rt.Live("watches", client.Busy)
 	rt.Live("events", events.Busy)
 	group, ctx := errgroup.WithContext(ctx)

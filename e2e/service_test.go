@@ -191,6 +191,7 @@ func testServiceLife(t *testing.T, l *lab.Lab) {
 			wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-1", "my-nginx-2")
 		}},
 		{"external IPs of an older Service take nothing", func(t *testing.T) { testContract11Tenant(t, l) }},
+		{"who listed an external IP first goes on", func(t *testing.T) { testContract11ExternalIP(t, l) }},
 	}
 	for _, step := range steps {
 		if !t.Run(step.name, step.run) {

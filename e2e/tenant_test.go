@@ -2,15 +2,19 @@ package e2e
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // addTenant creates a Service whose namespace and age come before those of my-nginx once that is
@@ -70,4 +74,50 @@ func testContract11Tenant(t *testing.T, l *lab.Lab) {
 	if err != nil || after != before {
 		t.Errorf("the condition of the VIP's holder was %+v and is %+v (%v)", before, after, err)
 	}
+}
+
+// testContract11ExternalIP has the Service that holds the VIP list an external IP, and then the older one of
+// [addTenant], which has no endpoints and the same port. Who listed it first goes on.
+func testContract11ExternalIP(t *testing.T, l *lab.Lab) {
+	ctx := t.Context()
+	const external = "198.51.100.7"
+	list := func(namespace, name string, ips ...string) {
+		t.Helper()
+		patch := fmt.Appendf(nil, `{"spec":{"externalIPs":["%s"]}}`, strings.Join(ips, `","`))
+		if len(ips) == 0 {
+			patch = []byte(`{"spec":{"externalIPs":null}}`)
+		}
+		if _, err := l.Kube().CoreV1().Services(namespace).Patch(ctx, name, types.MergePatchType, patch,
+			metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listed := func(namespace, name string) {
+		t.Helper()
+		eventually(t, "the controller has seen that "+name+" lists it", func() error {
+			s, err := l.Kube().CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			c := meta.FindStatusCondition(s.Status.Conditions, lb.ConditionExternalIPs)
+			if c == nil || !strings.Contains(c.Message, external) {
+				return fmt.Errorf("its condition is %+v", c)
+			}
+			return nil
+		})
+	}
+	target := netip.AddrPortFrom(netip.MustParseAddr(external), 80)
+	list("default", "my-nginx", external)
+	listed("default", "my-nginx")
+	eventually(t, "the external IP answers", func() error {
+		_, err := l.Ask(ctx, "my-nginx-1", "tcp", target)
+		return err
+	})
+	probe := l.StartProbe(ctx, "my-nginx-1", "tcp", target, newEvery)
+	list("aaa", "x", external)
+	listed("aaa", "x")
+	time.Sleep(time.Second) // for what a wrong proxy would do next
+	wantNoneLost(t, probe.Stop())
+	list("default", "my-nginx")
+	list("aaa", "x")
 }

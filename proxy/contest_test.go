@@ -113,6 +113,57 @@ func TestContract11TheOlderHolderOfAVIPGoesOn(t *testing.T) {
 	b.expectDelivery("aaa", "192.0.2.1", "1")
 }
 
+// An old Service that adds an external IP does not take its port from a younger one that serves it: not before
+// the controller has seen it list the address, not after, and not from a proxy that starts.
+func TestContract11TheHolderOfAnExternalIPGoesOn(t *testing.T) {
+	const address = "198.51.100.7"
+	list := func(b *bench, name string, created time.Time, listed lb.Listing, ips ...string) {
+		b.list(name, created, 80, ips...)
+		svc, _ := b.services.Get(key(name))
+		svc.Listed = listed
+		b.services.Set(key(name), svc)
+	}
+	old := time.Time{}.Add(-time.Hour)
+	holder, first := lb.Listing{address: 5000, "80/TCP": 5000}, lb.Listing{"198.51.100.8": 1000, "80/TCP": 1000}
+	later := lb.Listing{"198.51.100.8": 1000, "80/TCP": 1000, address: 6000}
+	b := newBench(t)
+	list(b, "aaa", old, first, "198.51.100.8")
+	list(b, "zzz", time.Time{}, holder, address)
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	check := func(b *bench) {
+		t.Helper()
+		b.rules.confirm()
+		b.run()
+		for name, want := range map[string]bool{"zzz": true, "aaa": false} {
+			if got := b.rules.wanted[key(name)].Serves(lb.TCP, netip.MustParseAddr(address), 80); got != want {
+				t.Errorf("%s serves the external IP: %v", name, got)
+			}
+		}
+		if want := "aaa FrontendInUse here: spec.externalIPs: " + address + ":80/tcp is in use by Service default/zzz"; len(
+			b.warnings) != 1 || b.warnings[0] != want {
+			t.Errorf("Events %v", b.warnings)
+		}
+	}
+	for _, listed := range []lb.Listing{first, later} {
+		b.order = nil
+		list(b, "aaa", old, listed, "198.51.100.8", address)
+		b.run()
+		if slices.Contains(b.order, "rules zzz") || slices.Contains(b.order, "feed zzz") {
+			t.Errorf("the holder was touched: %v", b.order)
+		}
+		check(b)
+	}
+	started := newBench(t)
+	list(started, "aaa", old, later, "198.51.100.8", address)
+	list(started, "zzz", time.Time{}, holder, address)
+	started.synced()
+	started.run()
+	check(started)
+}
+
 // Pools and the flag refuse external IPs as soon as they are known. A change of them plans only the
 // Services that list some.
 func TestExternalIPsFollowPoolsAndFlag(t *testing.T) {

@@ -42,6 +42,7 @@ var Reasons = map[lb.Reason]Entry{
 		"kubectl describe service NAME"},
 	lb.ReasonPoolApart:     {Meaning: "The pool shares no address with another."},
 	lb.ReasonPoolAvailable: {Meaning: "The pool has free addresses."},
+	lb.ReasonListed:        {Meaning: "The Service has listed its external IPs and ports since the times in the message."},
 	lb.ReasonFamilyUnserved: {"No pool has addresses of a family that the Service requires.",
 		"add a range of that family to a pool, or set spec.ipFamilyPolicy: PreferDualStack"},
 	lb.ReasonRequestInvalid: {"An annotation of the Service cannot be parsed.",

@@ -82,6 +82,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 		assigned = c
 	}
 	s.Intruding = lb.Intrudes(assigned, s.Ports, s.Ingress)
+	s.Listed = listed(o)
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
@@ -126,6 +127,7 @@ func fillProbe(s *lb.Service, o *corev1.Service) {
 func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Service) {
 	key, s := convertService(o)
 	fillShown(&s, o)
+	s.Listed = listed(o)
 	for _, family := range o.Spec.IPFamilies {
 		s.Families = append(s.Families, lb.Family(common(family)))
 	}
@@ -194,8 +196,19 @@ func fillShown(s *lb.Service, o *corev1.Service) {
 	s.Deleting, s.Labels = o.DeletionTimestamp != nil, o.Labels
 	s.Finalizer = slices.Contains(o.Finalizers, lb.FinalizerCleanup)
 	_, s.Headless = o.Labels[lb.LabelHeadless]
-	s.Conditions = convertConditions(o.Status.Conditions, lb.DriverName+"/")
+	s.Conditions = slices.DeleteFunc(convertConditions(o.Status.Conditions, lb.DriverName+"/"),
+		func(c lb.Condition) bool { return c.Type == lb.ConditionExternalIPs })
 	s.Announcements = lb.KeptAnnouncements(s.Type, o.Annotations[lb.AnnotationAnnouncements])
+}
+
+// listed returns since when a Service lists its external IPs, as the controller wrote it.
+func listed(o *corev1.Service) lb.Listing {
+	for _, c := range o.Status.Conditions {
+		if c.Type == lb.ConditionExternalIPs {
+			return lb.ParseListing(c.Message)
+		}
+	}
+	return nil
 }
 
 func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condition {

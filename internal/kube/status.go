@@ -125,6 +125,22 @@ func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error 
 	return s.patchService(ctx, service, patch)
 }
 
+// List writes since when a Service lists its external IPs; nil takes it away. It does not fail if the Service
+// has changed since it was read: who changes it all the time would keep it from being written.
+func (s *Status) List(ctx context.Context, service lb.Service, listed lb.Listing) error {
+	written := removedCondition(lb.ConditionExternalIPs)
+	if listed != nil {
+		c := patchedCondition{Type: lb.ConditionExternalIPs, Status: metav1.ConditionTrue, Reason: lb.ReasonListed,
+			Message: listed.String()}
+		if service.Listed == nil {
+			now := metav1.NewTime(s.now())
+			c.LastTransitionTime = &now
+		}
+		written = c
+	}
+	return s.patchService(ctx, service, statusPatch{Status: patchedStatus{Conditions: []any{written}}})
+}
+
 // Pool writes the status of a pool as Landfall owns it; conditions of other types are kept. It
 // fails with a conflict if the pool has changed since pool was read, which is an ErrWentBack too if
 // the API server has an older one, and returns the version that the write has made.

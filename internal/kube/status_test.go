@@ -2,6 +2,7 @@ package kube
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -143,6 +144,47 @@ func TestHoldWithoutAddressesRemovesAnnouncements(t *testing.T) {
 		if service.Announcements = "left"; holding.Shows(service) {
 			t.Error("an annotation that is left is not seen")
 		}
+	}
+}
+
+// TestList writes a condition beside those of others, whatever has changed since the Service was read, and
+// reads it as proxies and the controller do. What decides about addresses leaves it alone.
+func TestList(t *testing.T) {
+	want := lb.Listing{"198.51.100.1": 1000, "80/TCP": 2000}
+	status, get := newStatus(t, testService())
+	_, service := convertRequestingService(testService(), false)
+	before := len(testService().Status.Conditions)
+	service.Version = "older"
+	if err := status.List(t.Context(), service, want); err != nil {
+		t.Fatal(err)
+	}
+	got, _ := get()
+	_, read := convertRequestingService(got, false)
+	_, forwarded := convertForwardedService(got)
+	if !maps.Equal(read.Listed, want) || !maps.Equal(forwarded.Listed, want) || len(got.Status.Conditions) != before+1 {
+		t.Errorf("read %v and %v of %v", read.Listed, forwarded.Listed, got.Status.Conditions)
+	}
+	if condition := byType(got.Status.Conditions)[lb.ConditionExternalIPs]; condition.LastTransitionTime.IsZero() ||
+		condition.Reason != string(lb.ReasonListed) {
+		t.Errorf("wrote %+v", condition)
+	}
+	if err := status.Hold(t.Context(), read, Holding{}); err != nil {
+		t.Fatal(err)
+	}
+	got, _ = get()
+	if _, read = convertRequestingService(got, false); !maps.Equal(read.Listed, want) || len(read.Conditions) != 0 {
+		t.Errorf("an assignment left %v and %v", read.Listed, read.Conditions)
+	}
+	if err := status.TakeBack(t.Context(), read, false, false); err != nil {
+		t.Fatal(err)
+	}
+	got, _ = get()
+	if _, read = convertRequestingService(got, false); read.Listed != nil {
+		t.Errorf("a cleanup left %v", read.Listed)
+	}
+	read.Listed = want
+	if err := status.List(t.Context(), read, nil); err != nil {
+		t.Error(err)
 	}
 }
 

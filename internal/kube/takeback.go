@@ -35,6 +35,9 @@ func (s *Status) EachService(ctx context.Context, yield func(lb.Service)) error 
 // that stay keep the annotation that says who assigned them.
 func (s *Status) TakeBack(ctx context.Context, service lb.Service, finalizer, addresses bool) error {
 	var patch statusPatch
+	if service.Listed != nil {
+		patch.Status.Conditions = append(patch.Status.Conditions, removedCondition(lb.ConditionExternalIPs))
+	}
 	for _, c := range service.Conditions {
 		patch.Status.Conditions = append(patch.Status.Conditions, removedCondition(c.Type))
 	}

@@ -125,7 +125,9 @@ type Service struct {
 	FamilyPolicy FamilyPolicy // spec.ipFamilyPolicy
 	// ExternalIPs are addresses that an administrator routes to nodes without Landfall. They hold
 	// nothing of a pool.
-	ExternalIPs    []netip.Addr
+	ExternalIPs []netip.Addr
+	// Listed is what ConditionExternalIPs says; nil without it. Speakers do not read it.
+	Listed         Listing
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
 	// Only the proxies' table fills what follows, up to Forwarding.
@@ -159,7 +161,8 @@ type Service struct {
 	// them. Unread counts those that it leaves out.
 	Ingress []Ingress
 	Unread  int
-	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…).
+	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…), without
+	// ConditionExternalIPs.
 	Conditions []Condition
 	// FalseSince has, by type, since when those conditions are false that are; nil if all are true. Only
 	// the controller's table fills it.
@@ -439,6 +442,8 @@ const (
 	ConditionAssigned = "landfall.dev/Assigned"
 	// ConditionAnnounced on a Service: a node answers for each of its addresses.
 	ConditionAnnounced = "landfall.dev/Announced"
+	// ConditionExternalIPs on a Service: since when it lists what of its external IPs and ports.
+	ConditionExternalIPs = "landfall.dev/ExternalIPs"
 	// ConditionReady on a pool: the controller assigns its addresses.
 	ConditionReady = "Ready"
 )

@@ -44,6 +44,7 @@ const (
 	ReasonQuotaExceeded   Reason = "QuotaExceeded"   // the namespace holds as many addresses as the pool's quota allows
 	ReasonPoolApart       Reason = "Apart"           // the pool shares no address with another
 	ReasonPoolAvailable   Reason = "Available"       // the pool has free addresses
+	ReasonListed          Reason = "Listed"          // since when the Service lists its external IPs
 )
 
 // Reasons around announcements: why a node does not claim a VIP, or claims it and does not own it.

@@ -46,9 +46,14 @@ func sharedPorts(all []ServicePort) string {
 		if i > 0 {
 			list = append(list, ", "...)
 		}
-		list = append(append(strconv.AppendUint(list, uint64(p.Port), 10), '/'), p.Protocol...)
+		list = appendPort(list, p)
 	}
 	return shorten(string(list))
+}
+
+// appendPort appends a port as in "443/TCP".
+func appendPort(to []byte, p ServicePort) []byte {
+	return append(append(strconv.AppendUint(to, uint64(p.Port), 10), '/'), p.Protocol...)
 }
 
 // Intrudes reports whether Services that a Service collides with at one of its VIPs come first,

@@ -65,14 +65,15 @@ type parting struct {
 }
 
 // byPort returns what a Service brings by port, and what it brings besides under "".
-func (r renderer) byPort(s plan.Service) map[string]contribution {
+func (r renderer) byPort(s plan.Service, before chains) map[string]contribution {
 	ports := map[string]contribution{}
 	for _, p := range s.Ports {
 		if p.Family != r.family {
 			continue
 		}
-		c := contribution{chains: chains{}}
+		c := contribution{chains: chains{}, before: before}
 		r.port(&c, s.Key, p, s.AffinityTimeout)
+		c.before = nil
 		ports[suffix(s.Key, p)] = c
 	}
 	c := contribution{chains: chains{}}
@@ -157,13 +158,13 @@ func (f *family) applyPart(ctx context.Context, key lb.Key) error {
 		held := f.held[key]
 		p = parting{before: held.plan, ports: held.ports}
 		if p.ports == nil {
-			p.ports = f.byPort(held.plan)
+			p.ports = f.byPort(held.plan, held.rules.chains)
 		}
 	}
 	want := f.want[key]
 	p.before = p.before.Within(want.plan) // what goes amid parts is not held, even if it is wanted again
 	if want.ports == nil {
-		want.ports = f.byPort(want.plan)
+		want.ports = f.byPort(want.plan, want.rules.chains)
 	}
 	ports, most := maps.Clone(p.ports), portion{size: f.portion}
 	lists := chains{} // of sources, which ports share

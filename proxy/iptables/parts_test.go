@@ -545,3 +545,30 @@ func TestContract1TooLargeAmidParts(t *testing.T) {
 	_, _ = f.Commit(t.Context(), []lb.Key{s.Key}) // which says that it is too large
 	wantHeldServed(t, f, kernel, s.Key)
 }
+
+// A change of one endpoint renders the chains of the others not again, and comes to the same as if it did.
+func TestEndpointsAreRenderedOnce(t *testing.T) {
+	r := renderer{seedConfig, lb.IPv4}
+	before, now := largeNumber(0, 3, 20, 1), largeNumber(0, 3, 20, 2)
+	forgetful := now
+	forgetful.AffinityTimeout = 0
+	old := r.service(before).chains
+	again := r.again(now, old)
+	kept := 0
+	for chain, rules := range again.chains {
+		if strings.HasPrefix(chain, prefixEndpoint) && isOne(rules, old[chain]) {
+			kept++
+		}
+	}
+	if kept != 3*19 {
+		t.Errorf("%d chains of endpoints were kept, want %d", kept, 3*19)
+	}
+	for _, s := range []plan.Service{now, forgetful} {
+		for name, got := range map[string]chains{"at once": r.again(s, old).chains,
+			"by port": together(r.byPort(s, old)).chains} {
+			if d := cmp.Diff(r.service(s).chains, got); d != "" {
+				t.Errorf("%s, affinity %v (-fresh +again):\n%s", name, s.AffinityTimeout, d)
+			}
+		}
+	}
+}

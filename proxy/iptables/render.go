@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -26,6 +27,8 @@ type entry struct {
 type contribution struct {
 	chains  chains // in nat
 	entries []entry
+	// before are the Service's chains as they were rendered last: those of endpoints that are the same are kept.
+	before chains
 	// lists are the chains of sources, which ports share.
 	lists map[*plan.Sources]string
 	// merged is the last list that was made of several.
@@ -70,14 +73,18 @@ func (r renderer) fromPod(m rule, not bool) (_ rule, ok bool) {
 }
 
 // service renders what a Service brings. Ports of the other family are left out.
-func (r renderer) service(s plan.Service) contribution {
-	c := contribution{chains: chains{}}
+func (r renderer) service(s plan.Service) contribution { return r.again(s, nil) }
+
+// again renders a Service whose chains were rendered before.
+func (r renderer) again(s plan.Service, before chains) contribution {
+	c := contribution{chains: chains{}, before: before}
 	for _, p := range s.Ports {
 		if p.Family == r.family {
 			r.port(&c, s.Key, p, s.AffinityTimeout)
 		}
 	}
 	r.once(&c, s, len(c.entries) > 0)
+	c.before = nil
 	return c
 }
 
@@ -153,17 +160,20 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 	if isExternal {
 		add(prefixExternal+end, r.external(p, name, end)...)
 	}
-	used := map[netip.AddrPort]bool{}
+	used := map[netip.AddrPort]string{}
 	if usesCluster {
-		use(used, p, p.Backends.Cluster)
-		add(prefixCluster+end, r.pick(key, p, name, p.Backends.Cluster, plan.ToCluster, affinity)...)
+		use(used, key, p, p.Backends.Cluster)
+		add(prefixCluster+end, r.pick(used, p, name, p.Backends.Cluster, plan.ToCluster, affinity)...)
 	}
 	if usesLocal {
-		use(used, p, p.Backends.Local)
-		add(prefixLocal+end, r.pick(key, p, name, p.Backends.Local, plan.ToLocal, affinity)...)
+		use(used, key, p, p.Backends.Local)
+		add(prefixLocal+end, r.pick(used, p, name, p.Backends.Local, plan.ToLocal, affinity)...)
 	}
-	for endpoint := range used {
-		chain := endpointChain(key, p, endpoint)
+	for endpoint, chain := range used {
+		if rules := c.before[chain]; len(rules) == 2 && strings.Contains(rules[1], remembers) == (affinity > 0) {
+			c.chains[chain] = rules
+			continue
+		}
 		// Without comments, as these are half of all rules: the rules that jump here name the Service.
 		deliver := rule{protocol: p.Protocol, portless: true, target: "DNAT --to-destination " + endpoint.String()}
 		if affinity > 0 {
@@ -173,14 +183,19 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 	}
 }
 
-func use(used map[netip.AddrPort]bool, p plan.Port, backends []lb.Backend) {
+// use notes the endpoints that have chains, with their names.
+func use(used map[netip.AddrPort]string, key lb.Key, p plan.Port, backends []lb.Backend) {
 	for _, b := range backends {
-		used[p.At(b)] = true
+		if at := p.At(b); used[at] == "" {
+			used[at] = endpointChain(key, p, at)
+		}
 	}
 }
 
+const remembers = "-m recent --set "
+
 // remember notes the client in a list of the endpoint's own; it matches always.
-func (r renderer) remember(chain string) string { return "-m recent --set " + r.list(chain) }
+func (r renderer) remember(chain string) string { return remembers + r.list(chain) }
 
 // remembered matches a client that was noted less than timeout ago. A list holds the 100 clients
 // that came last, unless the node's administrator has given the kernel's module xt_recent a larger
@@ -331,7 +346,8 @@ func (r renderer) external(p plan.Port, name, end string) []rule {
 // pick renders the choice among backends: the one that the client had before, with affinity; else
 // one of n, then one of n-1, and so on.
 func (r renderer) pick(
-	key lb.Key, p plan.Port, name string, backends []lb.Backend, set plan.Action, affinity time.Duration) []rule {
+	chains map[netip.AddrPort]string, p plan.Port, name string, backends []lb.Backend, set plan.Action,
+	affinity time.Duration) []rule {
 	var rules []rule
 	for _, f := range p.Frontends {
 		if f.Kind != plan.ClusterIP || f.Action != set {
@@ -346,7 +362,7 @@ func (r renderer) pick(
 		}
 	}
 	to := func(b lb.Backend) rule {
-		return rule{comment: fmt.Sprintf("%s -> %s", name, p.At(b)), target: endpointChain(key, p, p.At(b))}
+		return rule{comment: fmt.Sprintf("%s -> %s", name, p.At(b)), target: chains[p.At(b)]}
 	}
 	if affinity > 0 {
 		for _, b := range backends {

@@ -87,11 +87,11 @@ func (f *family) Want(key lb.Key, s plan.Service) {
 		delete(f.want, key)
 		return
 	}
-	f.want[key] = f.render(s)
+	f.want[key] = f.render(s, f.held[key].rules.chains)
 }
 
 // render renders a Service, unless it is too large, or so large that the others would wait for it.
-func (f *family) render(s plan.Service) service {
+func (f *family) render(s plan.Service, before chains) service {
 	limit := maxServiceRules
 	switch {
 	case f.most > 0:
@@ -106,7 +106,7 @@ func (f *family) render(s plan.Service) service {
 	case f.batch > 0 && n > f.once:
 		return service{plan: s, unrendered: true}
 	}
-	return service{plan: s, rules: f.service(s)}
+	return service{plan: s, rules: f.again(s, before)}
 }
 
 // rendered makes sure that the rules of a Service are rendered.
@@ -115,7 +115,7 @@ func (f *family) rendered(key lb.Key) {
 	if !s.unrendered {
 		return
 	}
-	s.ports, s.unrendered = f.byPort(s.plan), false
+	s.ports, s.unrendered = f.byPort(s.plan, f.held[key].rules.chains), false
 	s.rules = together(s.ports)
 	f.want[key] = s
 	f.keepOnce(s.rules)

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -183,6 +184,7 @@ func (s Service) Equal(other Service) bool {
 		s.Relay == other.Relay && s.ProxyProtocol == other.ProxyProtocol && s.sameDirect(other) &&
 		equal(s.VIPs, other.VIPs) && equal(s.Sole, other.Sole) &&
 		equal(s.Denied, other.Denied) && samePorts(s.Ports, other.Ports) &&
+		maps.Equal(s.Listing, other.Listing) &&
 		(s.Excess == nil) == (other.Excess == nil) && (s.Excess == nil || *s.Excess == *other.Excess)
 }
 

@@ -39,16 +39,28 @@ type slot struct {
 // claimant is a Service with what it asks for.
 type claimant struct {
 	Age
-	key    lb.Key
-	ports  []Port
-	vips   []netip.Addr
-	health uint16 // the healthCheckNodePort
+	listing lb.Listing
+	key     lb.Key
+	ports   []Port
+	vips    []netip.Addr
+	health  uint16 // the healthCheckNodePort
 }
 
 // claim is a Service's wish to have a slot.
 type claim struct {
 	*claimant
 	kind Kind
+	// since is since when the Service lists an external IP; 0 if it is unknown, or no external IP.
+	since int64
+}
+
+// precedes reports whether a claim comes before another for the same slot. Who has listed an external IP for
+// longer is its holder, however old the Services are. Whose listing the controller has not seen comes last.
+func (c claim) precedes(other claim) bool {
+	if c.kind == ExternalIP && other.kind == ExternalIP && c.since != other.since {
+		return other.since == 0 || c.since != 0 && c.since < other.since
+	}
+	return Precedes(c.kind, c.Age, other.kind, other.Age)
 }
 
 // Age orders Services: the older one was created earlier. UIDs decide between Services of the same
@@ -121,7 +133,7 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 func (c *Claims) Set(s Service) []lb.Key {
 	before := c.claiming[s.Key]
 	if before != nil && before.Age == s.Age && before.health == s.HealthPort &&
-		slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
+		maps.Equal(before.listing, s.Listing) && slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
 		before.ports, before.vips = s.Ports, s.VIPs
 		return nil
 	}
@@ -130,7 +142,8 @@ func (c *Claims) Set(s Service) []lb.Key {
 		c.remove(before, changed)
 	}
 	if len(s.Ports) > 0 {
-		c.add(&claimant{Age: s.Age, key: s.Key, ports: s.Ports, vips: s.VIPs, health: s.HealthPort}, changed)
+		c.add(&claimant{Age: s.Age, listing: s.Listing, key: s.Key, ports: s.Ports, vips: s.VIPs,
+			health: s.HealthPort}, changed)
 	}
 	concerned := map[lb.Key]bool{}
 	for at := range changed {
@@ -170,13 +183,12 @@ func (c *Claims) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool
 
 func (c *Claims) add(s *claimant, changed map[slot]bool) {
 	c.claiming[s.key] = s
-	for at, kind := range s.slots() {
-		wish := claim{s, kind}
+	for at, wish := range s.slots() {
 		owner, owned := c.owners[at]
 		switch {
 		case !owned:
 			c.owners[at], c.taken, changed[at] = wish, true, true
-		case Precedes(kind, s.Age, owner.kind, owner.Age):
+		case wish.precedes(owner):
 			c.owners[at], changed[at] = wish, true
 			c.waiting[at] = append(c.waiting[at], owner)
 		default:
@@ -202,7 +214,7 @@ func (c *Claims) remove(s *claimant, changed map[slot]bool) {
 			delete(c.owners, at)
 			if len(waiting) > 0 {
 				next := slices.MinFunc(waiting, func(a, b claim) int {
-					if Precedes(a.kind, a.Age, b.kind, b.Age) {
+					if a.precedes(b) {
 						return -1
 					}
 					return 1
@@ -225,19 +237,23 @@ func (c *Claims) remove(s *claimant, changed map[slot]bool) {
 
 // slots returns what the Service asks for, each slot with the first kind that asks for it. A
 // cluster IP takes the whole address, and the health check node port is a node port.
-func (s *claimant) slots() map[slot]Kind {
-	slots := map[slot]Kind{}
+func (s *claimant) slots() map[slot]claim {
+	slots := map[slot]claim{}
 	if s.health != 0 {
-		slots[slotOf(lb.TCP, netip.Addr{}, s.health)] = NodePort
+		slots[slotOf(lb.TCP, netip.Addr{}, s.health)] = claim{claimant: s, kind: NodePort}
 	}
 	for _, p := range s.ports {
 		for _, f := range p.Frontends {
 			at := slotOf(p.Protocol, f.Addr, f.Port)
-			if kind, ok := slots[at]; !ok || f.Kind.rank() < kind.rank() {
-				slots[at] = f.Kind
+			if wish, ok := slots[at]; !ok || f.Kind.rank() < wish.kind.rank() {
+				wish = claim{claimant: s, kind: f.Kind}
+				if f.Kind == ExternalIP {
+					wish.since = s.listing.Since(f.Addr, p.Protocol, f.Port)
+				}
+				slots[at] = wish
 			}
 			if f.Kind == ClusterIP {
-				slots[slot{addr: f.Addr}] = ClusterIP
+				slots[slot{addr: f.Addr}] = claim{claimant: s, kind: ClusterIP}
 			}
 		}
 	}

@@ -38,6 +38,10 @@ func external(ips ...string) func(*lb.Service) {
 	}
 }
 
+func listedAt(addr string, at int64, port string, since int64) func(*lb.Service) {
+	return func(s *lb.Service) { s.Listed = lb.Listing{addr: at, port: since} }
+}
+
 func at(port uint16) func(*lb.Service) { return func(s *lb.Service) { s.Ports[0].Port = port } }
 
 func onNodePort(port uint16) func(*lb.Service) {
@@ -105,6 +109,22 @@ x: ExternalIPRefused: spec.externalIPs: the proxy's flag --external-ips does not
 			[]lb.Service{tenant("a/a", 9, external("198.51.100.1")), tenant("z/z", 1, external("198.51.100.1"))},
 			`a: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service of another namespace
 z: ExternalIP 198.51.100.1:80/tcp Cluster`},
+		{"the external IP that an older Service lists later", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, external("198.51.100.1"), listedAt("198.51.100.1", 1000, "80/TCP", 1000)),
+				tenant("z/z", 1, external("198.51.100.1"), listedAt("198.51.100.1", 2000, "80/TCP", 500))},
+			`a: ExternalIP 198.51.100.1:80/tcp Cluster
+z: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service of another namespace`},
+		{"the external IP to which an older Service adds the port", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, external("198.51.100.1"), listedAt("198.51.100.1", 1000, "80/TCP", 1000)),
+				tenant("z/z", 1, external("198.51.100.1"), listedAt("198.51.100.1", 500, "80/TCP", 2000))},
+			`a: ExternalIP 198.51.100.1:80/tcp Cluster
+z: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service of another namespace`},
+		{"the external IP that the controller has not seen an older Service list", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, external("198.51.100.1"), listedAt("198.51.100.1", 1000, "80/TCP", 1000)),
+				tenant("z/z", 1, external("198.51.100.1", "198.51.100.2"), listedAt("198.51.100.2", 500, "80/TCP", 500))},
+			`a: ExternalIP 198.51.100.1:80/tcp Cluster
+z: ExternalIP 198.51.100.2:80/tcp Cluster
+z: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service of another namespace`},
 		{"the older VIP", ExternalIPs{}, []lb.Service{tenant("a/a", 9, vip("192.0.2.1")), tenant("z/z", 1, vip("192.0.2.1"))},
 			`a: FrontendInUse: status.loadBalancer: 192.0.2.1:80/tcp is held by a Service of another namespace
 z: LoadBalancer 192.0.2.1:80/tcp Cluster`},
@@ -311,7 +331,11 @@ func randomTenant(r *rand.Rand) lb.Service {
 		change = append(change, vip(addresses[r.IntN(2)]))
 	}
 	for range r.IntN(3) {
-		change = append(change, external(addresses[r.IntN(len(addresses))]))
+		one := addresses[r.IntN(len(addresses))]
+		change = append(change, external(one))
+		if r.IntN(2) == 0 {
+			change = append(change, listedAt(one, int64(1+r.IntN(3)), "80/TCP", 1))
+		}
 	}
 	if r.IntN(3) == 0 {
 		change = append(change, onNodePort(uint16(80+r.IntN(2))))

@@ -112,7 +112,9 @@ type Port struct {
 type Service struct {
 	Key lb.Key
 	Age
-	Ports []Port
+	// Listing says since when the Service lists its external IPs.
+	Listing lb.Listing
+	Ports   []Port
 	// Denied are the frontends that the Service asks for and does not get.
 	Denied []Denied
 	// Excess says why the Service is too large to be planned, in which case it has no ports; nil if it
@@ -165,6 +167,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 		Excess:   excess,
 		Key:      svc.Key,
 		Age:      Age{Intruding: svc.Intruding, Created: svc.Created.Unix(), UID: svc.UID},
+		Listing:  svc.Listed,
 		Policy:   svc.ExternalPolicy,
 		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
 		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,

@@ -18,7 +18,7 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// probeEvery is how often a node that is waited for is probed, as it may go down after its speaker.
+// probeEvery is how often a node is probed that has not answered, or that is waited for: see heldEvery.
 const probeEvery = 200 * time.Millisecond
 
 // Options of an Actor.
@@ -233,12 +233,7 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 	a.mu.Lock()
 	probes := a.state.Probes(time.Now())
 	a.mu.Unlock()
-	answers := make([]Answer, len(probes))
-	var group sync.WaitGroup
-	for i, p := range probes {
-		group.Go(func() { answers[i] = Answer{p, a.ask(ctx, p)} })
-	}
-	group.Wait()
+	answers := a.round(ctx, probes)
 	if ctx.Err() == nil { // a probe that was cut short shows nothing
 		a.settle(answers)
 	}
@@ -261,6 +256,39 @@ func (a *Actor) apply(ctx context.Context) time.Duration {
 		a.opts.Changed()
 	}
 	return again
+}
+
+// round asks all at once, but those who are late only after a node has not answered for a quarter of gossip's
+// interval, or at all: while the nodes that are waited for answer, nobody else is asked.
+func (a *Actor) round(ctx context.Context, probes []Probe) (all []Answer) {
+	answers := make(chan Answer, len(probes))
+	asked := 0
+	ask := func(late bool) {
+		for _, p := range probes {
+			if p.late == late {
+				asked++
+				go func() { answers <- Answer{p, a.ask(ctx, p)} }()
+			}
+		}
+	}
+	ask(false)
+	wait := time.NewTimer(a.state.interval / 4)
+	defer wait.Stop()
+	for waits := true; len(all) < asked; {
+		silent := false
+		select {
+		case one := <-answers:
+			all = append(all, one)
+			silent = !one.Answered
+		case <-wait.C:
+			silent = true
+		}
+		if silent && waits {
+			waits = false
+			ask(true)
+		}
+	}
+	return all
 }
 
 // ask reports whether the kernel of a node answers, or of a witness the speaker.

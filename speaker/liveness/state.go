@@ -29,6 +29,7 @@ type Probe struct {
 	alarm     time.Time // of a node on a lost path
 	condemned uint64    // of a node that gossip still knows
 	witness   bool      // of a node that nothing is held against: see witness.go
+	late      bool      // of a witness that is asked once another node has not answered for a while
 }
 
 // buries reports whether a node counts as dead if it does not answer.
@@ -184,10 +185,20 @@ func (l *State) Probes(now time.Time) []Probe {
 			probes = append(probes, Probe{Node: name, Addr: n.hold.probe, held: n.hold.born})
 		}
 	}
-	if buries || slices.ContainsFunc(probes, Probe.buries) {
-		probes = append(probes, l.witnesses(probes)...)
+	news := buries || slices.ContainsFunc(probes, func(p Probe) bool { return p.buries() && p.held == 0 })
+	if news || slices.ContainsFunc(probes, Probe.buries) {
+		for _, p := range l.witnesses(probes) {
+			p.late = !news
+			probes = append(probes, p)
+		}
 	}
 	return probes
+}
+
+// heldEvery is how often a node that is waited for is probed, as it may go down after its speaker: by all
+// others together at most 1,000 times a second.
+func heldEvery(nodes int) time.Duration {
+	return max(probeEvery, time.Duration(nodes)*time.Millisecond)
 }
 
 // due returns when to probe next; 0 for not at all.
@@ -198,10 +209,12 @@ func (l *State) due(now time.Time) time.Duration {
 		return time.Nanosecond // news came while others were asked
 	case l.undecided():
 		return time.Nanosecond // each round asks others
-	case len(probes) > 0:
+	case len(probes) == 0:
+		return 0
+	case slices.ContainsFunc(probes, func(p Probe) bool { return p.held == 0 && !p.late }):
 		return probeEvery
 	}
-	return 0
+	return heldEvery(len(l.nodes))
 }
 
 // Verdict is the news that the answer to a probe has brought.

@@ -15,7 +15,8 @@ import (
 // A node that is cut off loses the others one by one, and sees a majority until it has lost half of
 // them. It would take the addresses of each, and if the cut ended at that moment, clients would hear
 // it. So whenever it asks a kernel whose silence would bury a node, it asks others at the same time,
-// its witnesses. A crashed node is buried without a delay, as the witnesses have answered long before
+// its witnesses. While it waits for the next speaker of a node whose kernel answers, it asks them once that
+// does not answer at once. A crashed node is buried without a delay, as the witnesses have answered long before
 // the wait for it is over. If a witness is silent too, more than one crash has happened. The node then
 // buries a suspect only after a majority of all known nodes has answered it. It asks on, others each time
 // and without a pause, until they have or gossip has lost so many that this node sees no majority any more
@@ -167,6 +168,10 @@ func (l *State) trust(answers []Answer, now time.Time) trust {
 		case a.buries() && (a.doubt == 0 || a.doubt == n.doubt): // it was not lost again meanwhile
 			silent[a.Node] = true
 		}
+	}
+	if len(silent) == 0 {
+		l.sure, l.unsure = false, false
+		return heard
 	}
 	if late || !l.sees(silent, now).Majority {
 		l.sure, l.unsure = false, false

@@ -26,10 +26,11 @@ const (
 
 // simNet is a network in memory, in the time of testing/synctest, that counts what it carries.
 type simNet struct {
-	mu    sync.Mutex
-	ports map[netip.Addr]*simPorts
-	side  map[netip.Addr]int  // of a partition
-	down  map[netip.Addr]bool // machines that are off
+	mu      sync.Mutex
+	ports   map[netip.Addr]*simPorts
+	side    map[netip.Addr]int  // of a partition
+	down    map[netip.Addr]bool // machines that are off
+	crashed map[netip.Addr]bool // processes that are gone without a word; their machines are there
 	// broken are paths between two machines that carry nothing.
 	broken map[[2]netip.Addr]bool
 	sent   traffic
@@ -39,16 +40,18 @@ type simNet struct {
 type traffic struct {
 	packets, bytes       int // over UDP, without what IP and UDP add
 	streams, streamBytes int // over TCP
+	probes               int // of kernels
 	lost                 int // packets for which a socket had no room
 }
 
 func (t traffic) minus(o traffic) traffic {
 	return traffic{t.packets - o.packets, t.bytes - o.bytes, t.streams - o.streams, t.streamBytes - o.streamBytes,
-		t.lost - o.lost}
+		t.probes - o.probes, t.lost - o.lost}
 }
 
 func newSimNet() *simNet {
-	return &simNet{ports: map[netip.Addr]*simPorts{}, side: map[netip.Addr]int{}, down: map[netip.Addr]bool{}}
+	return &simNet{ports: map[netip.Addr]*simPorts{}, side: map[netip.Addr]int{}, down: map[netip.Addr]bool{},
+		crashed: map[netip.Addr]bool{}}
 }
 
 func (n *simNet) count(f func(*traffic)) {
@@ -68,8 +71,24 @@ func (n *simNet) reach(from, to netip.Addr) (*simPorts, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	ok := !n.down[from] && !n.down[to] && n.side[from] == n.side[to] && !n.broken[[2]netip.Addr{from, to}] &&
-		!n.broken[[2]netip.Addr{to, from}]
+		!n.broken[[2]netip.Addr{to, from}] && !n.crashed[from]
+	if n.crashed[to] {
+		return nil, ok
+	}
 	return n.ports[to], ok
+}
+
+// crash ends the process at an address, or what the network sees of it.
+func (n *simNet) crash(addr netip.Addr, is bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.crashed[addr] = is
+}
+
+func (n *simNet) isCrashed(addr netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.crashed[addr]
 }
 
 // simPorts are the sockets of one process.
@@ -101,6 +120,9 @@ func (p *simPorts) WriteToAddress(b []byte, to memberlist.Address) (time.Time, e
 	addr, err := netip.ParseAddrPort(to.Addr)
 	if err != nil {
 		return time.Time{}, err
+	}
+	if p.net.isCrashed(p.addr) {
+		return time.Now(), nil
 	}
 	p.net.count(func(t *traffic) { t.packets++; t.bytes += len(b) })
 	other, ok := p.net.reach(p.addr, addr.Addr())
@@ -214,6 +236,9 @@ func (c *simCluster) start(n *simNode) {
 	ports := c.net.open(n.addr)
 	log := slog.New(slog.DiscardHandler)
 	probe := func(_ context.Context, to netip.AddrPort) bool {
+		if !c.net.isCrashed(n.addr) {
+			c.net.count(func(t *traffic) { t.probes++ })
+		}
 		if _, ok := c.net.reach(n.addr, to.Addr()); ok && !c.filtered {
 			time.Sleep(2 * simLatency)
 			return true
@@ -246,6 +271,19 @@ func (c *simCluster) start(n *simNode) {
 		_ = group.Wait()
 		close(done)
 	}()
+}
+
+// kill ends the speaker of a node without a word.
+func (c *simCluster) kill(n *simNode) {
+	c.net.crash(n.addr, true)
+	n.gone = true
+}
+
+// bury ends what is left of a speaker that was killed, so that it can be started again.
+func (c *simCluster) bury(n *simNode) {
+	n.stop()
+	n.gone = false
+	c.net.crash(n.addr, false)
 }
 
 // stop ends the speaker of a node as planned.

@@ -34,9 +34,10 @@ func (c *simCluster) measure(t *testing.T, what string, do func() time.Duration)
 	m := measured{took: do()}
 	m.cpu, m.traffic = cpuTime()-cpu, c.net.traffic().minus(before)
 	n := len(c.nodes)
-	t.Logf("| %s | %d | %.2f s | %.1f | %.1f KiB | %.1f | %.1f KiB | %.1f ms | %d |", what, n, m.took.Seconds(),
+	t.Logf("| %s | %d | %.2f s | %.1f | %.1f KiB | %.1f | %.1f KiB | %.1f ms | %.1f | %d |", what, n, m.took.Seconds(),
 		float64(m.packets)/float64(n), float64(m.bytes)/float64(n)/1024, float64(m.streams)/float64(n),
-		float64(m.streamBytes)/float64(n)/1024, float64(m.cpu.Microseconds())/float64(n)/1000, m.lost)
+		float64(m.streamBytes)/float64(n)/1024, float64(m.cpu.Microseconds())/float64(n)/1000,
+		float64(m.probes)/float64(n), m.lost)
 	return m
 }
 
@@ -63,7 +64,7 @@ func scale(t *testing.T, size, count int) {
 	for i := range count {
 		vips = append(vips, address(i))
 	}
-	t.Log("| what | nodes | done after | packets | bytes | streams | bytes | CPU | lost |  (each per node)")
+	t.Log("| what | nodes | done after | packets | bytes | streams | bytes | CPU | probes | lost |  (each per node)")
 	const patience = 3 * time.Minute
 	within := func(what string, do func() time.Duration) measured {
 		m := c.measure(t, what, do)
@@ -115,6 +116,24 @@ func scale(t *testing.T, size, count int) {
 		t.Errorf("a speaker that starts beside %d others exchanges states %d times", size-1, again.streams)
 	}
 	within("5 s after that", c.wait)
+	within("a speaker crashes", func() time.Duration {
+		c.kill(n)
+		return c.all(patience, func(n *simNode) bool { return n.sees(size - 2) })
+	})
+	held := within("1 s in which its next one is waited for", func() time.Duration {
+		time.Sleep(time.Second)
+		return time.Second
+	})
+	if most := size * 6; held.probes > most || held.packets > size*30 {
+		t.Errorf("while the kernel of a node answers whose speaker is waited for, %d nodes ask kernels %d times a second, "+
+			"and send %d packets", size, held.probes, held.packets)
+	}
+	c.bury(n)
+	within("it starts again", func() time.Duration {
+		c.start(n)
+		return c.all(patience, func(n *simNode) bool { return n.sees(size - 1) })
+	})
+	within("5 s after it", c.wait)
 	within("a node crashes", func() time.Duration {
 		c.crash(n)
 		return c.all(patience, func(n *simNode) bool { return n.sees(size - 2) })

@@ -51,6 +51,14 @@ func lists(ip func(at) netip.Addr, port uint16) func(at, *lb.Service) {
 	return func(a at, s *lb.Service) { s.ExternalIPs, s.Ports[0].Port = []netip.Addr{ip(a)}, port }
 }
 
+// since lists the external IP, as the controller has seen at that time.
+func since(milliseconds int64) func(at, *lb.Service) {
+	return func(a at, s *lb.Service) {
+		lists(theExternal, 80)(a, s)
+		s.Listed = lb.Listing{a.external.String(): milliseconds, "80/TCP": 1}
+	}
+}
+
 func nodePort(port uint16) func(at, *lb.Service) {
 	return func(_ at, s *lb.Service) { s.Type, s.Ports[0].NodePort = lb.NodePort, port }
 }
@@ -83,6 +91,10 @@ var contests = []struct {
 	}}}, theDNS, 53, "kube-system/dns"},
 	{"the older of two external IPs", []rival{{"a/new", 9, lists(theExternal, 80)}, {"z/old", 1,
 		lists(theExternal, 80)}}, theExternal, 80, "z/old"},
+	{"the external IP that was listed first", []rival{{"a/old", 1, since(2000)}, {"z/new", 9, since(1000)}},
+		theExternal, 80, "z/new"},
+	{"an external IP that is listed before one that has just been added", []rival{{"a/old", 1,
+		lists(theExternal, 80)}, {"z/new", 9, since(1000)}}, theExternal, 80, "z/new"},
 	{"the lesser UID of two external IPs", []rival{{"a/z", 5, lists(theExternal, 80)}, {"b/a", 5,
 		lists(theExternal, 80)}}, theExternal, 80, "b/a"},
 	{"the older of two VIPs", []rival{{"a/new", 9, holds(theVIP)}, {"z/old", 1, holds(theVIP)}}, theVIP, 80, "z/old"},

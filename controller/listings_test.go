@@ -1,0 +1,138 @@
+package main
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+var external = netip.MustParseAddr("198.51.100.7")
+
+// lists returns a Service of type ClusterIP with external IPs.
+func lists(name string, ips ...netip.Addr) lb.Service {
+	return lb.Service{Key: key(name), Type: lb.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		ExternalIPs: ips, Ports: []lb.ServicePort{{Protocol: lb.TCP, Port: 80}}}
+}
+
+// since returns since when a Service lists the external IP, as its status says; 0 if it does not.
+func (c *cluster) since(name string) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.services[key(name)].Listed.Since(external, lb.TCP, 80)
+}
+
+// change changes the Service as it is stored.
+func (c *cluster) change(name string, change func(*lb.Service)) {
+	s := c.services[key(name)]
+	change(&s)
+	c.put(s)
+}
+
+// inOrder fails unless the Services list the external IP in this order.
+func (c *cluster) inOrder(t *testing.T, names ...string) {
+	t.Helper()
+	before := int64(0)
+	for _, name := range names {
+		if since := c.since(name); since <= before {
+			t.Errorf("%s lists it since %d, the one before since %d", name, since, before)
+		} else {
+			before = since
+		}
+	}
+}
+
+// Who lists an external IP first is its holder, for all of Landfall's programs: over writes that fail, watches
+// that lag, controllers that follow one another with clocks that differ, and leaders that start anew.
+func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	c.put(lists("oldest"))
+	c.put(lists("older", external))
+	c.put(lists("holder", external))
+	c.put(service("web"))
+	p.settle(t)
+	c.inOrder(t, "older", "holder") // by age, as long as nobody has seen who listed it first
+	if c.since("oldest") != 0 {
+		t.Error("listed although it lists nothing")
+	}
+	c.change("older", func(s *lb.Service) { s.ExternalIPs = nil })
+	p.settle(t)
+	if got := c.services[key("older")]; got.Listed != nil {
+		t.Errorf("it lists no external IP any more, and shows %v", got.Listed)
+	}
+	behind := newProcess(c)
+	behind.clock = time.Unix(1000, 0) // its clock is far behind
+	behind.settle(t)
+	c.change("oldest", func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
+	behind.settle(t)
+	c.inOrder(t, "holder", "oldest")
+
+	before := c.since("oldest")
+	c.fail(forbidden)
+	c.change("older", func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
+	c.put(lists("younger", external))
+	behind.deliver()
+	if _, err := behind.lister.step(t.Context()); err == nil {
+		t.Error("no error of a write that failed")
+	}
+	if got := c.since("younger"); got != 0 {
+		t.Errorf("the younger one was written before the older one, whose write failed: %d", got)
+	}
+	behind.settle(t)
+	c.inOrder(t, "holder", "oldest", "older", "younger")
+
+	// A watch that shows the Service as it was before our write brings no other time.
+	written := c.since("younger")
+	behind.services.Replace(map[lb.Key]lb.Service{key("younger"): lists("younger", external)})
+	s, _ := behind.services.Get(key("younger"))
+	s.UID = c.services[key("younger")].UID
+	behind.services.Set(key("younger"), s)
+	behind.lister.serviceChanged(key("younger"))
+	if _, err := behind.lister.step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if c.since("younger") != written || c.since("oldest") != before {
+		t.Error("the times have changed")
+	}
+
+	// The same name, created anew.
+	c.remove("holder")
+	c.put(lists("holder", external))
+	p.settle(t)
+	c.inOrder(t, "oldest", "older", "younger", "holder")
+	c.written()
+	again := newProcess(c)
+	again.settle(t)
+	if got := c.written(); len(got) > 0 {
+		t.Errorf("a restart writes %v", got)
+	}
+}
+
+// A cleanup takes back the listing of a Service, and of one that Landfall has written nothing else to nothing else.
+func TestCleanupTakesListingsBack(t *testing.T) {
+	c := newCluster()
+	foreign := service("foreign")
+	foreign.Class, foreign.Ingress = "cloud", []lb.Ingress{{Addr: external}}
+	foreign.Listed = lb.Listing{external.String(): 1}
+	c.put(foreign)
+	s := lists("web", external)
+	s.Listed = lb.Listing{external.String(): 1}
+	c.put(s)
+	cleaner := cleaner{services: c, installation: &install{}, addresses: true}
+	written, err := cleaner.pass(t.Context())
+	if written != 2 || err != nil {
+		t.Errorf("%d writes, %v", written, err)
+	}
+	for _, name := range []string{"foreign", "web"} {
+		if got := c.services[key(name)]; got.Listed != nil || !slices.Equal(got.Ingress, map[string][]lb.Ingress{
+			"foreign": foreign.Ingress}[name]) {
+			t.Errorf("%s shows %v and %v", name, got.Listed, got.Ingress)
+		}
+	}
+	if written, err := cleaner.pass(t.Context()); written != 0 || err != nil {
+		t.Errorf("again: %d writes, %v", written, err)
+	}
+}
