@@ -220,10 +220,12 @@ type Request struct {
 // IPMode is status.loadBalancer.ingress[].ipMode (KEP-1860).
 type IPMode string
 
-// The IP modes; the empty mode means VIP.
+// The IP modes; the empty mode means VIP. Router is that of KEP-6272: as VIP, but what would be dropped or
+// refused for want of endpoints is routed on.
 const (
-	IPModeVIP   IPMode = "VIP"
-	IPModeProxy IPMode = "Proxy"
+	IPModeVIP    IPMode = "VIP"
+	IPModeProxy  IPMode = "Proxy"
+	IPModeRouter IPMode = "Router"
 )
 
 // Ingress is one address that a Service holds.
