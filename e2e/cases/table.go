@@ -26,9 +26,9 @@ func passthrough(_ World, s *lb.Service) {
 }
 func passthroughCluster(_ World, s *lb.Service) { s.Failover = lb.FailoverPassthrough }
 func routed(_ World, s *lb.Service)             { s.Ingress[0].Mode = lb.IPModeRouter }
-func itpLocal(_ World, s *lb.Service) { s.InternalPolicy = lb.Local }
-func ranged(w World, s *lb.Service)   { s.SourceRanges = []netip.Prefix{Host(w.Outside)} }
-func blind(_ World, c *plan.Config)   { c.Pods = plan.Detector{} }
+func itpLocal(_ World, s *lb.Service)           { s.InternalPolicy = lb.Local }
+func ranged(w World, s *lb.Service)             { s.SourceRanges = []netip.Prefix{Host(w.Outside)} }
+func blind(_ World, c *plan.Config)             { c.Pods = plan.Detector{} }
 
 // lengths lists networks of several lengths; that of the clients outside is neither the shortest
 // nor the longest, and the node is in none.
