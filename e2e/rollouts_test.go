@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -131,6 +132,7 @@ func TestReadinessGate(t *testing.T) {
 		}
 		return nil
 	})
+	namePod(t, l, service, pod)
 	// One of the Service's namespace has the gate in its template.
 	pods, object.Namespace = l.Kube().CoreV1().Pods(service.Namespace), service.Namespace
 	object.Spec.ReadinessGates = append(object.Spec.ReadinessGates,
@@ -169,6 +171,26 @@ func TestReadinessGate(t *testing.T) {
 		t.Errorf("the gate is open, and the node answers %+v, %v", answer, err)
 	}
 	gatesAreTheNodes(t, l, service.Namespace, pod)
+}
+
+// namePod has the Service's EndpointSlice name the pod behind its address, as Kubernetes' own do.
+func namePod(t *testing.T, l *lab.Lab, service lab.Service, pod lab.Pod) {
+	t.Helper()
+	of := l.Kube().DiscoveryV1().EndpointSlices(service.Namespace)
+	all, err := of.List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service.Name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slice := range all.Items {
+		for i, ep := range slice.Endpoints {
+			if slices.Contains(ep.Addresses, pod.Addr.String()) {
+				slice.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: service.Namespace, Name: pod.Name}
+			}
+		}
+		if _, err := of.Update(t.Context(), &slice, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // gatesAreTheNodes writes the status of a pod with the tokens of nodes.

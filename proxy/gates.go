@@ -17,10 +17,13 @@ type gates struct {
 	// of has the pods with each of their addresses: those in the node's network share its own.
 	of map[netip.Addr]map[lb.Key]bool
 	// naming are the Services that name an address of this node as an endpoint that is not ready, and unready
-	// those addresses by Service.
+	// those endpoints by Service.
 	naming  map[netip.Addr]map[lb.Key]bool
-	unready map[lb.Key][]netip.Addr
-	told    int // how many gates the actor was told to open
+	unready map[lb.Key][]lb.Endpoint
+	// selectors are those of Services, by their namespaces; changes counts how often one has changed.
+	selectors map[string]map[lb.Key]string
+	changes   int
+	told      int // how many gates the actor was told to open
 }
 
 // gatedPod is a pod that waits for its gate, or did so a moment ago.
@@ -29,13 +32,17 @@ type gatedPod struct {
 	// since is since when only the gate keeps it from being ready, opened when the gate was seen to be open;
 	// zero if it was not.
 	since, opened time.Time
+	// selected are the Services that select it, as of so many changes of selectors; negative if unknown.
+	selected []lb.Key
+	asOf     int
 	// opening is why the gate shall open; nil if it shall not yet.
 	opening *plan.Opening
 }
 
 func newGates() gates {
 	return gates{pods: map[lb.Key]*gatedPod{}, of: map[netip.Addr]map[lb.Key]bool{},
-		naming: map[netip.Addr]map[lb.Key]bool{}, unready: map[lb.Key][]netip.Addr{}}
+		naming: map[netip.Addr]map[lb.Key]bool{}, unready: map[lb.Key][]lb.Endpoint{},
+		selectors: map[string]map[lb.Key]string{}}
 }
 
 // markGated notes that a pod with a gate has changed. It never blocks.
@@ -60,11 +67,14 @@ func (p *proxy) meetGated(now time.Time) {
 		have := g.pods[key]
 		switch {
 		case have != nil:
+			if !maps.Equal(have.Labels, pod.Labels) {
+				have.Labels, have.asOf = pod.Labels, -1
+			}
 			if pod.Opened && have.opened.IsZero() {
 				have.opened = now
 			}
 		case pod.Ready && !pod.Opened: // of one that was open before, EndpointSlices say what it is
-			g.pods[key] = &gatedPod{GatedPod: pod, since: now}
+			g.pods[key] = &gatedPod{GatedPod: pod, since: now, asOf: -1}
 			for _, addr := range pod.Addrs {
 				if g.of[addr] == nil {
 					g.of[addr] = map[lb.Key]bool{}
@@ -90,16 +100,49 @@ func (p *proxy) markNaming(addr netip.Addr, now time.Time) {
 	p.markEndpointsOf(slices.Collect(maps.Keys(p.gates.naming[addr])), now)
 }
 
-// admit notes which of this node's endpoints a Service names that are not ready, and returns its slices with
-// those ready that wait for this node only.
-func (p *proxy) admit(key lb.Key, all []lb.Slice) []lb.Slice {
+// selects notes the selector of a Service; "" if it has none or is gone.
+func (g *gates) selects(key lb.Key, selector string) {
+	of := g.selectors[key.Namespace]
+	if of[key] == selector {
+		return
+	}
+	g.changes++
+	switch {
+	case selector != "" && of == nil:
+		g.selectors[key.Namespace] = map[lb.Key]string{key: selector}
+	case selector != "":
+		of[key] = selector
+	default:
+		if delete(of, key); len(of) == 0 {
+			delete(g.selectors, key.Namespace)
+		}
+	}
+}
+
+// selecting returns the Services that select a pod.
+func (g *gates) selecting(of lb.Key, pod *gatedPod) []lb.Key {
+	if pod.asOf != g.changes {
+		pod.asOf, pod.selected = g.changes, nil
+		for key, selector := range g.selectors[of.Namespace] {
+			if pod.SelectedBy(selector) {
+				pod.selected = append(pod.selected, key)
+			}
+		}
+	}
+	return pod.selected
+}
+
+// admit notes which pods a Service selects, and which of this node's endpoints it names that are not ready. It
+// returns its slices with those ready that wait for this node only.
+func (p *proxy) admit(key lb.Key, selector string, all []lb.Slice) []lb.Slice {
 	if p.from.gated == nil {
 		return all
 	}
 	g := &p.gates
-	for _, addr := range g.unready[key] {
-		if delete(g.naming[addr], key); len(g.naming[addr]) == 0 {
-			delete(g.naming, addr)
+	g.selects(key, selector)
+	for _, ep := range g.unready[key] {
+		if delete(g.naming[ep.Addr], key); len(g.naming[ep.Addr]) == 0 {
+			delete(g.naming, ep.Addr)
 		}
 	}
 	unready := plan.Unready(all, p.self)
@@ -108,29 +151,25 @@ func (p *proxy) admit(key lb.Key, all []lb.Slice) []lb.Slice {
 		return all
 	}
 	admitted := false
-	for _, addr := range unready {
-		if g.naming[addr] == nil {
-			g.naming[addr] = map[lb.Key]bool{}
+	for _, ep := range unready {
+		if g.naming[ep.Addr] == nil {
+			g.naming[ep.Addr] = map[lb.Key]bool{}
 		}
-		g.naming[addr][key] = true
-		admitted = admitted || g.waits(addr, key.Namespace)
+		g.naming[ep.Addr][key] = true
+		admitted = admitted || g.waits(key.Namespace, ep)
 	}
 	if !admitted {
 		return all
 	}
-	return plan.Admit(all, lb.Place{Node: p.self, Zone: p.facts.node.Zone}, func(addr netip.Addr) bool {
-		return g.waits(addr, key.Namespace)
+	return plan.Admit(all, lb.Place{Node: p.self, Zone: p.facts.node.Zone}, func(ep lb.Endpoint) bool {
+		return g.waits(key.Namespace, ep)
 	})
 }
 
-// waits reports whether a pod of a namespace waits that has an address.
-func (g *gates) waits(addr netip.Addr, namespace string) bool {
-	for pod := range g.of[addr] {
-		if pod.Namespace == namespace {
-			return true
-		}
-	}
-	return false
+// waits reports whether the pod behind an endpoint waits. Another one may have its address: in the node's
+// network, or after it.
+func (g *gates) waits(namespace string, ep lb.Endpoint) bool {
+	return g.of[ep.Addr][lb.Key{Namespace: namespace, Name: ep.Pod}]
 }
 
 // openGates decides which gates open, tells the actor, and returns when to look again.
@@ -152,7 +191,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 		}
 		if pod.opening == nil {
 			var wait time.Duration
-			pod.opening, wait = p.gate(key.Namespace, pod).Open(p.self, now, p.settings.gateTimeout)
+			pod.opening, wait = p.gate(key, pod).Open(p.self, now, p.settings.gateTimeout)
 			again = sooner(again, wait)
 		}
 		if pod.opening != nil {
@@ -168,15 +207,25 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 
 // gate returns what is known of a pod that waits. Only Services of its namespace count: others would have it
 // wait for what somebody else has written into an EndpointSlice.
-func (p *proxy) gate(namespace string, pod *gatedPod) plan.Gate {
+func (p *proxy) gate(of lb.Key, pod *gatedPod) plan.Gate {
 	gate := plan.Gate{Since: pod.since, Programmed: map[lb.Key]bool{}}
+	add := func(key lb.Key) {
+		r := p.records[key]
+		if r == nil || !r.live.HasFamilyOf(pod.Addrs) {
+			return // another proxy serves it, there is none of that name, or it can never name the pod
+		}
+		gate.Programmed[key] = p.written && !r.pending() && r.failure == nil && r.applied.DeliversTo(pod.Addrs)
+	}
+	for _, key := range p.gates.selecting(of, pod) {
+		add(key)
+	}
 	for _, addr := range pod.Addrs {
 		for key := range p.gates.naming[addr] {
-			r := p.records[key]
-			if key.Namespace != namespace || r == nil || len(r.live.Ports) == 0 {
-				continue // another proxy serves it, or there is none of that name
+			if key.Namespace == of.Namespace && slices.ContainsFunc(p.gates.unready[key], func(ep lb.Endpoint) bool {
+				return ep.Addr == addr && ep.Pod == of.Name
+			}) {
+				add(key)
 			}
-			gate.Programmed[key] = p.written && !r.pending() && r.failure == nil && r.applied.DeliversTo(pod.Addrs)
 		}
 	}
 	return gate

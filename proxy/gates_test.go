@@ -29,7 +29,7 @@ func newGateBench(t *testing.T) *gateBench {
 	g.from.gated, g.to.gates = g.pods, g
 	g.pods.OnChange(g.markGated)
 	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
-	g.ready("web", "10.200.1.3", false)
+	g.unready("web", "10.200.1.3", "new")
 	return g
 }
 
@@ -39,13 +39,17 @@ func (g *gateBench) pod(name, addr string, ready, opened bool) {
 		Opened: opened})
 }
 
-// ready says whether the slice of a Service has an endpoint as ready.
-func (g *gateBench) ready(service, addr string, ready bool) {
+// ready says that the slice of a Service has an endpoint as ready, unready that it has it as a pod that is not.
+func (g *gateBench) ready(service, addr string) { g.change(service, addr, true, "") }
+
+func (g *gateBench) unready(service, addr, pod string) { g.change(service, addr, false, pod) }
+
+func (g *gateBench) change(service, addr string, ready bool, pod string) {
 	all, _ := g.slices.Get(key(service))
 	for _, s := range all {
 		for i, ep := range s.Endpoints {
 			if ep.Addr == netip.MustParseAddr(addr) {
-				s.Endpoints[i].Ready, s.Endpoints[i].Serving = ready, ready
+				s.Endpoints[i].Ready, s.Endpoints[i].Serving, s.Endpoints[i].Pod = ready, ready, pod
 			}
 		}
 	}
@@ -91,7 +95,7 @@ func TestRulesComeBeforeTheGateOpens(t *testing.T) {
 	g.pod("new", "10.200.1.3", true, true)
 	g.confirm()
 	g.expect("opened, and the slice is late", "10.200.1.2 10.200.1.3", "")
-	g.ready("web", "10.200.1.3", true)
+	g.ready("web", "10.200.1.3")
 	g.confirm()
 	g.clock = g.clock.Add(plan.GateHold)
 	g.confirm()
@@ -100,7 +104,7 @@ func TestRulesComeBeforeTheGateOpens(t *testing.T) {
 		t.Errorf("it still remembers %d things: %+v", n, g.gates)
 	}
 
-	g.ready("web", "10.200.1.3", false)
+	g.unready("web", "10.200.1.3", "new")
 	g.confirm()
 	g.expect("later it is as the slice says", "10.200.1.2", "")
 }
@@ -167,22 +171,84 @@ func TestGatesOpenInTime(t *testing.T) {
 	}
 }
 
-// Pods in the network of their node have one address.
+// Pods in the network of their node have one address. An endpoint is one of them: another one does not admit it,
+// and neither does a pod that has got the address of one that is gone.
 func TestGatesOfPodsWithOneAddress(t *testing.T) {
 	g := newGateBench(t)
-	g.pod("one", "10.200.1.3", true, false)
+	g.unready("web", "10.200.1.3", "one")
+	g.pod("other", "10.200.1.3", true, false)
 	g.synced()
 	g.run()
-	g.pod("other", "10.200.1.3", true, false)
-	g.runAlone()
-	g.pods.Delete(key("other"))
 	g.confirm()
-	g.expect("the other is gone", "10.200.1.2 10.200.1.3", "one Programmed")
+	g.expect("the other waits", "10.200.1.2", "")
+	g.pod("one", "10.200.1.3", true, false)
+	g.confirm()
+	g.expect("both wait", "10.200.1.2 10.200.1.3", "one Programmed")
 	g.pods.Delete(key("one"))
 	g.confirm()
-	g.expect("both are", "10.200.1.2", "")
+	g.expect("it is gone", "10.200.1.2", "")
+	g.clock = g.clock.Add(plan.GateSettle)
+	g.confirm()
+	g.expect("no Service names the other", "10.200.1.2", "other NoService")
+	g.pods.Delete(key("other"))
+	g.confirm()
 	if n := len(g.gates.of); n > 0 {
 		t.Errorf("it still knows %d addresses", n)
+	}
+}
+
+// An endpoint that is no pod is ready when its slice says so.
+func TestGatesAdmitPodsOnly(t *testing.T) {
+	g := newGateBench(t)
+	g.unready("web", "10.200.1.3", "")
+	g.pod("new", "10.200.1.3", true, false)
+	g.synced()
+	g.run()
+	g.confirm()
+	g.expect("the slice names no pod", "10.200.1.2", "")
+}
+
+// A pod waits for the Services that select it, also while no EndpointSlice names it yet.
+func TestGatesWaitForServicesThatSelectThePod(t *testing.T) {
+	g := newGateBench(t)
+	web, _ := g.services.Get(key("web"))
+	web.Selector = "app=web,tier=front"
+	g.services.Set(key("web"), web)
+	g.ready("web", "10.200.1.3")
+	labelled := func(name, addr, app string) {
+		g.pods.Set(key(name), lb.GatedPod{UID: name, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Ready: true,
+			Labels: map[string]string{"app": app, "tier": "front", "hash": "1"}})
+	}
+	labelled("late", "10.200.1.4", "web")
+	labelled("plain", "10.200.1.5", "db")
+	labelled("turned", "10.200.1.6", "db")
+	g.synced()
+	g.run()
+	labelled("turned", "10.200.1.6", "web")
+	g.confirm()
+	g.expect("no slice names them", "10.200.1.2 10.200.1.3", "")
+	g.clock = g.clock.Add(plan.GateSettle)
+	g.confirm()
+	g.expect("two seconds later", "10.200.1.2 10.200.1.3", "plain NoService")
+	g.pods.Delete(key("plain"))
+	g.pods.Delete(key("turned"))
+	labelled("other-family", "fd00::1", "web")
+	g.confirm()
+	g.clock = g.clock.Add(plan.GateSettle)
+	g.confirm()
+	g.expect("the Service has no address of its family", "10.200.1.2 10.200.1.3", "other-family NoService")
+	g.pods.Delete(key("other-family"))
+	all, _ := g.slices.Get(key("web"))
+	all[0].Endpoints = append(all[0].Endpoints, lb.Endpoint{Addr: netip.MustParseAddr("10.200.1.4"), Node: "here",
+		Pod: "late"})
+	g.mark(key("web"))
+	g.confirm()
+	g.expect("the slice names it", "10.200.1.2 10.200.1.3 10.200.1.4", "late Programmed")
+	g.pods.Delete(key("late"))
+	g.delete("web")
+	g.confirm()
+	if n := len(g.gates.selectors); n > 0 {
+		t.Errorf("it still knows the selectors of %d namespaces", n)
 	}
 }
 

@@ -425,7 +425,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 	whole := plan.Service{Key: key}
 	svc, ok := p.from.services.Get(key)
 	named, _ := p.from.slices.Get(key)
-	named = p.admit(key, named)
+	named = p.admit(key, svc.Selector, named)
 	endpoints := named
 	if ok {
 		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))

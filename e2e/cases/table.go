@@ -24,9 +24,11 @@ func etpLocal(_ World, s *lb.Service) { s.ExternalPolicy = lb.Local }
 func passthrough(_ World, s *lb.Service) {
 	s.ExternalPolicy, s.Failover = lb.Local, lb.FailoverPassthrough
 }
-func itpLocal(_ World, s *lb.Service) { s.InternalPolicy = lb.Local }
-func ranged(w World, s *lb.Service)   { s.SourceRanges = []netip.Prefix{Host(w.Outside)} }
-func blind(_ World, c *plan.Config)   { c.Pods = plan.Detector{} }
+func passthroughCluster(_ World, s *lb.Service) { s.Failover = lb.FailoverPassthrough }
+func routed(_ World, s *lb.Service)             { s.Ingress[0].Mode = lb.IPModeRouter }
+func itpLocal(_ World, s *lb.Service)           { s.InternalPolicy = lb.Local }
+func ranged(w World, s *lb.Service)             { s.SourceRanges = []netip.Prefix{Host(w.Outside)} }
+func blind(_ World, c *plan.Config)             { c.Pods = plan.Detector{} }
 
 // lengths lists networks of several lengths; that of the clients outside is neither the shortest
 // nor the longest, and the node is in none.
@@ -141,8 +143,34 @@ func reference() []Case {
 		{Name: "KEP-6272, none at all, cluster IP", Service: passthrough, Backends: nobody, From: "pod", To: "cluster",
 			Want: "reject"},
 		{Name: "KEP-6272, local ones", Service: passthrough, From: "outside", To: "vip", Want: "local"},
-		{Name: "KEP-6272, ETP Cluster", Backends: nobody, From: "outside", To: "vip", Want: "reject",
-			Service: func(_ World, s *lb.Service) { s.Failover = lb.FailoverPassthrough }},
+		{Name: "KEP-6272, ETP Cluster", Service: passthroughCluster, Backends: nobody, From: "outside", To: "vip",
+			Want: "none"},
+		{Name: "KEP-6272, ETP Cluster, pod", Service: passthroughCluster, Backends: nobody, From: "pod", To: "vip",
+			Want: "none"},
+		{Name: "KEP-6272, ETP Cluster, node port", Service: passthroughCluster, Backends: nobody, From: "outside",
+			To: "nodeport", Want: "reject"},
+		{Name: "KEP-6272, ETP Cluster, none local", Service: passthroughCluster, Backends: onlyThere, From: "outside",
+			To: "vip", Want: "remote", SNAT: true},
+		{Name: "KEP-6272, ipMode Router, none local", Service: both(etpLocal, routed), Backends: onlyThere,
+			From: "outside", To: "vip", Want: "none"},
+		{Name: "KEP-6272, ipMode Router, none local, another VIP", Service: both(etpLocal, routed), Backends: onlyThere,
+			From: "outside", To: "vip2", Want: "drop"},
+		{Name: "KEP-6272, ipMode Router, none local, external IP", Service: both(etpLocal, routed), Backends: onlyThere,
+			From: "outside", To: "external", Want: "drop"},
+		{Name: "KEP-6272, ipMode Router, none local, pod", Service: both(etpLocal, routed), Backends: onlyThere,
+			From: "pod", To: "vip", Want: "remote"},
+		{Name: "KEP-6272, ipMode Router, none local, node port", Service: both(etpLocal, routed), Backends: onlyThere,
+			From: "outside", To: "nodeport", Want: "drop"},
+		{Name: "KEP-6272, ipMode Router, none at all", Service: routed, Backends: nobody, From: "outside", To: "vip",
+			Want: "none"},
+		{Name: "KEP-6272, ipMode Router, none at all, UDP", Service: routed, Backends: nobody, From: "outside", To: "vip",
+			Protocol: lb.UDP, Want: "none"},
+		{Name: "KEP-6272, ipMode Router, none at all, another VIP", Service: routed, Backends: nobody, From: "outside",
+			To: "vip2", Want: "reject"},
+		{Name: "KEP-6272, ipMode Router, endpoints", Service: routed, From: "outside", To: "vip", Want: "local remote",
+			SNAT: true},
+		{Name: "KEP-6272, ipMode Router, not in the source ranges", Service: both(ranged, routed), From: "stranger",
+			To: "vip", Want: "drop"},
 		{Name: "17 UDP, ETP Local", Service: etpLocal, From: "outside", To: "vip", Protocol: lb.UDP, Want: "local"},
 		{Name: "16 UDP without endpoints", Backends: nobody, From: "outside", To: "vip", Protocol: lb.UDP, Want: "reject"},
 		{Name: "18 UDP to a TCP port", Service: tcpOnly, From: "outside", To: "vip", Protocol: lb.UDP, Want: "reject"},

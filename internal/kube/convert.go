@@ -90,6 +90,9 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.Scheduler, s.Failover = annotation(lb.AnnotationScheduler), annotation(lb.AnnotationFailover)
 	s.Relay, s.RelayProxyProtocol = annotation(lb.AnnotationRelay), annotation(lb.AnnotationRelayProxyProtocol)
 	s.Forwarding = annotation(lb.AnnotationForwarding)
+	if selector := labels.Set(o.Spec.Selector).String(); len(selector) <= maxKept {
+		s.Selector = selector
+	}
 	var err error
 	if s.Weights, err = lb.ParseWeights(o.Annotations[lb.AnnotationWeights]); err != nil {
 		s.InvalidWeights = err.Error()
@@ -290,6 +293,9 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 			Ready:       ep.Conditions.Ready == nil || *ep.Conditions.Ready,
 			Serving:     ep.Conditions.Serving == nil || *ep.Conditions.Serving,
 			Terminating: deref(ep.Conditions.Terminating),
+		}
+		if ref := ep.TargetRef; ref != nil && ref.Kind == "Pod" && !endpoint.Ready && !endpoint.Terminating {
+			endpoint.Pod = ref.Name
 		}
 		if hints := ep.Hints; hints != nil {
 			for _, zone := range hints.ForZones {

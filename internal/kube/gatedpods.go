@@ -36,7 +36,7 @@ func convertGatedPod(o *corev1.Pod) (lb.Key, lb.GatedPod) {
 			return c.Type == t && c.Status == corev1.ConditionTrue
 		})
 	}
-	pod := lb.GatedPod{UID: string(o.UID), Opened: is(lb.ConditionProgrammed),
+	pod := lb.GatedPod{UID: string(o.UID), Labels: o.Labels, Opened: is(lb.ConditionProgrammed),
 		Ready: o.DeletionTimestamp == nil && is(corev1.ContainersReady)}
 	for _, gate := range o.Spec.ReadinessGates {
 		pod.Ready = pod.Ready && (isOurs(gate) || is(gate.ConditionType))

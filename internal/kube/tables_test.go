@@ -78,6 +78,11 @@ func TestConvertSlice(t *testing.T) {
 		Terminating: new(true)}
 	o.Endpoints[1].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "b"}},
 		ForNodes: []discoveryv1.ForNode{{Name: "n1"}}}
+	for _, ready := range []bool{true, false} {
+		o.Endpoints = append(o.Endpoints, discoveryv1.Endpoint{Addresses: []string{"192.168.1.3"},
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready, Serving: &ready},
+			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Name: "svc-0"}})
+	}
 	o.Ports = append(o.Ports, discoveryv1.EndpointPort{Name: nil, Port: new(int32(1))},
 		discoveryv1.EndpointPort{Name: new("all")})
 	for i, port := range []int32{-1, 0, 65536, 65616, math.MaxInt32} { // all of which the API server takes
@@ -92,6 +97,8 @@ func TestConvertSlice(t *testing.T) {
 			{Addr: netip.MustParseAddr("192.168.1.1"), Ready: true, Serving: true},
 			{Addr: netip.MustParseAddr("192.168.1.2"), Node: "n1", Serving: true, Terminating: true,
 				ForZones: []string{"a", "b"}, ForNodes: []string{"n1"}},
+			{Addr: netip.MustParseAddr("192.168.1.3"), Ready: true, Serving: true},
+			{Addr: netip.MustParseAddr("192.168.1.3"), Pod: "svc-0"},
 		},
 	}
 	if diff := cmp.Diff(want, convertSlice(o), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {

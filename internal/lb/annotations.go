@@ -10,9 +10,9 @@ const (
 	// AnnotationWeights gives backends weights, by their nodes, addresses or networks:
 	// "worker-1=3, 192.0.2.0/28=2".
 	AnnotationWeights = "landfall.dev/weights"
-	// AnnotationFailover says what a node without usable endpoints does with connections from outside to a
-	// Service with policy Local. FailoverPassthrough has it route them on, as if it did not know the
-	// address (KEP-6272, spec.externalFailoverPolicy).
+	// AnnotationFailover says what a node without usable endpoints does with connections to the external
+	// addresses of a Service. FailoverPassthrough has it route them on, as if it did not know the address
+	// (KEP-6272, which has an ipMode for it: see IPModeRouter).
 	AnnotationFailover = "landfall.dev/external-failover-policy"
 	// AnnotationProbe has nodes ask the backends of the Service: see [ParseProbe].
 	AnnotationProbe = "landfall.dev/probe"

@@ -1,6 +1,11 @@
 package lb
 
-import "net/netip"
+import (
+	"net/netip"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+)
 
 // ConditionProgrammed is a pod's readiness gate (KEP-580), and the condition that opens it: a proxy sets it
 // once its node's rules deliver to the pod.
@@ -18,11 +23,23 @@ const (
 
 // GatedPod is a pod with the readiness gate ConditionProgrammed; the zero value stands for one without.
 type GatedPod struct {
-	UID   string
-	Addrs []netip.Addr
+	UID    string
+	Addrs  []netip.Addr
+	Labels labels.Set
 	// Ready is set when nothing else keeps the pod from being ready: its containers and all other gates are,
 	// and it is not being deleted.
 	Ready bool
 	// Opened is set when the gate is open.
 	Opened bool
+}
+
+// SelectedBy reports whether a Service.Selector selects the pod.
+func (p GatedPod) SelectedBy(selector string) bool {
+	for term := range strings.SplitSeq(selector, ",") {
+		name, value, _ := strings.Cut(term, "=")
+		if have, ok := p.Labels[name]; !ok || have != value {
+			return false
+		}
+	}
+	return true
 }

@@ -144,6 +144,9 @@ type Service struct {
 	RelayProxyProtocol  string         // annotation landfall.dev/relay-proxy-protocol; "" when unset
 	Forwarding          string         // annotation landfall.dev/forwarding; "" when unset
 
+	// Selector is spec.selector as labels.Set.String writes it; "" without one, and for one of more than
+	// 256 bytes. Only the proxies' table fills it.
+	Selector string
 	// Probe is the annotation landfall.dev/probe, InvalidProbe why it cannot be read; "" if it can. Only the
 	// tables of proxies and speakers fill them.
 	Probe        Probe
@@ -223,10 +226,12 @@ type Request struct {
 // IPMode is status.loadBalancer.ingress[].ipMode (KEP-1860).
 type IPMode string
 
-// The IP modes; the empty mode means VIP.
+// The IP modes; the empty mode means VIP. Router is that of KEP-6272: as VIP, but what would be dropped or
+// refused for want of endpoints is routed on.
 const (
-	IPModeVIP   IPMode = "VIP"
-	IPModeProxy IPMode = "Proxy"
+	IPModeVIP    IPMode = "VIP"
+	IPModeProxy  IPMode = "Proxy"
+	IPModeRouter IPMode = "Router"
 )
 
 // Ingress is one address that a Service holds.
@@ -262,6 +267,9 @@ type Endpoint struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
+	// Pod is the name of the pod, of the slice's namespace, behind an endpoint that is neither ready nor
+	// terminating; "" if the slice names none, and for other endpoints, where nobody asks.
+	Pod string
 	// ForZones and ForNodes are the topology hints (KEP-2433, KEP-3015): the zones and nodes whose
 	// clients should use the endpoint.
 	ForZones []string

@@ -97,6 +97,25 @@ func AddressBytes(family lb.Family) int {
 	return 4
 }
 
+// ErrorTypes returns the types of ICMP errors: unreachable, too big, time exceeded, and parameter problem (RFC
+// 792, RFC 4443).
+func ErrorTypes(family lb.Family) []byte {
+	if family == lb.IPv6 {
+		return []byte{1, 2, 3, 4}
+	}
+	return []byte{3, 11, 12}
+}
+
+// IsError matches ICMP errors of one type.
+func IsError(family lb.Family, number byte) expr.List {
+	protocol := byte(unix.IPPROTO_ICMP)
+	if family == lb.IPv6 {
+		protocol = unix.IPPROTO_ICMPV6
+	}
+	return append(expr.IsProtocol(expr.CmpOpEq, protocol),
+		expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, 0, 1), expr.Compare(expr.CmpOpEq, number))
+}
+
 // Hook is where the kernel enters a chain. The zero value is that of a chain that is only jumped
 // to.
 type Hook struct {

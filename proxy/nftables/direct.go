@@ -1,8 +1,6 @@
 package nftables
 
 import (
-	"encoding/binary"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -80,11 +78,7 @@ func (b builder) far() []nft.Rule {
 // that another node has handed or moved here stays here too, so that none goes round in circles.
 func (r *ruleset) handover(b builder, config plan.Config) {
 	const states = expr.CtStateBitINVALID | expr.CtStateBitNEW
-	const flags, fin, syn, rst = 13, 1, 2, 4 // of a TCP header (RFC 9293 section 3.1)
-	hasFlags := func(op expr.CmpOp, bits byte) expr.List {
-		return expr.List{expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, flags, 1), expr.Keep(bits),
-			expr.Compare(op, 0)}
-	}
+	const flags, fin, rst = 13, 1, 4 // of a TCP header (RFC 9293 section 3.1)
 	toGroup := []nft.Rule{
 		b.rule("known connections", expr.HasNoBits(expr.State(), states), expr.Accept()),
 		b.rule("from another node", b.isMarked(), isEthernet(), b.in(setNodes), expr.Accept()),
@@ -98,10 +92,8 @@ func (r *ruleset) handover(b builder, config plan.Config) {
 	// The end of a connection that conntrack does not know is invalid to it.
 	rules := []nft.Rule{
 		b.rule("out of window", b.isProtocol(tcp), expr.HasBits(expr.State(), expr.CtStateBitINVALID),
-			hasFlags(expr.CmpOpEq, fin|rst), expr.Goto(chainStay)),
-		b.rule("fits most paths", b.isProtocol(tcp), hasFlags(expr.CmpOpNeq, syn), expr.List{
-			&expr.Immediate{Register: expr.Reg, Data: binary.BigEndian.AppendUint16(nil, b.segment())},
-			&expr.Segment{Register: expr.Reg}}),
+			expr.List{expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, flags, 1), expr.Keep(fin | rst),
+				expr.Compare(expr.CmpOpEq, 0)}, expr.Goto(chainStay)),
 		b.rule("its client has set such a TTL", b.isMarked(), expr.Goto(chainRound)),
 	}
 	r.add(chainHand, append(rules, b.hands(b.setTTL(lb.HandedTTL+1))...)...)
@@ -143,16 +135,6 @@ func (b builder) isMarked() expr.List {
 func isEthernet() expr.List {
 	return expr.List{&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: expr.Reg},
 		expr.Compare(expr.CmpOpEq, expr.Host16(unix.ARPHRD_ETHER)...)}
-}
-
-// segment is the greatest TCP segment of answers. The ICMP error of a router on their way, for which one
-// is too large, reaches the node that announces the VIP and not the one that has sent it. So the client asks
-// for what fits: in IPv6 into every path (RFC 8200 section 5), in IPv4 into paths with an MTU of 1,400.
-func (b builder) segment() uint16 {
-	if b.family == lb.IPv6 {
-		return 1280 - 40 - 20
-	}
-	return 1400 - 20 - 20
 }
 
 func (b builder) ttlOffset() uint32 {

@@ -12,43 +12,43 @@ import (
 
 // Times of readiness gates.
 const (
-	// GateSettle is how long a pod waits for a Service to name it: an EndpointSlice may come later than the
-	// kubelet's word that containers are ready.
+	// GateSettle is how long a pod that no Service selects waits for one to name it: such a Service's
+	// EndpointSlices have another writer.
 	GateSettle = 2 * time.Second
 	// GateHold is how long a pod counts as ready after its gate was opened, until the kubelet and the writer
 	// of EndpointSlices have said so too.
 	GateHold = 10 * time.Second
 )
 
-// Unready returns the addresses of a node's endpoints that are neither ready nor terminating; one may be
+// Unready returns a node's endpoints that are neither ready nor terminating, and that are pods; one may be
 // there twice.
-func Unready(all []lb.Slice, node string) []netip.Addr {
-	var addrs []netip.Addr
+func Unready(all []lb.Slice, node string) []lb.Endpoint {
+	var unready []lb.Endpoint
 	for _, slice := range all {
 		for _, ep := range slice.Endpoints {
-			if ep.Node == node && !ep.Ready && !ep.Terminating {
-				addrs = append(addrs, ep.Addr)
+			if ep.Node == node && !ep.Ready && !ep.Terminating && ep.Pod != "" {
+				unready = append(unready, ep)
 			}
 		}
 	}
-	return addrs
+	return unready
 }
 
 // Admit returns the slices with those of a node's endpoints ready that admitted names. Topology hints, if
 // others have some, never keep them from their own node.
-func Admit(all []lb.Slice, at lb.Place, admitted func(netip.Addr) bool) []lb.Slice {
+func Admit(all []lb.Slice, at lb.Place, admitted func(lb.Endpoint) bool) []lb.Slice {
 	zones, nodes := hintsOf(all)
 	all = slices.Clone(all)
 	for i, slice := range all {
 		var endpoints []lb.Endpoint
 		for j, ep := range slice.Endpoints {
-			if ep.Node != at.Node || ep.Ready || ep.Terminating || !admitted(ep.Addr) {
+			if ep.Node != at.Node || ep.Ready || ep.Terminating || !admitted(ep) {
 				continue
 			}
 			if endpoints == nil {
 				endpoints = slices.Clone(slice.Endpoints)
 			}
-			ep.Ready, ep.Serving, ep.ForNodes, ep.ForZones = true, true, nil, nil
+			ep.Ready, ep.Serving, ep.Pod, ep.ForNodes, ep.ForZones = true, true, "", nil, nil
 			if nodes {
 				ep.ForNodes = []string{at.Node}
 			}
@@ -74,6 +74,13 @@ func hintsOf(all []lb.Slice) (zones, nodes bool) {
 	return zones, nodes
 }
 
+// HasFamilyOf reports whether a Service has a port in the family of an address.
+func (s Service) HasFamilyOf(addrs []netip.Addr) bool {
+	return slices.ContainsFunc(s.Ports, func(p Port) bool {
+		return slices.ContainsFunc(addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == p.Family })
+	})
+}
+
 // DeliversTo reports whether an applied plan delivers to one of an endpoint's addresses.
 func (s Service) DeliversTo(addrs []netip.Addr) bool {
 	is := func(b lb.Backend) bool { return slices.Contains(addrs, b.Addr.Addr()) }
@@ -86,7 +93,7 @@ func (s Service) DeliversTo(addrs []netip.Addr) bool {
 type Gate struct {
 	// Since is since when.
 	Since time.Time
-	// Programmed has the Services that name the pod, each with whether the rules deliver to it.
+	// Programmed has the Services that select or name the pod, each with whether the rules deliver to it.
 	Programmed map[lb.Key]bool
 }
 

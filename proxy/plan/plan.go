@@ -56,8 +56,8 @@ const (
 	// Drop is silent, as the policy is Local and only other nodes have usable endpoints: whoever
 	// balances in front shall try those.
 	Drop Action = "Drop"
-	// Pass routes who comes from outside on, as if the node did not know the address, since it has no
-	// usable endpoint of its own and the Service asks for that: see passes. Pods and the node itself get
+	// Pass routes who comes from outside on, as if the node did not know the address, since no endpoint is
+	// usable for them and the Service asks for that: see passes. Pods and the node itself get
 	// Backends.Cluster, as with Drop.
 	Pass Action = "Pass"
 )
@@ -214,20 +214,24 @@ func newPort(
 		Serving:  chosen.serving,
 	}
 	internal, external := action(p.Backends, svc.InternalPolicy), action(p.Backends, svc.ExternalPolicy)
-	routed := external // of addresses that routers may know another way to, and so not of node ports
-	if passes(svc) && (external == Drop || external == Reject) {
-		routed = Pass
+	routed := func(asked bool) Action { // of addresses that routers may know another way to, and so not of node ports
+		if asked && (external == Drop || external == Reject) {
+			return Pass
+		}
+		return external
 	}
 	p.Frontends = append(p.Frontends, Frontend{Kind: ClusterIP, Addr: clusterIP, Port: port.Port, Action: internal})
 	for _, addr := range svc.ExternalIPs {
 		if lb.FamilyOf(addr) == family {
-			p.Frontends = append(p.Frontends, Frontend{Kind: ExternalIP, Addr: addr, Port: port.Port, Action: routed})
+			p.Frontends = append(p.Frontends, Frontend{Kind: ExternalIP, Addr: addr, Port: port.Port,
+				Action: routed(passes(svc))})
 		}
 	}
 	for _, vip := range vips {
 		if lb.FamilyOf(vip) == family {
 			p.Frontends = append(p.Frontends, Frontend{
-				Kind: LoadBalancer, Addr: vip, Port: port.Port, Action: routed, Sources: sources[family],
+				Kind: LoadBalancer, Addr: vip, Port: port.Port, Action: routed(passes(svc) || isRouter(svc, vip)),
+				Sources: sources[family],
 			})
 		}
 	}
@@ -247,10 +251,14 @@ func healthPort(svc lb.Service) uint16 {
 	return 0
 }
 
-// passes reports whether a Service asks for KEP-6272: what would be dropped or refused for want of
-// endpoints alone goes the way that routing has for it, to another node, cluster or site.
-func passes(svc lb.Service) bool {
-	return svc.ExternalPolicy == lb.Local && svc.Failover == lb.FailoverPassthrough
+// passes reports whether a Service asks for KEP-6272 at all its external addresses: what would be dropped
+// or refused for want of endpoints alone goes the way that routing has for it, to another node, cluster or
+// site.
+func passes(svc lb.Service) bool { return svc.Failover == lb.FailoverPassthrough }
+
+// isRouter reports whether the status asks for KEP-6272 at one VIP.
+func isRouter(svc lb.Service, vip netip.Addr) bool {
+	return slices.Contains(svc.Ingress, lb.Ingress{Addr: vip, Mode: lb.IPModeRouter})
 }
 
 func action(usable lb.Usable, policy lb.TrafficPolicy) Action {

@@ -60,9 +60,9 @@ type held struct {
 	sent map[netip.Addr]uint64
 	// moving are the rules of the two chains of each.
 	moving map[netip.Addr][]string
-	// rules are those of the chain of stray packets, see nft.Rule.UserData; segments those of the chain
-	// that bounds segments.
-	rules, segments []string
+	// rules are those of the chain of stray packets, see nft.Rule.UserData; errors those of the chain of
+	// ICMP errors, segments those of the chain that bounds segments.
+	rules, errors, segments []string
 	// limits are those of the chains of limits, one after the other. dropped is how many packets were
 	// above one, and flooded for which VIPs, in the last minute.
 	limits  []string
@@ -102,6 +102,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		return have, err
 	}
 	have.rules, have.segments = chains[chainStrays].Rules, chains[chainSegments].Rules
+	have.errors = chains[chainErrors].Rules
 	for _, name := range limitChains {
 		have.limits = append(have.limits, chains[name].Rules...)
 	}
@@ -224,7 +225,7 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	written := have.sent
 	if len(have.foreign) > 0 {
 		w.RemoveRules("") // which may use them
-		have.rules, have.limits, have.segments, written = nil, nil, nil, nil
+		have.rules, have.limits, have.errors, have.segments, written = nil, nil, nil, nil, nil
 	}
 	for _, name := range have.foreign {
 		w.RemoveSet(name)
@@ -255,6 +256,9 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	for _, s := range all {
 		w.AddSet(s.set)
 		w.fill(s.set, missing(s.has, s.add), nil)
+	}
+	if rules := h.errorRules(want); !slices.Equal(have.errors, nft.UserData(rules)) {
+		replace(w.Batch, chainErrors, nft.Hook{}, rules)
 	}
 	if rules := h.strayRules(want); !slices.Equal(have.rules, nft.UserData(rules)) {
 		replace(w.Batch, chainStrays, strayHook, rules)

@@ -477,7 +477,9 @@ func TestContract11ManyAddressesAreWritten(t *testing.T) {
 	for what, spoil := range map[string]func(){
 		"a successor": func() {},
 		"foreign sets": func() {
-			node.Run(t, "nft", "flush", "chain", "ip", tableName, chainStrays)
+			for _, chain := range []string{chainStrays, chainErrors} {
+				node.Run(t, "nft", "flush", "chain", "ip", tableName, chain)
+			}
 			node.Run(t, "nft", "delete", "set", "ip", tableName, setRing)
 			node.Run(t, "nft", "add", "set", "ip", tableName, setRing, "{ type ether_addr; }")
 		},

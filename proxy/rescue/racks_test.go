@@ -29,13 +29,14 @@ func rackAddress6(i int) string { return fmt.Sprintf("fd02:%d::1", i) }
 // racks is a client and nodes, each of them behind the same router.
 type racks struct {
 	rack
-	turn func(node int) // the router to a node, for the VIPs
+	router *nstest.NS
+	turn   func(node int) // the router to a node, for the VIPs
 }
 
 func newRacks(t *testing.T, n int) *racks {
 	t.Helper()
-	r := &racks{}
 	router := nstest.New(t)
+	r := &racks{router: router}
 	router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 	plug := func(port, at, gateway, at6, gateway6 string) *nstest.NS {
 		host := nstest.New(t)

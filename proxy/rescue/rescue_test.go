@@ -225,7 +225,9 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		k.have.sent[node], k.have.moving[node] = 0, headerOf(lb.IPv4).moving(want, node)
 	}
 	if k.have.exists {
-		k.have.rules, k.have.limits = nft.UserData(headerOf(lb.IPv4).strayRules(want)), headerOf(lb.IPv4).limitsOf(want.limit)
+		h := headerOf(lb.IPv4)
+		k.have.rules, k.have.limits = nft.UserData(h.strayRules(want)), h.limitsOf(want.limit)
+		k.have.errors = nft.UserData(h.errorRules(want))
 	}
 	return nil
 }

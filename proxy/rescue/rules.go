@@ -21,6 +21,7 @@ import (
 const (
 	tableName   = "landfall-rescue"
 	chainStrays = "strays"
+	chainErrors = "errors"
 	setPeers    = "peers"
 	setRing     = "ring"
 	// chainSegments keeps clients from sending larger segments than fit into the tunnel.
@@ -163,6 +164,10 @@ func (h header) isFor(set string) expr.List {
 	return append(expr.List{network(expr.Reg, h.dest, h.size)}, expr.In(set)...)
 }
 
+func (h header) isNotFor(set string) expr.List {
+	return append(expr.List{network(expr.Reg, h.dest, h.size)}, expr.NotIn(set)...)
+}
+
 // setTTL is what nft makes of "ip ttl set" and "ip6 hoplimit set".
 func (h header) setTTL(ttl byte) expr.List { return h.editTTL(0, ttl) }
 
@@ -189,26 +194,23 @@ const fin, syn, rst = 1, 2, 4
 const unknownStates = expr.CtStateBitINVALID | expr.CtStateBitNEW
 
 // strayRules return the rules of the chain of stray packets. All other packets leave it after one
-// rule, and the first packets of connections, which have a SYN, after three.
+// rule, and the first packets of connections, which have a SYN, after some more.
 func (h header) strayRules(t *table) []nft.Rule {
 	nodes := t.nodes()
 	var all rules
 	all.add("known connections", expr.HasNoBits(expr.State(), unknownStates), expr.Accept())
+	for _, number := range nft.ErrorTypes(h.family) {
+		all.add("", nft.IsError(h.family, number), expr.Goto(chainErrors))
+	}
 	all.add("", isTCP(expr.CmpOpNeq), expr.Accept())
 	all.add("new connections", flags(expr.CmpOpNeq, syn), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
 	inDoubt := expr.Join(expr.HasBits(expr.State(), expr.CtStateBitINVALID), flags(expr.CmpOpEq, fin|rst))
 	notMarked := h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops)
 	endsInDoubt := h.span(expr.CmpOpEq, floor, spentInDoubt)
-	fromPeer := expr.Join(expr.List{
-		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: expr.Reg},
-		expr.Compare(expr.CmpOpEq, expr.Host16(unix.ARPHRD_ETHER)...),
-		expr.Load(expr.Reg, expr.PayloadBaseLLHeader, 6, 6),
-	}, expr.In(setPeers))
 	ring := len(t.ring) > 0
 	if ring {
-		all.add("out of the tunnel, for another address", h.inTunnel(), expr.List{network(expr.Reg, h.dest, h.size)},
-			expr.NotIn(setRing), expr.Drop())
+		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
 		h.enterRing(&all, t, inDoubt, notMarked)
 	}
 	for _, node := range nodes { // the previous owner is the only one to ask
@@ -217,7 +219,7 @@ func (h header) strayRules(t *table) []nft.Rule {
 	if ring {
 		all.add("ring ends, in doubt", h.isFor(setRing), endsInDoubt, expr.Drop())
 	}
-	all.add("moved here, in doubt", fromPeer, endsInDoubt, expr.Drop())
+	all.add("moved here, in doubt", fromPeer(), endsInDoubt, expr.Drop())
 	all.add("", inDoubt, notMarked, expr.Accept()) // of no VIP
 	if ring {
 		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
@@ -233,17 +235,52 @@ func (h header) strayRules(t *table) []nft.Rule {
 	}
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
-	if ring {
-		all.add("moved here", fromPeer, expr.List{network(expr.Reg, h.dest, h.size)}, expr.NotIn(setRing), expr.Accept())
-	} else {
-		all.add("moved here", fromPeer, expr.Accept())
-	}
+	all.add("moved here", fromPeer(), h.offRing(t), expr.Accept())
 	for _, node := range nodes {
 		if len(t.targets[node]) > 0 {
 			all.add("", h.isFor(name(prefixVIPs, node)), expr.Goto(name(prefixNew, node)))
 		}
 	}
 	return all
+}
+
+// errorRules return the rules for ICMP errors about packets of connections that this node does not know. They
+// go round as stray packets do, and nothing is remembered of them.
+func (h header) errorRules(t *table) []nft.Rule {
+	var all rules
+	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
+	if len(t.ring) > 0 {
+		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
+		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops))
+		all.add("ring ends", h.isFor(setRing), h.span(expr.CmpOpNeq, spent+1, spent+maxHops), expr.Drop())
+	}
+	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept()) // of a ring that this node does not have
+	all.add("moved here", fromPeer(), h.offRing(t), expr.Accept())
+	for _, node := range t.nodes() {
+		if len(t.targets[node]) > 0 {
+			isForNode := h.isFor(name(prefixVIPs, node))
+			all.add("", isForNode, expr.Jump(chainUnconfirmed))
+			all.add("", isForNode, copyTo(node, t.carried[node]), expr.Drop())
+		}
+	}
+	return all
+}
+
+// fromPeer matches packets of nodes that move packets here.
+func fromPeer() expr.List {
+	return expr.Join(expr.List{
+		&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: expr.Reg},
+		expr.Compare(expr.CmpOpEq, expr.Host16(unix.ARPHRD_ETHER)...),
+		expr.Load(expr.Reg, expr.PayloadBaseLLHeader, 6, 6),
+	}, expr.In(setPeers))
+}
+
+// offRing matches packets for addresses without a ring.
+func (h header) offRing(t *table) expr.List {
+	if len(t.ring) == 0 {
+		return nil
+	}
+	return h.isNotFor(setRing)
 }
 
 // inTunnel matches packets that come out of the tunnel.
@@ -255,13 +292,18 @@ func (h header) inTunnel() expr.List {
 
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
 func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
+	h.beginRing(all, t, notMarked)
+	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
+	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
+		h.editTTL(255, doubt))
+}
+
+// beginRing adds the rules that set the TTL of a packet that enters a ring here.
+func (h header) beginRing(all *rules, t *table, notMarked expr.List) {
 	for _, hops := range t.lengths() {
 		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
 			h.setTTL(byte(spent+hops)))
 	}
-	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
-	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
-		h.editTTL(255, doubt))
 }
 
 type rules []nft.Rule
@@ -289,15 +331,17 @@ func (h header) dynset(memory string, operation uint32) expr.List {
 // move moves a packet as it is: a copy goes out to the node, over the tunnel if link is not 0, and
 // this one ends here, so that conntrack forgets it.
 func (r *rules) move(node netip.Addr, link int) {
+	r.add("", copyTo(node, link))
+	r.add("", expr.Drop())
+}
+
+func copyTo(node netip.Addr, link int) expr.List {
 	to := expr.List{&expr.Counter{}, &expr.Immediate{Register: expr.Reg, Data: node.AsSlice()}}
 	if link == 0 {
-		to = append(to, &expr.Dup{RegAddr: expr.Reg})
-	} else {
-		to = append(to, &expr.Immediate{Register: unix.NFT_REG_2, Data: expr.Host32(uint32(link))},
-			&expr.Dup{RegAddr: expr.Reg, RegDev: unix.NFT_REG_2})
+		return append(to, &expr.Dup{RegAddr: expr.Reg})
 	}
-	r.add("", to)
-	r.add("", expr.Drop())
+	return append(to, &expr.Immediate{Register: unix.NFT_REG_2, Data: expr.Host32(uint32(link))},
+		&expr.Dup{RegAddr: expr.Reg, RegDev: unix.NFT_REG_2})
 }
 
 // Headers without options, in bytes.

@@ -53,8 +53,8 @@ type chain struct {
 	rules []nft.Rule
 }
 
-// chains return the rules. They do not depend on the nodes. Through the tunnel comes TCP without
-// SYN, with a TTL from least to most.
+// chains return the rules. They do not depend on the nodes. Through the tunnel come ICMP errors, and TCP
+// without SYN, with a TTL from least to most.
 func (h header) chains(port uint16, least, most byte) []chain {
 	rule := func(comment string, parts ...expr.List) nft.Rule {
 		return nft.Rule{Comment: comment, Exprs: expr.Join(parts...)}
@@ -76,16 +76,18 @@ func (h header) chains(port uint16, least, most byte) []chain {
 	otherTTL := expr.List{load(h.ttl, 1), &expr.Range{Op: expr.CmpOpNeq, Register: expr.Reg, FromData: []byte{least},
 		ToData: []byte{most}}}
 	refuse := expr.Goto(chainRefused)
+	moved := []nft.Rule{rule("not moved", otherTTL, refuse)}
+	for _, number := range nft.ErrorTypes(h.family) {
+		moved = append(moved, rule("", nft.IsError(h.family, number), expr.Accept()))
+	}
+	moved = append(moved, rule("neither TCP nor an error", expr.IsProtocol(expr.CmpOpNeq, unix.IPPROTO_TCP), refuse),
+		rule("a new connection", isSYN, refuse))
 	filter := func(hook uint32) nft.Hook { return nft.Hook{Kind: "filter", Number: hook, Priority: raw} }
 	return []chain{
 		{chainRefused, nft.Hook{}, []nft.Rule{rule("", expr.List{&expr.Counter{}}, expr.Drop())}},
 		{chainPort, filter(unix.NF_INET_LOCAL_IN),
 			[]nft.Rule{rule("not from a node", toPort, from, expr.NotIn(setNodes), refuse)}},
-		{chainMoved, nft.Hook{}, []nft.Rule{
-			rule("not TCP", expr.IsProtocol(expr.CmpOpNeq, unix.IPPROTO_TCP), refuse),
-			rule("a new connection", isSYN, refuse),
-			rule("not moved", otherTTL, refuse),
-		}},
+		{chainMoved, nft.Hook{}, moved},
 		{chainInside, filter(unix.NF_INET_PRE_ROUTING), []nft.Rule{rule("", inside, expr.Goto(chainMoved))}},
 		{chainReceived, filter(unix.NF_INET_PRE_ROUTING),
 			[]nft.Rule{rule("", toPort, from, expr.In(setNodes), here, expr.List{&expr.Notrack{}})}},
