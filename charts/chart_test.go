@@ -744,6 +744,10 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		`logLevel="trace"`:                      "/logLevel",
 		`logFormat="xml"`:                       "/logFormat",
 		"rbac.clusterAdmin=true":                "clusterAdmin",
+		`fullnameOverride="a: b"`:               "/fullnameOverride",
+		`proxy.healthzBindAddress="10256"`:      "/proxy/healthzBindAddress",
+		`rbac.operators=[{"kind":"ServiceAccount","name":"a"}]`: "/rbac/operators/0",
+		`node.podLabels={"app.kubernetes.io/component":"a"}`:    "app.kubernetes.io/component",
 	} {
 		if _, err := template(t, set); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want a refusal that names %s", set, err, want)
@@ -758,6 +762,10 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", `proxy.mode="iptables"`},
 		{"is 30, shorter than speaker.bgpConvergence plus 7 s", `speaker.bgpConvergence="24s"`},
 		{"is 30, shorter than relay.drainTime plus 5 s", "relay.enabled=true", `relay.drainTime="25001ms"`},
+		{"proxy.metricsPort and speaker.metricsPort are both TCP port 7482", "speaker.metricsPort=7482"},
+		{"speaker.bindPort and speaker.bgpListen are both TCP port 7947", `speaker.bgpListen="[::]:7947"`},
+		{"proxy.rescueTunnelPort and speaker.bindPort are both UDP port 7947", "proxy.rescueTunnelPort=7947"},
+		{"proxy.healthzBindAddress and relay.port are both TCP port 10256", "relay.enabled=true", "relay.port=10256"},
 		{"renewDeadline must be shorter", `controller.leaderElect.renewDeadline="15s"`},
 	} {
 		if _, err := template(t, refused[1:]...); err == nil || !strings.Contains(err.Error(), refused[0]) {
@@ -767,6 +775,10 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	if _, err := template(t, "relay.enabled=true", `relay.drainTime="25s"`, `speaker.bgpConvergence="23s"`,
 		`proxy.drainTime="1m"`, "relay.clientConnections=null"); err != nil {
 		t.Errorf("times that just fit: %v", err)
+	}
+	if _, err := template(t, "proxy.enabled=false", "speaker.metricsPort=7482", "proxy.healthzBindAddress=null",
+		`speaker.bgpListen=":10256"`); err != nil {
+		t.Errorf("ports that are free: %v", err)
 	}
 	for set, want := range map[string]string{
 		`proxy.clusterCIDR=""`:                        "proxy.clusterCIDR is empty",

@@ -16,6 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -113,6 +115,33 @@ func TestServiceAccounts(t *testing.T) {
 	if name := as[appsv1.Deployment](t, objects,
 		"Deployment landfall-controller").Spec.Template.Spec.ServiceAccountName; name != "boss" {
 		t.Errorf("the controller runs as %s", name)
+	}
+}
+
+// TestNamesOfDigits has names that YAML takes for numbers, as Kubernetes lets them be.
+func TestNamesOfDigits(t *testing.T) {
+	t.Parallel()
+	text, err := run(t, "template", "0123", "landfall", "--namespace", "landfall-system", "--kube-version", kubeVersion,
+		"--set-json", clusterCIDR, "--set", "dashboards.enabled=true,relay.enabled=true,tracing.endpoint=http://c:4318",
+		"--set-string", "nameOverride=0123,controller.serviceAccount.name=01,node.serviceAccount.name=02,"+
+			"controller.priorityClassName=03,node.priorityClassName=04,metrics.certSecret=05,tracing.secret=06,"+
+			"speaker.gossip.existingSecret=07,dashboards.namespace=08,proxy.serviceProxyName=09")
+	if err != nil {
+		t.Fatal(err)
+	}
+	codecs := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	decoded := 0
+	for id, raw := range decode(t, text) {
+		if strings.HasPrefix(id, "CustomResourceDefinition ") {
+			continue
+		}
+		if _, _, err := codecs.Decode(raw, nil, nil); err != nil {
+			t.Errorf("%s: %v", id, err)
+		}
+		decoded++
+	}
+	if decoded < 20 {
+		t.Errorf("%d objects", decoded)
 	}
 }
 

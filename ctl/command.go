@@ -291,7 +291,7 @@ func runVersion(ctx context.Context, o options, clientOnly bool, stdout io.Write
 			return errors.Join(write(stdout, o.output, v, v.text()), err)
 		}
 		v.APIServer, v.Images = server.Version, map[string]int{}
-		pods, err := landfallPods(ctx, client)
+		pods, err := landfallPods(ctx, client, defaultNamespace)
 		if err != nil {
 			v.NotRead = err.Error()
 		}

@@ -35,7 +35,7 @@ const (
 )
 
 func dashboardCommand(o *options) *cobra.Command {
-	port := uint16(0)
+	port, namespace := uint16(0), ""
 	cmd := &cobra.Command{
 		Use: "dashboard", Short: "Show a page with pools, addresses, sessions and problems in a browser",
 		Long: "Serve the controller's dashboard at an address of this machine's own (127.0.0.1), and print it. The " +
@@ -45,21 +45,23 @@ func dashboardCommand(o *options) *cobra.Command {
 		Example: "  landfallctl dashboard\n  landfallctl dashboard --port 8080",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runDashboard(cmd.Context(), *o, port, cmd.OutOrStdout())
+			return runDashboard(cmd.Context(), *o, port, namespace, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().Uint16Var(&port, "port", 0, "TCP `port` on 127.0.0.1 (default: any that is free)")
+	cmd.Flags().StringVar(&namespace, "landfall-namespace", defaultNamespace,
+		"`namespace` of Landfall's programs, for users who may not list the pods of all")
 	return cmd
 }
 
-func runDashboard(ctx context.Context, o options, port uint16, stdout io.Writer) error {
+func runDashboard(ctx context.Context, o options, port uint16, namespace string, stdout io.Writer) error {
 	short, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	client, _, err := o.connect(short)
 	if err != nil {
 		return err
 	}
-	way := newWay(client)
+	way := newWay(client, namespace)
 	if err := way.try(short); err != nil {
 		return o.late(short, client, err)
 	}
@@ -131,6 +133,7 @@ func (l *local) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // way passes requests to a controller, through the API server and with a token for the dashboard.
 type way struct {
 	client    dashboardClient
+	namespace string // of Landfall
 	transport http.RoundTripper
 	now       func() time.Time
 
@@ -146,8 +149,8 @@ type dashboardClient interface {
 	AccountToken(ctx context.Context, account lb.Key, valid time.Duration) (string, time.Time, error)
 }
 
-func newWay(client dashboardClient) *way {
-	w := &way{client: client, now: time.Now}
+func newWay(client dashboardClient, namespace string) *way {
+	w := &way{client: client, namespace: namespace, now: time.Now}
 	w.transport = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return w.dial(ctx) },
 		// The certificate is the controller's own and proves nothing; the API server leads to the pod.
@@ -210,7 +213,7 @@ func (w *way) valid(ctx context.Context) (string, error) {
 
 // pods returns the pods of controllers that serve the dashboard, in the order of their names.
 func (w *way) pods(ctx context.Context) ([]kube.PodState, error) {
-	all, err := landfallPods(ctx, w.client)
+	all, err := landfallPods(ctx, w.client, w.namespace)
 	if err != nil {
 		return nil, reading("pods", err)
 	}

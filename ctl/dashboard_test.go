@@ -29,11 +29,15 @@ type controllers struct {
 	tokens  int
 	seen    []string // Authorization of each request
 	refused error
+	only    string // the namespace whose pods the user may list; empty for all
 }
 
-func (c *controllers) PodsWith(context.Context, string, string) ([]kube.PodState, error) {
+func (c *controllers) PodsWith(_ context.Context, namespace, _ string) ([]kube.PodState, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.only != "" && namespace != c.only {
+		return nil, &kube.Denied{Verb: "list", Resource: "pods", Err: errors.New("forbidden")}
+	}
 	return slices.Clone(c.pods), nil
 }
 
@@ -92,7 +96,7 @@ func newControllers(t *testing.T) *controllers {
 }
 
 func newTestWay(c *controllers) *way {
-	w := newWay(c)
+	w := newWay(c, "lb")
 	w.now = func() time.Time { return time.Unix(1e9, 0) }
 	return w
 }
@@ -168,8 +172,10 @@ func TestDashboardSaysWhatIsMissing(t *testing.T) {
 		change func(*controllers)
 		want   string
 	}{
-		"nothing":       {func(*controllers) {}, ""},
-		"no controller": {func(c *controllers) { c.pods = nil }, "no pod runs landfall-controller"},
+		"nothing":                   {func(*controllers) {}, ""},
+		"pods of one namespace":     {func(c *controllers) { c.only = "lb" }, ""},
+		"pods of another namespace": {func(c *controllers) { c.only = "web" }, `resources: ["pods"], verbs: ["list"]`},
+		"no controller":             {func(c *controllers) { c.pods = nil }, "no pod runs landfall-controller"},
 		"off": {func(c *controllers) { c.pods = []kube.PodState{controllerPod("c-0", "")} },
 			"the dashboard is off: set controller.dashboard.enabled=true"},
 		"no token": {func(c *controllers) {

@@ -321,7 +321,7 @@ func (s drainState) outcome(node string) error {
 // drainState asks the programs of a node what is left on it.
 func (g *gatherer) drainState(ctx context.Context, node string) (s drainState) {
 	if g.stale {
-		if pods, err := landfallPods(ctx, g.client); err == nil {
+		if pods, err := landfallPods(ctx, g.client, defaultNamespace); err == nil {
 			g.pods = pods // one that restarts is another one
 		}
 	}

@@ -158,7 +158,7 @@ func (g *gatherer) readCluster(ctx context.Context, group *errgroup.Group) {
 		return g.unread("events", err)
 	})
 	group.Go(func() error {
-		pods, err := landfallPods(ctx, g.client)
+		pods, err := landfallPods(ctx, g.client, defaultNamespace)
 		g.pods = pods
 		if err := g.unread("pods", err); err != nil {
 			return err

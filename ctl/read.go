@@ -102,7 +102,7 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	var pods []kube.PodState
 	var unknown error
 	group.Go(func() error {
-		if pods, unknown = landfallPods(ctx, client); !o.classSet {
+		if pods, unknown = landfallPods(ctx, client, defaultNamespace); !o.classSet {
 			w.class = flagOf(pods, "landfall-controller", "load-balancer-class")
 		}
 		return nil
@@ -145,12 +145,12 @@ type podLister interface {
 	PodsWith(ctx context.Context, namespace, selector string) ([]kube.PodState, error)
 }
 
-// landfallPods returns the pods of Landfall, in any namespace, in the order of their names.
-func landfallPods(ctx context.Context, client podLister) ([]kube.PodState, error) {
+// landfallPods returns the pods of Landfall, in any namespace, in the order of their names; in the one given
+// if the user may list those alone.
+func landfallPods(ctx context.Context, client podLister, namespace string) ([]kube.PodState, error) {
 	pods, err := client.PodsWith(ctx, "", componentSelector)
 	if errors.As(err, new(*kube.Denied)) {
-		// Who may not read pods everywhere may do so in Landfall's own namespace.
-		if those, second := client.PodsWith(ctx, defaultNamespace, componentSelector); second == nil {
+		if those, second := client.PodsWith(ctx, namespace, componentSelector); second == nil {
 			pods, err = those, nil
 		}
 	}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"regexp"
 	"strings"
@@ -148,5 +149,27 @@ func TestMebibytes(t *testing.T) {
 	const rollup = "00400000-7fff ---p 00000000 00:00 0    [rollup]\nRss: 2048 kB\nPss:  1024 kB\nSwapPss: 0 kB\n"
 	if got := mebibytes(rollup, "Pss"); got != "1 MiB" {
 		t.Errorf("Pss: %s", got)
+	}
+}
+
+// TestShows takes what the check needs out of the dashboard's data, one after another.
+func TestShows(t *testing.T) {
+	var rows []string
+	for _, w := range Webs {
+		by := `"owner": "node-1"`
+		if w.Routed() {
+			by = `"routes": [{"nodes": ["node-1"]}]`
+		}
+		rows = append(rows, fmt.Sprintf(`{"name": %q, "addresses": [{"vip": %q, %s}]}`, w.Name, w.Addr, by))
+	}
+	all := `{"synced": true, "overview": {"wrong": 0}, "page": {"rows": [` + strings.Join(rows, ",") + `]}}`
+	if err := shows(all); err != nil {
+		t.Error(err)
+	}
+	for what, instead := range map[string]string{rows[1]: "{}", `"owner": "node-1"`: `"owner": ""`,
+		`"nodes": ["node-1"]`: `"nodes": []`, "true": "false", `"wrong": 0`: `"wrong": 1`} {
+		if shows(strings.Replace(all, what, instead, 1)) == nil {
+			t.Errorf("with %s for %s all is said to be well", instead, what)
+		}
 	}
 }

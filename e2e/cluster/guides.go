@@ -25,6 +25,7 @@ const (
 	ctl          = guides + "landfallctl.md"
 	replacement  = guides + "kube-proxy-replacement.md"
 	metrics      = guides + "metrics.md"
+	dashboard    = guides + "dashboard.md"
 	hour         = guides + "first-hour.md"
 	fromProxy    = guides + "migrate-kube-proxy.md"
 	fromMetalLB  = guides + "migrate-metallb.md"
@@ -72,6 +73,7 @@ var guide = []step{
 	{metrics, "kubectl exec -n landfall-system POD -c speaker"},
 	{metrics, "kubectl exec -n landfall-system POD -c proxy"},
 	{metrics, "kubectl exec -n landfall-system daemonset/landfall-node -c speaker"},
+	{dashboard, "helm upgrade"},
 	{readme, "helm uninstall landfall"},
 	{readme, "kubectl get crd -o name"},
 	{readme, "kubectl delete namespace landfall-system"},
@@ -117,6 +119,7 @@ var notRun = map[step]string{
 	{ctl, "kubectl landfall __complete"}:  "it is a line of a script",
 	{ctl, "apiVersion: rbac"}:             "the short check creates it",
 	{replacement, "helm install"}:         otherValues,
+	{dashboard, "landfallctl dashboard"}:  "it does not end: the short check runs it",
 	{metrics, "helm upgrade"}:             "it needs the kinds of Prometheus' operator",
 	{fromProxy, "helm upgrade landfall charts/landfall -n landfall-system --reset-then-reuse-values --set"}: "make " +
 		"test-e2e switches modes under load",

@@ -27,15 +27,15 @@ const operator = "operator"
 
 // Operates looks after the cluster with landfallctl, as a user with the roles that the chart has for
 // that, under traffic: trace names the pods that answer, a drain moves addresses without losing a
-// connection, flows shows which ones other nodes pass on, watch tells of it, and a bundle has everything
-// but secrets.
+// connection, flows shows which ones other nodes pass on, watch tells of it, a bundle has everything
+// but secrets, and the dashboard shows what there is.
 func (c *Cluster) Operates(ctx context.Context, say func(format string, args ...any)) error {
 	is, err := c.Credentials(operator, nil)
 	if err != nil {
 		return err
 	}
 	bind := "rbac.operators[0].kind=User,rbac.operators[0].apiGroup=rbac.authorization.k8s.io,rbac.operators[0].name=" +
-		operator
+		operator + ",controller.dashboard.enabled=true"
 	if _, err := c.Helm(ctx, append([]string{"upgrade", "--set", bind}, c.InstallArgs()...)...); err != nil {
 		return err
 	}
@@ -50,7 +50,10 @@ func (c *Cluster) Operates(ctx context.Context, say func(format string, args ...
 	if err := c.drains(ctx, is.Kubeconfig, say); err != nil {
 		return errors.Join(err, c.explain(ctx))
 	}
-	return c.bundles(ctx, is.Kubeconfig, say)
+	if err := c.bundles(ctx, is.Kubeconfig, say); err != nil {
+		return err
+	}
+	return c.dashboard(ctx, is.Kubeconfig, say)
 }
 
 var webPod = regexp.MustCompile(`web-[a-z0-9]+-[a-z0-9]+`)

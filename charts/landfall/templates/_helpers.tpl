@@ -35,8 +35,8 @@ take a part out of, such as a probe, parts are added only to values that lack a 
 {{- end -}}
 
 {{- define "landfall.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* A label selector of all pods but those of hooks. */}}
@@ -129,10 +129,10 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 - --detect-local-mode={{ .detectLocalMode }}
 - --cluster-cidr={{ $cidr }}
 {{- with .podBridgeInterface }}
-- --pod-bridge-interface={{ . }}
+- {{ printf "--pod-bridge-interface=%s" . | quote }}
 {{- end }}
 {{- with .podInterfaceNamePrefix }}
-- --pod-interface-name-prefix={{ . }}
+- {{ printf "--pod-interface-name-prefix=%s" . | quote }}
 {{- end }}
 {{- end -}}
 {{- end -}}
@@ -152,6 +152,26 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- $v := .Values -}}
 {{- if and $v.relay.enabled (or (not $v.proxy.enabled) (eq $v.proxy.mode "iptables")) -}}
 {{- fail "relay.enabled needs proxy.enabled=true and proxy.mode auto or nftables: rules of the proxy lead connections to the relay, and those of iptables mode do not" -}}
+{{- end -}}
+{{- $ports := dict -}}
+{{- range list
+  (list $v.proxy.enabled "TCP" "proxy.metricsPort" $v.proxy.metricsPort)
+  (list (and $v.proxy.enabled $v.proxy.healthzBindAddress) "TCP" "proxy.healthzBindAddress" ($v.proxy.healthzBindAddress | default "" | regexFind "[0-9]+$"))
+  (list (and $v.proxy.enabled $v.proxy.rescue $v.proxy.rescueRing $v.proxy.rescueTunnelPort) "UDP" "proxy.rescueTunnelPort" $v.proxy.rescueTunnelPort)
+  (list $v.speaker.enabled "TCP" "speaker.metricsPort" $v.speaker.metricsPort)
+  (list $v.speaker.enabled "TCP" "speaker.bindPort" $v.speaker.bindPort)
+  (list $v.speaker.enabled "UDP" "speaker.bindPort" $v.speaker.bindPort)
+  (list (and $v.speaker.enabled $v.speaker.bgpListen) "TCP" "speaker.bgpListen" ($v.speaker.bgpListen | default "" | regexFind "[0-9]+$"))
+  (list $v.relay.enabled "TCP" "relay.metricsPort" $v.relay.metricsPort)
+  (list $v.relay.enabled "TCP" "relay.port" $v.relay.port) -}}
+{{- if first . -}}
+{{- $name := index . 2 -}}
+{{- $port := printf "%s port %d" (index . 1) (index . 3 | int) -}}
+{{- if hasKey $ports $port -}}
+{{- fail (printf "%s and %s are both %s: they are on the network of the node, and each needs a port of its own" (get $ports $port) $name $port) -}}
+{{- end -}}
+{{- $_ := set $ports $port $name -}}
+{{- end -}}
 {{- end -}}
 {{- $needs := dict -}}
 {{- if $v.speaker.enabled -}}
@@ -236,13 +256,13 @@ loops run. Readiness: the first work is done. */}}
 {{- if and .Values.metrics.secure .Values.metrics.certSecret }}
 - name: metrics-certificate
   secret:
-    secretName: {{ .Values.metrics.certSecret }}
+    secretName: {{ .Values.metrics.certSecret | quote }}
     items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
 {{- end }}
 {{- if and .Values.tracing.endpoint .Values.tracing.secret }}
 # No pod waits for what only traces need.
 - name: tracing
-  secret: {secretName: {{ .Values.tracing.secret }}, optional: true}
+  secret: {secretName: {{ .Values.tracing.secret | quote }}, optional: true}
 {{- end }}
 {{- end -}}
 
@@ -286,7 +306,7 @@ controller: [{name: metrics, port: {{ .Values.controller.metricsPort }}}]
     {{- toYaml $monitor.tlsConfig | nindent 4 }}
   authorization:
     credentials:
-      name: {{ $monitor.tokenSecret | default (printf "%s-metrics-reader" (include "landfall.fullname" .root)) }}
+      name: {{ $monitor.tokenSecret | default (printf "%s-metrics-reader" (include "landfall.fullname" .root)) | quote }}
       key: token
   {{- end }}
   relabelings:
