@@ -158,6 +158,10 @@ MINUTES ?= 10
 chaos: require-root build bin/landfall-lab ## break a lab at random and judge it by the contract; SEED=n MINUTES=m, ARGS="--shrink 10"
 	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) chaos --seed '$(SEED)' --minutes '$(MINUTES)' $(ARGS)
 
+.PHONY: soak
+soak: require-root build bin/landfall-lab ## churn in a lab for MINUTES=60: memory, goroutines, sockets, rules must stay as they were
+	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) soak --minutes '$(if $(filter file,$(origin MINUTES)),60,$(MINUTES))' --report bin/soak.json
+
 MODE ?= nftables
 .PHONY: conformance
 conformance: require-root build bin/landfall-lab ## upstream's suite on such a cluster: an hour; MODE=iptables, FOCUS=DNS,Services, SPECS=PATTERN

@@ -145,6 +145,12 @@ func (r *runner) doNode(ctx context.Context, e story.Event) error {
 		return r.fullDisk(e)
 	case story.ForeignRules:
 		return exec("sh", "-c", foreignRules, "sh", foreignTable())()
+	case story.ForeignElements:
+		return exec("sh", "-c", foreignFlush)()
+	case story.NetlinkErrors:
+		failed, err := r.agent(e).FailNetlink(ctx, e.For)
+		r.journal.add("netlink-errors: %d calls of %s failed", failed, e.Node)
+		return err
 	case story.ConntrackFull:
 		// After conntrack, at -200, has looked a packet up: what the kernel drops then if it can make no entry.
 		return r.during(e, exec("nft", "add table inet chaos; add chain inet chaos in { type filter hook prerouting "+

@@ -70,28 +70,44 @@ type runner struct {
 	idle    bool // the pods of the idle Service are not ready
 }
 
+// start starts a lab with all that is always there, and returns once all is well with it. end takes it down; it must
+// be called in any case.
+func start(ctx context.Context, o Options) (r *runner, end func() error, err error) {
+	l, err := lab.Start(ctx, cluster(), o.Lab)
+	if err != nil {
+		return nil, func() error { return nil }, err
+	}
+	r = &runner{lab: l, cast: Cast(), services: configured(o.Story.Config), journal: &journal{progress: o.Progress},
+		seed: o.Story.Seed, macs: map[string]string{}, expected: map[string][]netip.Addr{}}
+	r.journal.add("seed %d: %s", o.Story.Seed, o.Story.Config)
+	w, err := openWire(l)
+	if err != nil {
+		return nil, l.Close, err
+	}
+	r.wire = w
+	end = func() error { return errors.Join(w.close(), l.Close()) }
+	if err := r.prepare(ctx); err != nil {
+		return nil, end, fmt.Errorf("before the first round: %w", err)
+	}
+	return r, end, nil
+}
+
+// values are those of the chart that a story asks for.
+func values(c story.Config) map[string]any {
+	return map[string]any{"relay": map[string]any{"enabled": c.Relay()},
+		"proxy": map[string]any{"mode": c.Mode, "directForwarding": c.Direct}}
+}
+
 // Run starts a lab, tells the story, and stops after the first round that violates a clause, unless it is to keep
 // going. An error says that the run itself failed.
 func Run(ctx context.Context, o Options) (result Result, err error) {
-	j := &journal{progress: o.Progress}
-	o.Lab.Args = o.Args
-	o.Lab.Values = map[string]any{"relay": map[string]any{"enabled": o.Story.Config.Relay()},
-		"proxy": map[string]any{"mode": o.Story.Config.Mode, "directForwarding": o.Story.Config.Direct}}
-	l, err := lab.Start(ctx, cluster(), o.Lab)
+	o.Lab.Args, o.Lab.Values = o.Args, values(o.Story.Config)
+	r, end, err := start(ctx, o)
+	defer func() { err = errors.Join(err, end()) }()
 	if err != nil {
 		return result, err
 	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	r := &runner{lab: l, cast: Cast(), services: configured(o.Story.Config), journal: j, seed: o.Story.Seed,
-		macs: map[string]string{}, expected: map[string][]netip.Addr{}}
-	j.add("seed %d: %s", o.Story.Seed, o.Story.Config)
-	if r.wire, err = openWire(l); err != nil {
-		return result, err
-	}
-	defer func() { err = errors.Join(err, r.wire.close()) }()
-	if err := r.prepare(ctx); err != nil {
-		return result, fmt.Errorf("before the first round: %w", err)
-	}
+	j := r.journal
 	for _, round := range o.Story.Rounds {
 		evidence, took, err := r.round(ctx, round)
 		if err != nil {

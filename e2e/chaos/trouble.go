@@ -211,6 +211,11 @@ var foreignRules = fmt.Sprintf(`for i in $(seq %d); do
 	nft "$1" && nft delete table ip foreign || exit 1
 done`, foreignTimes)
 
+// foreignFlush empties all maps of Landfall's rules.
+const foreignFlush = `nft list maps 2>/dev/null |
+	awk '$1 == "table" { table = $2 " " $3 } $1 == "map" && table ~ / landfall/ { print "flush map " table " " $2 }' |
+	nft -f -`
+
 // deadPeer is a peer that does not answer: the host of a client.
 func deadPeer(c lab.Cluster) string {
 	return fmt.Sprintf(`

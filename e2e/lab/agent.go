@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -160,10 +161,67 @@ func (a *Agent) LimitFiles(descriptors uint64) (before uint64, err error) {
 	return before, nil
 }
 
+// tracerPackages says where the program comes from by which system calls fail.
+var tracerPackages = map[string]string{"strace": "strace"}
+
+// netlinkErrors are the system calls of a process that fail: each third that sends to the kernel, which then has not
+// seen the messages, and each seventh that receives, as when its buffer was too small. Sockets of other kinds use other
+// calls, save those without a connection.
+var netlinkErrors = []string{"-e", "trace=sendto,sendmsg,recvfrom,recvmsg",
+	"-e", "inject=sendto,sendmsg:error=ENOBUFS:when=2+3", "-e", "inject=recvfrom,recvmsg:error=ENOBUFS:when=3+7"}
+
+// FailNetlink has some system calls of the running process fail for a while, by which it speaks with the kernel over
+// netlink, and returns how many did.
+func (a *Agent) FailNetlink(ctx context.Context, while time.Duration) (failed int, err error) {
+	pid, err := a.PID()
+	if err != nil {
+		return 0, err
+	}
+	if err := ensurePrograms(ctx, tracerPackages, a.lab.progress); err != nil {
+		return 0, err
+	}
+	trace := a.lab.logPath(a.Name() + "-netlink")
+	defer os.Remove(trace)
+	ctx, cancel := context.WithTimeout(ctx, while)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "strace",
+		append([]string{"-f", "-q", "-o", trace, "-p", strconv.Itoa(pid)}, netlinkErrors...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) } // it lets the process go on
+	out, err := cmd.CombinedOutput()
+	if err != nil && ctx.Err() == nil {
+		return 0, fmt.Errorf("%s: strace: %w: %s", a.Name(), err, strings.TrimSpace(string(out)))
+	}
+	text, err := os.ReadFile(trace)
+	return strings.Count(string(text), "(INJECTED)"), err
+}
+
 // Running reports whether the process is there.
 func (a *Agent) Running() bool {
 	p := a.current()
 	return p != nil && p.running()
+}
+
+// PID returns the number of the process that was started last.
+func (a *Agent) PID() (int, error) {
+	p := a.current()
+	if p == nil || !p.running() {
+		return 0, fmt.Errorf("%s does not run", a.Name())
+	}
+	return p.cmd.Process.Pid, nil
+}
+
+// Metrics returns the agent's metrics as text, from where its readiness is asked for. The chart must serve them to
+// everybody, by its value metrics.secure.
+func (a *Agent) Metrics(ctx context.Context) (string, error) {
+	url := strings.TrimSuffix(a.ready, "/readyz") + "/metrics"
+	code, text, err := a.lab.Get(ctx, a.Node, url)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("%d %s", code, strings.TrimSpace(text))
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %s: %w", a.Name(), url, err)
+	}
+	return text, nil
 }
 
 func (a *Agent) current() *process {

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/leaktest"
 )
 
 var webReference = ServiceReference(lb.Service{Key: lb.Key{Namespace: "shop", Name: "web"}, UID: "uid-1"})
@@ -98,6 +99,42 @@ func TestAnObjectGetsEventsAtALowRate(t *testing.T) {
 	})
 	if n := len(core.Actions()); n > 50 {
 		t.Errorf("%d writes for 500 Events of one object", n)
+	}
+}
+
+// TestAMonthOfEvents sends Events about objects that come and go for a simulated month, in which the API server is away
+// for six hours each day: nothing stays in the queue, and each Event has its turn.
+func TestAMonthOfEvents(t *testing.T) {
+	core := fake.NewClientset()
+	away := false
+	core.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if away {
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	})
+	sent := 0
+	runEvents(t, core, func(e *Events) {
+		size := func() map[string]int {
+			synctest.Wait()
+			return leaktest.Entries(e.queue)
+		}
+		before := size()
+		for turn := range 30 * 4 {
+			away = turn%4 == 1
+			for _, namespace := range []string{"shop", fmt.Sprint("space-", turn)} {
+				e.Normal(ServiceReference(lb.Service{Key: lb.Key{Namespace: namespace, Name: fmt.Sprint("web-", turn)}}),
+					lb.ReasonAssigned, "10.0.0.1 from pool p")
+				sent++
+			}
+			if time.Sleep(6 * time.Hour); away && size()[".waiting"] == 0 {
+				t.Error("nothing waits while the API server is away")
+			}
+		}
+		leaktest.Compare(t, before, size())
+	})
+	if got := len(core.Actions()); got < sent {
+		t.Errorf("%d writes for %d Events", got, sent)
 	}
 }
 

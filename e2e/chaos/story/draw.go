@@ -19,12 +19,14 @@ const (
 )
 
 type generator struct {
-	rand  *rand.Rand
-	cast  Cast
-	last  int
-	named int      // Services of churn so far
-	there []string // those that were not removed
-	idle  bool     // the pods of the idle Service are not ready
+	rand *rand.Rand
+	// variant draws which of some like faults one is, so that a new one changes no other event of a seed.
+	variant *rand.Rand
+	cast    Cast
+	last    int
+	named   int      // Services of churn so far
+	there   []string // those that were not removed
+	idle    bool     // the pods of the idle Service are not ready
 }
 
 func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
@@ -168,6 +170,10 @@ func (g *generator) storm() []Event {
 	return events
 }
 
+// variants are faults in whose place others are drawn as well.
+var variants = map[Kind][]Kind{DeleteRules: {DeleteRules, ForeignElements},
+	NoDescriptors: {NoDescriptors, NetlinkErrors}}
+
 // fault draws one fault.
 func (g *generator) fault() Event {
 	kinds := []Kind{Cut, Cut, Unplug, Crash, FreezeNode, FreezeSpeaker, Lossy, DropGossipIn, DropGossipOut, DropGossip,
@@ -196,6 +202,11 @@ func (g *generator) fault() Event {
 		e.Node, e.For = pick(g.rand, g.cast.Nodes), 0
 	default:
 		e.Node = pick(g.rand, g.cast.Nodes)
+	}
+	if of := variants[e.Kind]; of != nil {
+		if e.Kind = pick(g.variant, of); e.Kind == NetlinkErrors {
+			e.Program = "proxy"
+		}
 	}
 	return onItsNode(e)
 }

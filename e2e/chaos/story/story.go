@@ -70,6 +70,11 @@ const (
 	Deaf Kind = "deaf"
 	// DeleteRules has other software delete all rules of a node.
 	DeleteRules Kind = "delete-rules"
+	// ForeignElements has other software remove what maps of a node's rules hold, and leave the rules: single messages of
+	// the proxy, which change what is not there, are refused then.
+	ForeignElements Kind = "foreign-elements"
+	// NetlinkErrors has the kernel refuse some of what a node's proxy sends over netlink, and lose some of the answers.
+	NetlinkErrors Kind = "netlink-errors"
 	// FlushConntrack has other software delete all connections of a node from conntrack.
 	FlushConntrack Kind = "flush-conntrack"
 	// KillRouter ends the router's BGP daemon and starts it again; FreezeRouter stops it.
@@ -204,7 +209,8 @@ func RoundsFor(length time.Duration) int { return max(2, int(length/(25*time.Sec
 
 // Generate draws a story of so many rounds, calm ones and storms by turns.
 func Generate(seed uint64, cast Cast, rounds int) Story {
-	g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast}
+	g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast,
+		variant: rand.New(rand.NewPCG(seed, 0x76617269616e74))}
 	s := Story{Seed: seed, Config: configOf(seed)}
 	if !s.Config.Relay() {
 		g.cast.Graceful = slices.DeleteFunc(slices.Clone(cast.Graceful), func(p string) bool { return p == "relay" })

@@ -29,7 +29,8 @@ func TestStories(t *testing.T) {
 		HungProxy, ShiftClock, SlowAPI, AddPeer, ForeignRules}
 	storm := []Kind{Cut, Unplug, Crash, FreezeNode, FreezeSpeaker, Lossy, DropGossipIn, DropGossipOut, DropGossip, Deaf,
 		DeleteRules, FlushConntrack, KillRouter, FreezeRouter, Spoof, StormStop, StormKill, StormAPI, StormEtcd, SpoofOn,
-		ConntrackFull, NoDescriptors, FullDisk, RestoreEtcd, LeaveNode, RemovePeer, StormClock, StormSlowAPI}
+		ConntrackFull, NoDescriptors, FullDisk, RestoreEtcd, LeaveNode, RemovePeer, StormClock, StormSlowAPI,
+		ForeignElements, NetlinkErrors}
 	churn := []Kind{AddService, RemoveService, Unready, Ready, Burst, Flood}
 	configs := map[string]bool{}
 	drawn := map[Kind]int{}

@@ -40,6 +40,8 @@ const usage = `usage:
   landfall-lab chaos [--seed N] [--minutes M] [--shrink TRIES] [--only EVENTS] [--without GUARD]
                [--keep-going]
                                             break a lab at random, and judge it by the contract: docs/chaos.md
+  landfall-lab soak [--minutes M] [--report FILE]
+                                            churn in a lab, and see that nothing grows: docs/design/soak.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
@@ -88,6 +90,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&t.shrink, "shrink", 0, "")
 	flags.StringVar(&t.without, "without", "", "")
 	flags.BoolVar(&t.onward, "keep-going", false, "")
+	report := flags.String("report", "", "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -111,6 +114,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "chaos":
 		t.only = *only
 		return makeTrouble(ctx, out, t, options)
+	case "soak":
+		return soak(ctx, out, t.minutes, *report, options)
 	case "down":
 		return down(ctx, out, flags.Arg(0))
 	case "list":
