@@ -38,6 +38,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/senders"
+	"github.com/landfall-lb/landfall/proxy/vrf"
 )
 
 const name = "landfall-proxy"
@@ -159,11 +160,15 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 	metrics := newMetrics(rt.Metrics)
 	events := client.Events(name, rt.NodeName)
 	var walker *path.Actor
+	var through *vrf.Actor
 	addressesChanged := ifAddressesChange(p.markFacts)
 	watcher := watchLinks(rt.Log, func(interfaces []lb.Interface) {
 		addressesChanged(interfaces)
 		if walker != nil {
 			walker.Poke()
+		}
+		if through != nil {
+			through.Poke()
 		}
 	})
 	services := kube.Services(client, f.serviceSelector(), metrics.counting(metrics.services, p.mark))
@@ -286,6 +291,21 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		p.to.targets, p.from.path = walker, walker.Take
 		actors["path"] = walker
 	}
+	if f.vrfMark == 0 {
+		if err := vrf.Cleanup(); err != nil {
+			rt.Log.Debug("cannot remove the rules for VRFs", "error", err)
+		}
+	} else {
+		marks, fib, err := openVRFs(vrf.Marks(f.vrfMark))
+		if err != nil {
+			return false, err
+		}
+		defer marks.Close()
+		defer fib.Close()
+		through = f.newVRFs(p, marks, fib, kernel.families, offer.SetVRFs)
+		p.from.vrfs = through.States
+		actors["VRFs"] = through
+	}
 	if f.probeInterval > 0 {
 		prober := f.newProber(p, metrics)
 		p.to.probes, p.from.probes = prober, prober.Take
@@ -351,6 +371,54 @@ func (f *flags) newWalker(p *proxy, fib *links.FIB, parameters kernelParameters)
 			return parameters.number(parameterCount), parameters.number(parameterMax)
 		},
 	})
+}
+
+// openVRFs opens the way to the kernel for VRFs.
+func openVRFs(marks vrf.Marks) (*vrf.Kernel, *links.FIB, error) {
+	kernel, err := vrf.Open(marks)
+	if err != nil {
+		return nil, nil, err
+	}
+	fib, err := links.OpenFIB(netns.None())
+	if err != nil {
+		kernel.Close()
+		return nil, nil, err
+	}
+	return kernel, fib, nil
+}
+
+// newVRFs returns the actor that delivers what comes in through VRFs; tell is told of which this is so.
+func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families []lb.Family,
+	tell func(map[string]string)) (a *vrf.Actor) {
+	a = vrf.New(vrf.Deps{
+		Log: p.log, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families, Narrow: f.pathCheck == pathStrict,
+		Interfaces: p.from.interfaces, Way: fib.WayIn,
+		Backends: func() []netip.Addr { return someEndpoints(p.from.slices.All(), vrfBackends) },
+		Changed: func() {
+			states, _ := a.States()
+			tell(states)
+			p.markFacts()
+		},
+	})
+	return a
+}
+
+// vrfBackends is for how many endpoints the kernel is asked where packets from a VRF go.
+const vrfBackends = 16
+
+// someEndpoints returns the addresses of some endpoints.
+func someEndpoints(all map[lb.Key][]lb.Slice, most int) (addrs []netip.Addr) {
+	for _, slices := range all {
+		for _, s := range slices {
+			for _, e := range s.Endpoints {
+				if len(addrs) == most {
+					return addrs
+				}
+				addrs = append(addrs, e.Addr)
+			}
+		}
+	}
+	return addrs
 }
 
 // newProber returns the actor that asks backends whether they answer.
