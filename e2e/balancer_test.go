@@ -65,6 +65,9 @@ func TestBehindBalancer(t *testing.T) {
 			t.Errorf("the only pod of its node answered %d of 90, want a third: %v %v", n, s.Pods, s.Failures)
 		}
 	})
+	t.Run("a node dies, policy Local", func(t *testing.T) {
+		diesBehind(t, l, b, "local", 8080, "k8s-worker-177", "k8s-worker-178")
+	})
 	t.Run("policy Cluster", func(t *testing.T) {
 		updateService(t, l, "my-nginx", func(s *corev1.Service) {
 			s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
@@ -72,7 +75,9 @@ func TestBehindBalancer(t *testing.T) {
 		wantTold(t, l, balancerAt(l, 8081))
 		plannedBehind(t, l, b, "cluster", 8081)
 	})
-	t.Run("a node dies", func(t *testing.T) { diesBehind(t, l, b) })
+	t.Run("a node dies, policy Cluster", func(t *testing.T) { // one without a pod
+		diesBehind(t, l, b, "cluster", 8081, "k8s-worker-179", "k8s-worker-177 k8s-worker-178")
+	})
 	t.Run("the Service's address is the target", func(t *testing.T) {
 		wantTold(t, l, balancerAt(l, 8082))
 		updateService(t, l, "my-nginx", func(s *corev1.Service) {
@@ -187,22 +192,23 @@ func plannedBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, po
 
 // diesBehind takes a node's cable away: new connections go to the others, the first of them after
 // they have tried the dead one.
-func diesBehind(t *testing.T, l *lab.Lab, b *lab.Balancer) {
-	const node = "k8s-worker-179" // without a pod
-	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", balancerAt(l, 8081), newEvery)
+func diesBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, port uint16, node, others string) {
+	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", balancerAt(l, port), newEvery)
 	time.Sleep(500 * time.Millisecond)
 	if err := l.Cut(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	wantTargets(t, b, "cluster", "k8s-worker-177 k8s-worker-178")
+	wantTargets(t, b, backend, others)
 	t.Logf("while the node died: %s", probe.Stop())
-	probe = l.StartProbe(t.Context(), lab.ClientName, "tcp", balancerAt(l, 8081), newEvery)
+	probe = l.StartProbe(t.Context(), lab.ClientName, "tcp", balancerAt(l, port), newEvery)
 	time.Sleep(time.Second)
 	wantNoneLost(t, probe.Stop())
 	if err := l.Heal(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	wantTargets(t, b, "cluster", "k8s-worker-177 k8s-worker-178 k8s-worker-179")
+	all := append(strings.Fields(others), node)
+	slices.Sort(all)
+	wantTargets(t, b, backend, strings.Join(all, " "))
 }
 
 // throughProxy gives a Service an address that is the balancer's own: a node that connects to it goes

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -32,6 +33,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/senders"
+	"github.com/landfall-lb/landfall/proxy/vrf"
 )
 
 // assembly is a proxy that is being put together: the loop, what it reads, and the actors that it tells.
@@ -48,6 +50,7 @@ type assembly struct {
 	events  *kube.Events
 	watcher *links.Watcher
 	walker  *path.Actor // nil if nothing looks at the way to endpoints
+	through *vrf.Actor  // nil if VRFs are left alone
 	rules   *dialect.Actor
 	offer   *feed.Actor
 	end     *departure
@@ -85,6 +88,9 @@ func (a *assembly) read() {
 		addressesChanged(interfaces)
 		if a.walker != nil {
 			a.walker.Poke()
+		}
+		if a.through != nil {
+			a.through.Poke()
 		}
 	})
 	facts := func(string) { p.markFacts() }
@@ -126,10 +132,8 @@ func (a *assembly) write() error {
 	p.found, p.trouble, p.connections = flight.Found, a.client.Trouble, connections
 	p.to = sinks{rules: a.rules, flows: cutter, health: checks, feed: a.offer, rescue: rescuer,
 		latency: a.metrics.latency, programmed: a.metrics.programmed, warn: a.warn, probed: a.probed}
-	for name, one := range map[string]actor.Runner{"rules": a.rules, "conntrack": cutter, "health ports": checks,
-		"feed": a.offer, "rescue": rescuer, "preflight": flight} {
-		a.actors[name] = one
-	}
+	maps.Copy(a.actors, map[string]actor.Runner{"rules": a.rules, "conntrack": cutter, "health ports": checks,
+		"feed": a.offer, "rescue": rescuer, "preflight": flight})
 	rt.Metrics.MustRegister(newCollector(p, a.offer.Readers), rescued(rescuer), rescueDropped(rescuer),
 		rescueRefused(rescuer), rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
 	return nil
@@ -198,7 +202,7 @@ func (a *assembly) rescuer(strict, noTunnel *note) (*rescue.Actor, error) {
 // addOptional gives the loop the actors that flags or the mode leave out.
 func (a *assembly) addOptional() error {
 	p := a.proxy
-	for _, add := range []func() error{a.addCounters, a.addSenders, a.addRelay, a.addWalker} {
+	for _, add := range []func() error{a.addCounters, a.addSenders, a.addRelay, a.addWalker, a.addVRFs} {
 		if err := add(); err != nil {
 			return err
 		}
@@ -282,6 +286,25 @@ func (a *assembly) addWalker() error {
 	return nil
 }
 
+// addVRFs delivers what comes in through VRFs.
+func (a *assembly) addVRFs() error {
+	if a.vrfMark == 0 {
+		if err := vrf.Cleanup(); err != nil {
+			a.rt.Log.Debug("cannot remove the rules for VRFs", "error", err)
+		}
+		return nil
+	}
+	marks, fib, err := openVRFs(vrf.Marks(a.vrfMark))
+	if err != nil {
+		return err
+	}
+	a.onClose(func() { marks.Close() })
+	a.onClose(func() { fib.Close() })
+	a.through = a.newVRFs(a.proxy, marks, fib, a.kernel.families, a.offer.SetVRFs)
+	a.proxy.from.vrfs, a.actors["VRFs"] = a.through.States, a.through
+	return nil
+}
+
 // show has the program say what it does.
 func (a *assembly) show() {
 	a.rt.Status(a.proxy.writeStatus)
@@ -353,6 +376,54 @@ func (f *flags) newWalker(p *proxy, fib *links.FIB, parameters kernelParameters)
 			return parameters.number(parameterCount), parameters.number(parameterMax)
 		},
 	})
+}
+
+// openVRFs opens the way to the kernel for VRFs.
+func openVRFs(marks vrf.Marks) (*vrf.Kernel, *links.FIB, error) {
+	kernel, err := vrf.Open(marks)
+	if err != nil {
+		return nil, nil, err
+	}
+	fib, err := links.OpenFIB(netns.None())
+	if err != nil {
+		kernel.Close()
+		return nil, nil, err
+	}
+	return kernel, fib, nil
+}
+
+// newVRFs returns the actor that delivers what comes in through VRFs; tell is told of which this is so.
+func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families []lb.Family,
+	tell func(map[string]string)) (a *vrf.Actor) {
+	a = vrf.New(vrf.Deps{
+		Log: p.log, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families, Narrow: f.pathCheck == pathStrict,
+		Interfaces: p.from.interfaces, Way: fib.WayIn,
+		Backends: func() []netip.Addr { return someEndpoints(p.from.slices.All(), vrfBackends) },
+		Changed: func() {
+			states, _ := a.States()
+			tell(states)
+			p.markFacts()
+		},
+	})
+	return a
+}
+
+// vrfBackends is for how many endpoints the kernel is asked where packets from a VRF go.
+const vrfBackends = 16
+
+// someEndpoints returns the addresses of some endpoints.
+func someEndpoints(all map[lb.Key][]lb.Slice, most int) (addrs []netip.Addr) {
+	for _, slices := range all {
+		for _, s := range slices {
+			for _, e := range s.Endpoints {
+				if len(addrs) == most {
+					return addrs
+				}
+				addrs = append(addrs, e.Addr)
+			}
+		}
+	}
+	return addrs
 }
 
 // newProber returns the actor that asks backends whether they answer.

@@ -103,6 +103,11 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	case !listed:
 		return f, "the network interfaces"
 	}
+	if from.vrfs != nil {
+		if _, known := from.vrfs(); !known {
+			return f, "the VRFs"
+		}
+	}
 	f = facts{
 		self: self, object: node, node: plan.Node{
 			Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses, Scheduler: s.scheduler,

@@ -19,6 +19,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
+	"github.com/landfall-lb/landfall/proxy/vrf"
 )
 
 // The values of --path-check.
@@ -49,6 +50,7 @@ type flags struct {
 	relaySocket                                              string
 	namespace                                                string
 	daemonSets                                               []string
+	vrfMark                                                  uint32
 }
 
 func (f *flags) add(set *pflag.FlagSet) {
@@ -129,6 +131,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		&f.rescueTunnelPort, "rescue-tunnel-port", tunnel.DefaultPort,
 		"with --rescue-ring, UDP port over which nodes forward such packets to nodes behind routers (VXLAN); all nodes need "+
 			"the same; 0 leaves out nodes behind routers")
+	set.Uint32Var(&f.vrfMark, "vrf-mark", uint32(vrf.DefaultMarks),
+		"bits of the packet mark and the connection mark, at least two that are adjacent, that have answers to connections "+
+			"from a VRF leave by it; change them if another program uses the same bits; 0 leaves VRFs alone, and speakers "+
+			"announce nothing there (default: 0x3c00)")
 	set.StringVar(&f.serviceCounters, "service-counters", string(counters.Off),
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
@@ -188,6 +194,12 @@ func (f *flags) settings() (settings, error) {
 	}
 	if f.masqueradeBit < 0 || f.masqueradeBit > 31 {
 		return s, ops.Usagef("--masquerade-bit: %d is not between 0 and 31", f.masqueradeBit)
+	}
+	if err := vrf.Marks(f.vrfMark).Check(); err != nil {
+		return s, ops.Usagef("--vrf-mark: %v", err)
+	}
+	if f.vrfMark&(1<<f.masqueradeBit) != 0 {
+		return s, ops.Usagef("--vrf-mark: %#x contains the bit of --masquerade-bit, %d", f.vrfMark, f.masqueradeBit)
 	}
 	if f.rescueLimit < 0 || f.rescueLimit > rescue.MaxLimit {
 		return s, ops.Usagef("--rescue-limit: %d is not between 0 and %d", f.rescueLimit, rescue.MaxLimit)

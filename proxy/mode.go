@@ -15,6 +15,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/vrf"
 )
 
 // The modes.
@@ -240,6 +241,9 @@ func cleanup(ctx context.Context, parameters kernelParameters) error {
 	}
 	if err := counters.Cleanup(); err != nil {
 		errs = append(errs, fmt.Errorf("counters: %w", err))
+	}
+	if err := vrf.Cleanup(); err != nil {
+		errs = append(errs, fmt.Errorf("VRFs: %w", err))
 	}
 	if err := cleanupRescue(parameters); err != nil {
 		errs = append(errs, fmt.Errorf("rescue: %w", err))

@@ -48,6 +48,9 @@ type sources struct {
 	// path returns what of the way to endpoints has changed, and whether it is known; nil if nothing
 	// looks.
 	path func() (news path.News, known bool)
+	// vrfs returns why the kernel does not deliver what comes in through each VRF, or "", and whether that is known; nil
+	// if nothing looks.
+	vrfs func() (states map[string]string, known bool)
 	// probes returns of which Services it has changed which endpoints do not answer this node's probes,
 	// with all of these; nil if nothing probes.
 	probes func() map[lb.Key]plan.LeftOut

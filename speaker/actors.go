@@ -54,6 +54,7 @@ type feed interface {
 	Reason() lb.Reason
 	Connected() bool
 	Delivery(lb.DeliveryKey) *lb.Delivery
+	VRFs() map[string]string
 	Tell(lb.FeedUpdate)
 	Rescued() bool
 }

@@ -159,9 +159,10 @@ func (n *modelNode) interfaces() ([]lb.Interface, bool) {
 // modelFeed is the node's proxy.
 type modelFeed struct{ *modelNode }
 
-func (f modelFeed) Reason() lb.Reason { return "" }
-func (f modelFeed) Connected() bool   { return true }
-func (f modelFeed) Rescued() bool     { return true }
+func (f modelFeed) Reason() lb.Reason     { return "" }
+func (f modelFeed) Connected() bool       { return true }
+func (f modelFeed) Rescued() bool         { return true }
+func (modelFeed) VRFs() map[string]string { return nil }
 
 func (f modelFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 	if !f.Programmed && !f.w.hooks.unconfirmed {

@@ -130,6 +130,7 @@ func (w *wire) who(vip netip.Addr) []string {
 
 // fakeNode is one speaker with the fakes around it.
 type fakeNode struct {
+	vrfs map[string]string // as its proxy says
 	*speaker
 	rig *rig
 
@@ -372,6 +373,8 @@ func (f fakeFeed) Reason() lb.Reason {
 }
 
 // Rescued is true at once, or once answer was called.
+func (f fakeFeed) VRFs() map[string]string { return f.vrfs }
+
 func (f fakeFeed) Rescued() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -114,12 +114,17 @@ func (s *speaker) others() map[netip.Addr]bool {
 	return others
 }
 
-// look reports whether the interfaces that may answer differ from those of the last step, and tells
+// look reports whether the interfaces that may answer, or are in a VRF, differ from those of the last step, and tells
 // gossip their addresses. On a busy node others come and go with each pod.
 func (s *speaker) look() bool {
 	facts := s.facts()
 	s.from.members.SetMACs(plan.MACs(facts))
 	candidates := plan.Candidates(facts)
+	for _, i := range facts.Interfaces {
+		if i.VRF != "" && !slices.ContainsFunc(candidates, i.Equal) {
+			candidates = append(candidates, i)
+		}
+	}
 	differ := !slices.EqualFunc(candidates, s.candidates, lb.Interface.Equal)
 	s.candidates = candidates
 	return differ
@@ -255,8 +260,11 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
 			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,
-			Restarting: s.phase.restarting,
+			Restarting: s.phase.restarting, TrustVRFs: s.from.feed == nil,
 		},
+	}
+	if s.from.feed != nil {
+		f.BGP.VRFs = s.from.feed.VRFs()
 	}
 	step := s.rooms.routes.Step(now, f, routes.Events{
 		VIPs: dirty.vips, All: dirty.all || dirty.routes, Holders: services, Held: s.rooms.holders.All,

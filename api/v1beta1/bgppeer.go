@@ -39,7 +39,6 @@ type BGPPeer struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.password) || !has(self.passwordSecret)",message="set only one of password and passwordSecret"
 // +kubebuilder:validation:XValidation:rule="!has(self.holdTime) || !has(self.keepaliveTime) || duration(self.holdTime).getSeconds() == 0 || duration(self.keepaliveTime) < duration(self.holdTime)",message="keepaliveTime must be less than holdTime; a third of it is usual"
 // +kubebuilder:validation:XValidation:rule="!has(self.holdTime) || !has(self.keepaliveTime) || duration(self.holdTime).getSeconds() != 0",message="keepaliveTime has no meaning with a holdTime of 0s, which switches keepalives off; leave it out"
-// +kubebuilder:validation:XValidation:rule="!has(self.vrf) || size(self.vrf) == 0",message="sessions inside a VRF are not supported; leave vrf out and reach the peer over the node's main routing table"
 type BGPPeerSpec struct {
 	// myASN is the AS number of the nodes, 1 to 4294967295.
 	//
@@ -187,9 +186,12 @@ type BGPPeerSpec struct {
 	// +optional
 	AcceptRoutes bool `json:"acceptRoutes,omitempty"`
 
-	// vrf is not supported and must be empty.
+	// vrf is the name of the VRF on the node that the session is in. A node without a VRF of the name has
+	// no session, and says so in the status. If empty, the session is in the main routing table.
 	//
 	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^/:[:space:]]*$') && !(self in ['.', '..'])",message="must be the name of a network interface"
 	VRF string `json:"vrf,omitempty"`
 }
 

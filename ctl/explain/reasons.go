@@ -177,6 +177,10 @@ var Reasons = map[lb.Reason]Entry{
 		"kubectl edit bgppeer PEER   # sourceAddress, or nodeSelectors"},
 	lb.ReasonInterfaceMissing: {"The node does not have the peer's interface, or it is down.",
 		"kubectl edit bgppeer PEER   # interface, or nodeSelectors"},
+	lb.ReasonVRFMissing: {"The node has no VRF of the name in the peer's spec.vrf.",
+		"kubectl edit bgppeer PEER   # vrf, or nodeSelectors"},
+	lb.ReasonVRFUndelivered: {"The node's kernel does not deliver what comes in through the peer's VRF, so the peer " +
+		"hears of no address.", "landfallctl explain svc NAME   # it says what is missing"},
 	lb.ReasonSecretMissing: {"The Secret with the password does not exist, has no password, or the speakers may not " +
 		"read it.",
 		"kubectl -n landfall-system get secrets   # and speaker.bgpSecrets of the chart must name it"},

@@ -228,10 +228,9 @@ func (p *Plan) findSecrets(objects []Object, c Choices) {
 	seen := map[SecretCopy]bool{}
 	for _, o := range sorted(objects, "BGPPeer") {
 		name, _ := dig(o.Spec, "passwordSecret", "name").(string)
-		vrf, _ := o.Spec["vrf"].(string)
 		namespace, _ := dig(o.Spec, "passwordSecret", "namespace").(string)
 		s := SecretCopy{cmp.Or(namespace, o.Metadata.Namespace), name}
-		if name == "" || vrf != "" || seen[s] {
+		if name == "" || seen[s] {
 			continue
 		}
 		seen[s] = true

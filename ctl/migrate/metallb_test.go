@@ -56,7 +56,7 @@ func wantSaid(t *testing.T, what string, lines []string, texts ...string) {
 // What cannot be taken over is named, and stops --apply until the user consents.
 func TestPlanNamesLosses(t *testing.T) {
 	const objects = pool + `---
-{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: red, namespace: m}, spec: {myASN: 1, peerASN: 2, vrf: red, passwordSecret: {name: unused}}}
+{apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: red, namespace: m}, spec: {myASN: 1, peerASN: 2, vrf: red}}
 ---
 {apiVersion: metallb.io/v1beta2, kind: BGPPeer, metadata: {name: main, namespace: m}, spec: {myASN: 1, peerASN: 2, vrf: ""}}
 ---
@@ -66,7 +66,7 @@ func TestPlanNamesLosses(t *testing.T) {
 `
 	p := plan(t, objects, cidr, Choices{})
 	wantSaid(t, "losses", p.Losses, "BFDProfile echo: spec.echoMode",
-		"BGPPeer red is left out: its session is in the VRF red", `m/bgpextras is not taken over: it has raw configuration of FRR, which Landfall does `+
+		`m/bgpextras is not taken over: it has raw configuration of FRR, which Landfall does `+
 			`not run: "route-map X"`)
 	wantSaid(t, "blockers", p.Blockers, "--accept-losses")
 	p = plan(t, objects, cidr, Choices{AcceptLosses: true})
@@ -75,15 +75,15 @@ func TestPlanNamesLosses(t *testing.T) {
 	for _, o := range p.Objects {
 		names = append(names, o.Kind+" "+o.Metadata.Name)
 	}
-	want := []string{"IPAddressPool p", "BFDProfile echo", "BGPPeer main"}
+	want := []string{"IPAddressPool p", "BFDProfile echo", "BGPPeer main", "BGPPeer red"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]any{"detectMultiplier": 3.0}, normal(p.Objects[1].Spec)); diff != "" {
 		t.Errorf("BFDProfile (-want +got):\n%s", diff)
 	}
-	if len(p.Secrets) > 0 {
-		t.Errorf("the Secret of a peer that is left out is copied: %v", p.Secrets)
+	if vrf := p.Objects[3].Spec["vrf"]; vrf != "red" {
+		t.Errorf("the peer's VRF is %v", vrf)
 	}
 }
 

@@ -158,11 +158,7 @@ func Convert(objects []Object) Conversion {
 				continue
 			}
 			names[kind.name+o.Metadata.Name] = o.Metadata.Namespace
-			given, ok := m.adapt(o)
-			if !ok {
-				continue
-			}
-			spec := m.known(kind.name+" "+o.Metadata.Name, "spec", reflect.TypeOf(kind.spec), given)
+			spec := m.known(kind.name+" "+o.Metadata.Name, "spec", reflect.TypeOf(kind.spec), m.adapt(o))
 			m.Objects = append(m.Objects, NewManifest(kind.name, o.Metadata.Name, o.Metadata.Labels, spec))
 		}
 	}
@@ -229,10 +225,9 @@ func (m *Conversion) lose(format string, args ...any) {
 	m.Losses = append(m.Losses, m.Notes[len(m.Notes)-1])
 }
 
-// adapt returns the specification of one of MetalLB's objects in Landfall's words; false if Landfall
-// cannot have it.
-func (m *Conversion) adapt(o Object) (spec map[string]any, ok bool) {
-	spec = maps.Clone(o.Spec)
+// adapt returns the specification of one of MetalLB's objects in Landfall's words.
+func (m *Conversion) adapt(o Object) map[string]any {
+	spec := maps.Clone(o.Spec)
 	switch name := o.Metadata.Name; o.Kind {
 	case "L2Advertisement":
 		terms, _ := spec["preferredNodeSelectors"].([]any)
@@ -248,12 +243,6 @@ func (m *Conversion) adapt(o Object) (spec map[string]any, ok bool) {
 			spec["preferredNodes"] = preferred
 		}
 	case "BGPPeer":
-		if vrf, _ := spec["vrf"].(string); vrf != "" {
-			m.lose("BGPPeer %s is left out: its session is in the VRF %s, and Landfall's speakers have sessions in the main "+
-				"routing table only", name, vrf)
-			return nil, false
-		}
-		delete(spec, "vrf")
 		if single, _ := spec["disableMP"].(bool); single {
 			m.note("BGPPeer %s: spec.disableMP is left out: a session of Landfall's carries routes of the family of its "+
 				"addresses only, unless dualStackAddressFamily is true", name)
@@ -274,7 +263,7 @@ func (m *Conversion) adapt(o Object) (spec map[string]any, ok bool) {
 		delete(spec, "echoMode")
 		delete(spec, "echoInterval")
 	}
-	return spec, true
+	return spec
 }
 
 // listSecrets names the Secrets with passwords of BGP sessions, which a speaker does not read by

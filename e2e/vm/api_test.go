@@ -49,6 +49,11 @@ var kinds = map[string]schema.GroupVersionKind{
 	"servicecidrs":   {Group: "networking.k8s.io", Version: "v1", Kind: "ServiceCIDR"},
 	"ipaddresspools": {Group: "landfall.dev", Version: "v1beta1", Kind: "IPAddressPool"},
 	"bgppeers":       {Group: "landfall.dev", Version: "v1beta1", Kind: "BGPPeer"},
+	"bfdprofiles":    {Group: "landfall.dev", Version: "v1beta1", Kind: "BFDProfile"},
+	"communities":    {Group: "landfall.dev", Version: "v1beta1", Kind: "Community"},
+
+	"l2advertisements":  {Group: "landfall.dev", Version: "v1beta1", Kind: "L2Advertisement"},
+	"bgpadvertisements": {Group: "landfall.dev", Version: "v1beta1", Kind: "BGPAdvertisement"},
 }
 
 func (a api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -62,8 +67,8 @@ func (a api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden, Message: "nothing changes here"})
 	case query.Get("watch") != "":
 		a.watch(w, r, resource, query.Get("sendInitialEvents") == "true")
-	case len(parts) > 1 && len(a.objects[parts[len(parts)-2]]) > 0:
-		write(w, a.objects[parts[len(parts)-2]][0]) // the only one that is asked for by its name is the Node
+	case len(parts) > 1 && parts[len(parts)-2] == "nodes":
+		write(w, a.objects["nodes"][0]) // all others that are asked for by their name are not there
 	default:
 		kind, known := kinds[resource]
 		if !known {

@@ -18,7 +18,7 @@ import (
 // packages are what the virtual machine is made of, beside the programs under test.
 var packages = []string{
 	"linux-image-amd64", "base-files", "busybox-static", "conntrack", "iproute2", "ipset", "iptables", "ipvsadm", "kmod",
-	"nftables", "procps",
+	"nftables", "procps", "bird2",
 }
 
 // links are what the installation of these packages would make.

@@ -46,7 +46,7 @@ func services(w cases.World) (all []runtime.Object, slices []runtime.Object) {
 			TypeMeta:   metav1.TypeMeta{Kind: "Service", APIVersion: "v1"},
 			ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name, ResourceVersion: "1"},
 			Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ClusterIP: cluster.String(),
-				ClusterIPs: []string{cluster.String()}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+				ClusterIPs: []string{cluster.String()}, IPFamilies: []corev1.IPFamily{corev1.IPFamily(w.Family)},
 				ExternalTrafficPolicy: policy, InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
 				Ports: []corev1.ServicePort{
 					{Name: "web", Protocol: corev1.ProtocolTCP, Port: cases.ServicePort, NodePort: cases.NodePort + int32(i),
@@ -63,7 +63,7 @@ func services(w cases.World) (all []runtime.Object, slices []runtime.Object) {
 			TypeMeta: metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
 			ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name, ResourceVersion: "1",
 				Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-			AddressType: discoveryv1.AddressTypeIPv4,
+			AddressType: discoveryv1.AddressType(w.Family),
 			Ports: []discoveryv1.EndpointPort{
 				{Name: new("web"), Protocol: new(corev1.ProtocolTCP), Port: new(int32(cases.BackendPort(lb.TCP)))},
 				{Name: new("dns"), Protocol: new(corev1.ProtocolUDP), Port: new(int32(cases.BackendPort(lb.UDP)))},

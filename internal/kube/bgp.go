@@ -127,7 +127,7 @@ func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
 	p := lb.Peer{
 		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time,
 		LocalASN: uint32(s.MyASN), PeerASN: uint32(deref(s.PeerASN)), Dynamic: lb.DynamicASN(s.DynamicASN),
-		Interface: s.Interface, Port: uint16(cmp.Or(s.PeerPort, bgpPort)),
+		Interface: s.Interface, VRF: s.VRF, Port: uint16(cmp.Or(s.PeerPort, bgpPort)),
 		ConnectTime:   cmp.Or(duration(s.ConnectTime), defaultConnectTime),
 		KeepaliveTime: duration(s.KeepaliveTime), Password: s.Password, NodeSelectors: convertSelectors(s.NodeSelectors),
 		BFDProfile: s.BFDProfile,

@@ -27,12 +27,14 @@ func TestConvertBGPPeer(t *testing.T) {
 	}{
 		{"plain", func(*v1beta1.BGPPeerSpec) {}, func(*lb.Peer) {}},
 		{"all", func(s *v1beta1.BGPPeerSpec) {
+			s.VRF = "red"
 			s.LocalASN, s.PeerPort, s.SourceAddress, s.RouterID, s.Password, s.BFDProfile = new(int64(64499)), 1790, "192.0.2.7",
 				"1.2.3.4", "p", "fast"
 			s.HoldTime, s.KeepaliveTime, s.ConnectTime = &metav1.Duration{}, &metav1.Duration{Duration: time.Second},
 				&metav1.Duration{Duration: time.Minute}
 			s.EnableGracefulRestart, s.EBGPMultiHop, s.DualStackAddressFamily, s.AcceptRoutes = true, true, true, true
 		}, func(p *lb.Peer) {
+			p.VRF = "red"
 			p.LocalASN, p.Port, p.Source, p.RouterID, p.Password, p.BFDProfile = 64499, 1790, netip.MustParseAddr("192.0.2.7"),
 				netip.MustParseAddr("1.2.3.4"), "p", "fast"
 			p.HoldTime, p.KeepaliveTime, p.ConnectTime = 0, time.Second, time.Minute

@@ -34,9 +34,11 @@ type Peer struct {
 	// session).
 	Addr      netip.Addr
 	Interface string
-	Port      uint16
-	Source    netip.Addr // not valid if the kernel chooses
-	RouterID  netip.Addr // not valid if the node's own is used
+	// VRF names the VRF on the node that the session is in; "" for the main routing table.
+	VRF      string
+	Port     uint16
+	Source   netip.Addr // not valid if the kernel chooses
+	RouterID netip.Addr // not valid if the node's own is used
 	// HoldTime is 0 or at least 3 s. KeepaliveTime is 0 for a third of the negotiated hold time.
 	HoldTime, KeepaliveTime, ConnectTime time.Duration
 	// Password is for TCP MD5; PasswordSecret names the Secret that has it instead (namespace "" is

@@ -18,6 +18,9 @@ type FeedMessage struct {
 	// that update and by all before it: the kernel has the rules, and has found the nodes that they
 	// name. It is 0 until then.
 	Rescued uint64 `json:"rescued,omitempty"`
+	// VRFs are the VRFs on the node. Each has the reason why the kernel does not deliver what comes in
+	// through it; "" if it does. Every message but those with Waiting says it anew.
+	VRFs map[string]string `json:"vrfs,omitempty"`
 	// Beat is the longest time until the next message, in milliseconds, even if that has no content; 0
 	// promises none. See FeedSilence.
 	Beat int `json:"beat,omitempty"`

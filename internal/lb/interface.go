@@ -22,6 +22,10 @@ type Interface struct {
 	Loopback bool
 	// Enslaved is set for a port of a bridge, bond or VRF: its traffic belongs to the master.
 	Enslaved bool
+	// VRF is the name of the VRF that the interface is a port of, or is itself; "" outside of VRFs.
+	VRF string
+	// Table is the number of the VRF's routing table if the interface is a VRF itself; 0 for any other.
+	Table int
 	// Guest is set where the other end belongs to a pod or a virtual machine: that of a veth pair is
 	// in another network namespace, or a program holds it (tap). Nodes that run in namespaces have
 	// such interfaces too.
@@ -45,6 +49,7 @@ func (i Interface) Equal(other Interface) bool {
 		i.Up == other.Up && i.Disabled == other.Disabled && i.Guest == other.Guest &&
 		i.Unforwarded4 == other.Unforwarded4 && i.Unforwarded6 == other.Unforwarded6 &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
+		i.VRF == other.VRF && i.Table == other.Table &&
 		i.Port == other.Port && slices.Equal(i.Addresses, other.Addresses)
 }
 
@@ -55,6 +60,15 @@ func (i Interface) Forwards(family Family) bool {
 		return !i.Unforwarded4
 	}
 	return !i.Unforwarded6
+}
+
+// FindVRF returns the VRF of a name.
+func FindVRF(interfaces []Interface, name string) (vrf Interface, found bool) {
+	at := slices.IndexFunc(interfaces, func(i Interface) bool { return i.Table != 0 && i.Name == name })
+	if at < 0 {
+		return Interface{}, false
+	}
+	return interfaces[at], true
 }
 
 // Subnet returns the interface's subnet that contains addr, and reports whether there is one.

@@ -163,6 +163,9 @@ const (
 	ReasonRouteFiltered    Reason = "RouteFiltered"    // the router has not taken a route; landfallctl says so
 	ReasonSourceMissing    Reason = "SourceMissing"    // the node does not have the peer's sourceAddress
 	ReasonInterfaceMissing Reason = "InterfaceMissing" // the node does not have the peer's interface, or it is down
+	ReasonVRFMissing       Reason = "VRFMissing"       // the node has no VRF of the name in the peer's spec.vrf
+	// the node's kernel does not deliver what comes in through the peer's VRF
+	ReasonVRFUndelivered   Reason = "VRFUndelivered"
 	ReasonSecretMissing    Reason = "SecretMissing"    // the Secret with the password does not exist, or has no password
 	ReasonSecretElsewhere  Reason = "SecretElsewhere"  // the Secret with the password is in another namespace
 	ReasonProfileMissing   Reason = "ProfileMissing"   // the BFDProfile does not exist, so nothing monitors the path

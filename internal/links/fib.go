@@ -44,8 +44,12 @@ func OpenFIB(ns netns.NsHandle) (*FIB, error) {
 func (f *FIB) Close() { f.handle.Close() }
 
 // Way returns the route to an address. A route that refuses or drops is none.
-func (f *FIB) Way(addr netip.Addr) (Way, error) {
-	routes, err := f.handle.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+func (f *FIB) Way(addr netip.Addr) (Way, error) { return f.WayIn("", 0, addr) }
+
+// WayIn returns the route to an address for packets in a VRF, with a mark.
+func (f *FIB) WayIn(vrf string, mark uint32, addr netip.Addr) (Way, error) {
+	routes, err := f.handle.RouteGetWithOptions(addr.AsSlice(),
+		&netlink.RouteGetOptions{FIBMatch: true, VrfName: vrf, Mark: mark})
 	refused := func(no error) bool { return errors.Is(err, no) }
 	// EINVAL is how IPv4 says blackhole.
 	if slices.ContainsFunc([]error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL}, refused) {

@@ -2,6 +2,7 @@
 package links
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,6 +21,12 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			byIndex[a.LinkIndex] = append(byIndex[a.LinkIndex], p)
 		}
 	}
+	vrfs := map[int]string{}
+	for _, l := range links {
+		if l.Type() == "vrf" {
+			vrfs[l.Attrs().Index] = l.Attrs().Name
+		}
+	}
 	interfaces := make([]lb.Interface, 0, len(links))
 	for _, l := range links {
 		attrs := l.Attrs()
@@ -34,10 +41,14 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			Disabled:  attrs.RawFlags&unix.IFF_UP == 0,
 			Loopback:  attrs.RawFlags&unix.IFF_LOOPBACK != 0,
 			Enslaved:  attrs.MasterIndex != 0,
+			VRF:       cmp.Or(vrfs[attrs.Index], vrfs[attrs.MasterIndex]),
 			Guest:     l.Type() == "tuntap" || l.Type() == "veth" && attrs.NetNsID >= 0,
 			NoARP:     attrs.RawFlags&unix.IFF_NOARP != 0,
 			Port:      activePort(links, l, maxLayers),
 			Addresses: byIndex[attrs.Index],
+		}
+		if vrf, ok := l.(*netlink.Vrf); ok {
+			i.Table = int(vrf.Table)
 		}
 		if len(attrs.HardwareAddr) > 0 {
 			i.MAC = slices.Clone(attrs.HardwareAddr)

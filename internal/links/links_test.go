@@ -45,6 +45,8 @@ func TestTranslate(t *testing.T) {
 		device(4, "wg0", running|unix.IFF_NOARP, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
 		device(2, "eth0", running),
 		device(3, "eth1", unix.IFF_UP, func(a *netlink.LinkAttrs) { a.MasterIndex = 7 }),
+		&netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Index: 8, Name: "red", RawFlags: running | unix.IFF_NOARP}, Table: 100},
+		device(9, "up0", running, func(a *netlink.LinkAttrs) { a.MasterIndex = 8 }),
 		device(5, "kube-ipvs0", unix.IFF_NOARP),
 		device(1, "lo", running|unix.IFF_LOOPBACK, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
 	}, []netlink.Addr{
@@ -58,6 +60,8 @@ func TestTranslate(t *testing.T) {
 		{Index: 3, Name: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 3}, Enslaved: true},
 		{Index: 5, Name: "kube-ipvs0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 5}, Disabled: true, NoARP: true},
 		{Index: 1, Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
+		{Index: 8, Name: "red", Up: true, NoARP: true, VRF: "red", Table: 100},
+		{Index: 9, Name: "up0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Up: true, Enslaved: true, VRF: "red"},
 		{Index: 4, Name: "wg0", Up: true, NoARP: true},
 	}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),

@@ -14,26 +14,47 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Gateway is a next hop of a route in the main table.
+// Gateway is a next hop of a route.
 type Gateway struct {
 	Addr      netip.Addr
 	Interface int // index of the interface that leads to it
 }
 
-// Gateways returns the next hops of all default routes in the kernel. netns.None() is the namespace
-// of the calling process.
+// Gateways returns the next hops of the default routes in the main table and in those of VRFs. netns.None() is
+// the namespace of the calling process.
 func Gateways(ns netns.NsHandle) ([]Gateway, error) {
-	routes, err := mainRoutes(ns)
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	links, err := complete(handle.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list interfaces: %w", err)
+	}
+	routes, err := routesIn(handle, MainTable)
+	for _, l := range links {
+		if vrf, ok := l.(*netlink.Vrf); ok && err == nil {
+			var inside []netlink.Route
+			inside, err = routesIn(handle, int(vrf.Table))
+			routes = append(routes, inside...)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	return gateways(slices.DeleteFunc(routes, func(r netlink.Route) bool { return !isDefault(r) })), nil
 }
 
-// NextHops returns the next hops of all routes in the kernel, each once. netns.None() is the
+// NextHops returns the next hops of all routes in the main table, each once. netns.None() is the
 // namespace of the calling process.
 func NextHops(ns netns.NsHandle) ([]Gateway, error) {
-	routes, err := mainRoutes(ns)
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer handle.Close()
+	routes, err := routesIn(handle, MainTable)
 	if err != nil {
 		return nil, err
 	}
@@ -44,14 +65,9 @@ func NextHops(ns netns.NsHandle) ([]Gateway, error) {
 	return slices.Compact(all), nil
 }
 
-func mainRoutes(ns netns.NsHandle) ([]netlink.Route, error) {
-	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
-	}
-	defer handle.Close()
+func routesIn(handle *netlink.Handle, table int) ([]netlink.Route, error) {
 	routes, err := complete(func() ([]netlink.Route, error) {
-		return handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN},
+		return handle.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: table},
 			netlink.RT_FILTER_TABLE)
 	})
 	if err != nil {

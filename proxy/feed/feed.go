@@ -52,6 +52,7 @@ type Actor struct {
 	begun   bool
 	left    bool // Withdraw was called
 	all     deliveries
+	vrfs    map[string]string
 	readers map[*subscriber]bool
 	// speaker is the reader that said all last; nil when that one is gone. said is what it has said,
 	// and heard what of it about VIPs Heard has not returned yet.
@@ -156,6 +157,23 @@ func (a *Actor) poke() {
 	for r := range a.readers {
 		r.poke()
 	}
+}
+
+// SetVRFs says of the VRFs on the node why the kernel does not deliver what comes in through one; "" if it does. The
+// actor keeps the map. It never blocks.
+func (a *Actor) SetVRFs(vrfs map[string]string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !maps.Equal(a.vrfs, vrfs) {
+		a.vrfs = vrfs
+		a.poke()
+	}
+}
+
+func (a *Actor) through() map[string]string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.vrfs
 }
 
 // Readers returns how many are connected.
@@ -288,6 +306,7 @@ func (a *Actor) count(r *subscriber, there bool) {
 func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 	var told deliveries // nil before the complete message
 	var answered uint64
+	var vrfs map[string]string
 	encoder := json.NewEncoder(conn)
 	beat := time.NewTicker(lb.FeedBeat)
 	defer beat.Stop()
@@ -311,8 +330,9 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 		if complete {
 			message, news = compose(told, now)
 			message.Rescued = a.answer(r)
-			news = news || message.Rescued != answered
-			answered = message.Rescued
+			message.VRFs = a.through()
+			news = news || message.Rescued != answered || !maps.Equal(message.VRFs, vrfs)
+			answered, vrfs = message.Rescued, message.VRFs
 		}
 		if news || due {
 			message.Beat = int(lb.FeedBeat.Milliseconds())

@@ -281,3 +281,20 @@ func TestRemovedSocketComesBack(t *testing.T) {
 	}
 	dial(t, path).expect(lb.FeedMessage{Complete: true})
 }
+
+// A reader hears of VRFs with the first complete message, and of each change.
+func TestVRFsAreTold(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	one := delivery("one", "192.0.2.1", 1)
+	a.SetVRFs(map[string]string{"red": ""})
+	a.Begin(map[lb.Key][]lb.Delivery{key("one"): {one}})
+	r := dial(t, path)
+	r.expect(lb.FeedMessage{Complete: true, Deliveries: []lb.Delivery{one}, VRFs: map[string]string{"red": ""}})
+	a.SetVRFs(map[string]string{"red": ""})
+	r.expectSilence()
+	for _, vrfs := range []map[string]string{{"red": "the VRF is down"}, {"red": "", "blue": ""}, nil} {
+		a.SetVRFs(vrfs)
+		r.expect(lb.FeedMessage{VRFs: vrfs})
+	}
+}

@@ -449,3 +449,58 @@ func TestJunk(t *testing.T) {
 		t.Errorf("%+v; %+v", o, us.Health())
 	}
 }
+
+// Sockets for VRFs and the one for the rest share a port, in whichever order they come, and another program's is seen all
+// the same. Any device does for a VRF here.
+func TestPortsInVRFs(t *testing.T) {
+	a, _ := cable(t)
+	for _, v6 := range []bool{false, true} {
+		main, red, blue := listener{v6: v6}, listener{v6: v6, vrf: "eth0"}, listener{v6: v6, vrf: "lo"}
+		a.Do(t, func() error {
+			for _, order := range [][]listener{{main, red}, {red, main}, {red, main, blue}} {
+				k, err := newKernel()
+				if err != nil {
+					return err
+				}
+				for _, l := range order {
+					if err := k.listen(l); err != nil {
+						t.Errorf("%v, of %v: %v", l, order, err)
+					}
+				}
+				other, err := newKernel()
+				if err != nil {
+					return err
+				}
+				if err := other.listen(main); !errors.Is(err, unix.EADDRINUSE) {
+					t.Errorf("%v: another program took the port as well: %v", order, err)
+				}
+				other.close()
+				k.close()
+			}
+			robbed, err := newKernel()
+			if err != nil {
+				return err
+			}
+			defer robbed.close()
+			if err := robbed.listen(main); err != nil {
+				return err
+			}
+			// The other program shares, as FRR's does.
+			if err := unix.SetsockoptInt(robbed.sockets[0].fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+				return err
+			}
+			k, err := newKernel()
+			if err != nil {
+				return err
+			}
+			defer k.close()
+			if err := k.listen(red); err != nil {
+				t.Errorf("in a VRF beside another program: %v", err)
+			}
+			if err := k.listen(main); !errors.Is(err, unix.EADDRINUSE) {
+				t.Errorf("another program's port is taken: %v", err)
+			}
+			return nil
+		})
+	}
+}

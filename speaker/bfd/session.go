@@ -16,6 +16,8 @@ type Key struct {
 	Local netip.Addr
 	// Interface is the only one to send and receive on; "" is any, or the zone of Peer.
 	Interface string
+	// VRF is the VRF to send and receive in; "" for the main routing table.
+	VRF string
 	// Multihop is for peers that are not on the same link (RFC 5883).
 	Multihop bool
 }
@@ -62,6 +64,9 @@ func (k Key) String() string {
 	}
 	if k.Interface != "" && k.Peer.Zone() == "" {
 		s += " on " + k.Interface
+	}
+	if k.VRF != "" {
+		s += " in VRF " + k.VRF
 	}
 	return s
 }

@@ -32,13 +32,13 @@ type socket struct {
 	controls [batch][32]uint64 // for alignment
 }
 
-func newSocket(l listener) (*socket, error) {
+func newSocket(l listener, siblings []*socket) (*socket, error) {
 	fd, err := unix.Socket(family(l.v6), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	s := &socket{listener: l, fd: fd}
-	if err := s.open(); err != nil {
+	if err := s.open(siblings); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
@@ -53,9 +53,8 @@ func newSocket(l listener) (*socket, error) {
 	return s, nil
 }
 
-// open sets the options and binds. There is no SO_REUSEADDR: another BFD daemon on the node must be
-// seen, not robbed.
-func (s *socket) open() error {
+// open sets the options and binds.
+func (s *socket) open(siblings []*socket) error {
 	set := func(level, option, value int) error { return unix.SetsockoptInt(s.fd, level, option, value) }
 	errs := []error{set(unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1), set(unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)}
 	if set(unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil { // without CAP_NET_ADMIN
@@ -72,7 +71,55 @@ func (s *socket) open() error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("socket options: %w", err)
 	}
+	if s.listener.vrf != "" {
+		if err := unix.BindToDevice(s.fd, s.listener.vrf); err != nil {
+			return fmt.Errorf("bind to VRF %s: %w", s.listener.vrf, err)
+		}
+	}
+	return s.bind(any, siblings)
+}
+
+// bind binds beside sockets of ours in other VRFs. To the kernel a port without a VRF and the same one in a VRF are
+// at odds (UDP, unlike TCP), unless both ask for SO_REUSEADDR. It stays on no longer than this takes: another BFD
+// daemon on the node must be seen, not robbed.
+func (s *socket) bind(any unix.Sockaddr, siblings []*socket) error {
+	if s.listener.vrf == "" && len(siblings) > 0 {
+		if err := s.probe(); err != nil {
+			return err
+		}
+	}
+	if s.listener.vrf == "" && len(siblings) == 0 {
+		return unix.Bind(s.fd, any)
+	}
+	share := func(fd, value int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, value) }
+	for _, other := range append(siblings, s) {
+		if err := share(other.fd, 1); err != nil {
+			return fmt.Errorf("share the port with another VRF: %w", err)
+		}
+		defer func() { _ = share(other.fd, 0) }() // what could be set can be set back
+	}
 	return unix.Bind(s.fd, any)
+}
+
+// probe finds out whether another program has the port outside of VRFs: a socket on the loopback interface is at
+// odds with that one, and with none in a VRF.
+func (s *socket) probe() error {
+	fd, err := unix.Socket(family(s.listener.v6), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.BindToDevice(fd, "lo"); err != nil {
+		return fmt.Errorf("bind to interface lo: %w", err)
+	}
+	var local unix.Sockaddr = &unix.SockaddrInet4{Port: int(s.listener.port())}
+	if s.listener.v6 {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			return fmt.Errorf("socket options: %w", err)
+		}
+		local = &unix.SockaddrInet6{Port: int(s.listener.port())}
+	}
+	return unix.Bind(fd, local)
 }
 
 // receive appends up to batch datagrams to out.

@@ -12,10 +12,14 @@ const (
 	minSourcePort = 49152 // up to 65535
 )
 
-// listener is one of the sockets that packets arrive on.
-type listener struct{ v6, multihop bool }
+// listener is one of the sockets that packets arrive on. The one without a VRF gets nothing that comes in through
+// a VRF.
+type listener struct {
+	v6, multihop bool
+	vrf          string
+}
 
-func (k Key) listener() listener { return listener{v6: k.Peer.Is6(), multihop: k.Multihop} }
+func (k Key) listener() listener { return listener{v6: k.Peer.Is6(), multihop: k.Multihop, vrf: k.VRF} }
 
 func (l listener) port() uint16 {
 	if l.multihop {

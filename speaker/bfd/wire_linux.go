@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -95,13 +96,23 @@ func (k *kernel) receive(now time.Time) ([]datagram, time.Time) {
 }
 
 func (k *kernel) listen(l listener) error {
-	s, err := newSocket(l)
+	s, err := newSocket(l, k.siblings(l))
 	if err != nil {
 		return fmt.Errorf("listen on UDP port %d: %w", l.port(), err)
 	}
 	k.sockets = append(k.sockets, s)
 	k.watch()
 	return nil
+}
+
+// siblings are the sockets on the listener's port, for other VRFs.
+func (k *kernel) siblings(l listener) (all []*socket) {
+	for _, s := range k.sockets {
+		if s.listener.v6 == l.v6 && s.listener.multihop == l.multihop {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 func (k *kernel) unlisten(l listener) {
@@ -130,7 +141,7 @@ func (k *kernel) dial(key Key, sourcePort uint16, random func() uint32) (link, e
 	}
 	u := &udpLink{fd: fd, index: index}
 	if index == 0 && !key.Multihop {
-		u.near = links.Toward(key.Peer, key.Local)
+		u.near = links.Toward(key.Peer, key.Local, key.VRF)
 	}
 	if err := u.open(key, sourcePort, random); err != nil {
 		unix.Close(fd)
@@ -163,7 +174,7 @@ func (u *udpLink) open(k Key, sourcePort uint16, random func() uint32) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("socket options: %w", err)
 	}
-	if name := k.device(); name != "" {
+	if name := cmp.Or(k.device(), k.VRF); name != "" {
 		if err := unix.BindToDevice(u.fd, name); err != nil {
 			return fmt.Errorf("bind to interface %s: %w", name, err)
 		}

@@ -336,7 +336,7 @@ func TestUnnumberedPeerConnects(t *testing.T) {
 			d.Addr, d.Interface, d.Families, d.Password = netip.Addr{}, "eth0", []lb.Family{lb.IPv4, lb.IPv6}, "secret"
 		}))
 		synctest.Wait()
-		if passwords := a.passwords(); len(passwords) != 1 || passwords[netip.MustParseAddr("fe80::2")] != "secret" {
+		if passwords := a.passwords(""); len(passwords) != 1 || passwords[netip.MustParseAddr("fe80::2")] != "secret" {
 			t.Errorf("passwords %v", passwords)
 		}
 		if far, taken := p.callsFrom(a, "[fe80::2%eth1]:50000", "[fe80::1%eth1]:179"); taken {

@@ -31,7 +31,7 @@ type Options struct {
 	// must not block.
 	Changed func()
 	// Listen is the address and port at which peers may connect (see CheckListen); "" for no socket at
-	// all.
+	// all. In each VRF that a session is in, peers may connect to any address at the port.
 	Listen string
 	// Prepare is called when a session comes up. Its routes, and the end of the RIB, wait until the
 	// channel that it returns is closed, which must be soon: a router that has kept routes over a
@@ -53,11 +53,18 @@ type Actor struct {
 	start    func(func()) // starts a goroutine that Run waits for
 	listener *listener    // nil for none
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// inside are the listeners in VRFs, and how to end them.
+	inside   map[string]inner
 	desired  map[string]plan.BGPSession
 	applied  bool // the sessions know of desired
 	sessions map[string]*session
 	ending   map[string]*session // deconfigured, saying goodbye
+}
+
+type inner struct {
+	*listener
+	end context.CancelFunc
 }
 
 var _ actor.Setter[map[string]plan.BGPSession] = (*Actor)(nil)
@@ -84,10 +91,10 @@ func New(opts Options) *Actor {
 		opts.Prepare = func() <-chan struct{} { return nil }
 	}
 	a := &Actor{opts: opts, sessions: map[string]*session{}, ending: map[string]*session{},
-		start: func(f func()) { go f() }}
+		inside: map[string]inner{}, start: func(f func()) { go f() }}
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { a.apply(ctx); return 0, nil }, loop.Options{})
 	if opts.Listen != "" {
-		a.listener = newListener(a)
+		a.listener = newListener(a, "")
 	}
 	return a
 }
@@ -143,12 +150,54 @@ func (a *Actor) apply(ctx context.Context) {
 		}
 		a.launch(ctx, name, d)
 	}
+	a.listen(ctx)
+	a.refreshAll()
+}
+
+// listen has exactly those VRFs listened in that a session is in. It needs mu.
+func (a *Actor) listen(ctx context.Context) {
+	if a.listener == nil {
+		return
+	}
+	wanted := map[string]bool{}
+	for _, d := range a.desired {
+		wanted[d.VRF] = d.VRF != ""
+	}
+	for vrf, l := range a.inside {
+		if !wanted[vrf] {
+			l.end()
+			delete(a.inside, vrf)
+		}
+	}
+	for vrf, is := range wanted {
+		if _, listened := a.inside[vrf]; listened || !is {
+			continue
+		}
+		own, end := context.WithCancel(ctx)
+		l := newListener(a, vrf)
+		a.inside[vrf] = inner{l, end}
+		a.start(func() { l.run(own) })
+	}
+}
+
+// refresh makes all listeners look at the passwords again.
+func (a *Actor) refresh() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.refreshAll()
+}
+
+// refreshAll is refresh with mu held.
+func (a *Actor) refreshAll() {
 	a.listener.refresh()
+	for _, l := range a.inside {
+		l.refresh()
+	}
 }
 
 func (a *Actor) launch(ctx context.Context, name string, d plan.BGPSession) {
 	s := newSession(name, a.opts, d)
-	s.moved = a.listener.refresh
+	s.moved = a.refresh
 	// The session outlives ctx by its goodbye, and so gets the end of ctx as a cause of its own.
 	own, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.end = end

@@ -18,6 +18,7 @@ import (
 // Target says where to connect to, and with which options of TCP and IP.
 type Target struct {
 	Peer     netip.AddrPort
+	VRF      string     // "" for the main routing table
 	Source   netip.Addr // not valid when the kernel chooses
 	Password string     // for TCP MD5 signatures; "" for none
 	TTL      int        // of what is sent; 0 for the kernel's default
@@ -38,7 +39,7 @@ const (
 // targetOf returns where a session connects to; router is the peer's address of an unnumbered
 // session.
 func targetOf(d plan.BGPSession, router netip.Addr) Target {
-	t := Target{Source: d.Source, Password: d.Password, Timeout: max(d.ConnectTime, leastTimeout)}
+	t := Target{VRF: d.VRF, Source: d.Source, Password: d.Password, Timeout: max(d.ConnectTime, leastTimeout)}
 	addr := d.Addr
 	if d.Interface != "" {
 		addr = router
@@ -59,7 +60,7 @@ func dial(ctx context.Context, t Target) (net.Conn, error) {
 	dialer := net.Dialer{
 		Timeout:   t.Timeout,
 		KeepAlive: -1, // BGP has its own
-		Control:   func(_, _ string, c syscall.RawConn) error { return control(c, t.prepare) },
+		Control:   func(_, _ string, c syscall.RawConn) error { return control(c, t.open) },
 	}
 	if t.Source.IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Source, 0))
@@ -72,10 +73,11 @@ func dial(ctx context.Context, t Target) (net.Conn, error) {
 	return conn, err
 }
 
-// admits reports whether a connection that a peer has opened is between the addresses of the
-// session.
+// admits reports whether a connection that a peer has opened is in the VRF of the session, and
+// between its addresses.
 func (t Target) admits(conn net.Conn) bool {
-	return addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() &&
+	device := deviceOf(conn)
+	return (device == t.VRF || device == t.Peer.Addr().Zone()) && addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() &&
 		(!t.Source.IsValid() || addrPort(conn.LocalAddr()).Addr() == t.Source)
 }
 
@@ -99,6 +101,35 @@ func control(c syscall.RawConn, f func(fd int) error) error {
 		return err
 	}
 	return failed
+}
+
+// deviceOf returns the device that a connection is bound to; "" for none. The kernel binds one with a link-local
+// address to its interface, and one that came in through a VRF to the VRF, even if the socket that listens is not
+// in the VRF (tcp_l3mdev_accept).
+func deviceOf(conn net.Conn) (device string) {
+	socket, ok := conn.(syscall.Conn)
+	if !ok {
+		return "" // in memory
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return ""
+	}
+	_ = control(raw, func(fd int) (err error) { // fails only once the connection is closed
+		device, err = unix.GetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
+		return err
+	})
+	return device
+}
+
+// open sets the options of a socket before it connects.
+func (t Target) open(fd int) error {
+	if t.VRF != "" {
+		if err := unix.BindToDevice(fd, t.VRF); err != nil {
+			return fmt.Errorf("bind to VRF %s: %w", t.VRF, err)
+		}
+	}
+	return t.prepare(fd)
 }
 
 // prepare sets the options of a socket before it connects, or when it was accepted.

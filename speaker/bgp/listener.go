@@ -29,6 +29,7 @@ var listens = loop.Backoff{Min: 250 * time.Millisecond, Max: 10 * time.Second}
 // listener takes the connections that peers open. One goroutine owns it.
 type listener struct {
 	address string
+	vrf     string // "" for the main routing table
 	log     *slog.Logger
 	// offer gives a connection to the session that it is for, if there is one; passwords are those of
 	// the peers, by address.
@@ -58,10 +59,19 @@ func CheckListen(address string) error {
 	return nil
 }
 
-func newListener(a *Actor) *listener {
+// newListener returns a listener; in a VRF, which need not have the address, for all addresses.
+func newListener(a *Actor, vrf string) *listener {
+	address, log := a.opts.Listen, a.opts.Log
+	if vrf != "" {
+		if host, port, err := net.SplitHostPort(address); err == nil && host != "0.0.0.0" {
+			address = net.JoinHostPort("", port)
+		}
+		log = log.With("vrf", vrf)
+	}
 	return &listener{
-		address: a.opts.Listen, log: a.opts.Log.With("address", a.opts.Listen), offer: a.offer, passwords: a.passwords,
-		changed: make(chan struct{}, 1), signing: map[netip.Addr]*loop.Failures{}, pulses: a.opts.pulses,
+		address: address, vrf: vrf, log: log.With("address", address), offer: a.offer,
+		passwords: func() map[netip.Addr]string { return a.passwords(vrf) },
+		changed:   make(chan struct{}, 1), signing: map[netip.Addr]*loop.Failures{}, pulses: a.opts.pulses,
 	}
 }
 
@@ -93,7 +103,7 @@ func (l *listener) run(ctx context.Context) {
 func (l *listener) open(ctx context.Context) (*net.TCPListener, error) {
 	config := net.ListenConfig{
 		KeepAlive: -1, // BGP has its own
-		Control:   func(network, _ string, c syscall.RawConn) error { return control(c, markControl(network)) },
+		Control:   func(network, _ string, c syscall.RawConn) error { return control(c, l.prepare(network)) },
 	}
 	config.SetMultipathTCP(false) // it knows no MD5 signatures
 	socket, err := config.Listen(ctx, l.network(), l.address)
@@ -111,9 +121,15 @@ func (l *listener) network() string {
 	return "tcp"
 }
 
-// markControl gives answers to peers that connect the traffic class of what follows.
-func markControl(network string) func(fd int) error {
+// prepare puts the socket into the VRF, and gives answers to peers that connect the traffic class of what
+// follows.
+func (l *listener) prepare(network string) func(fd int) error {
 	return func(fd int) error {
+		if l.vrf != "" {
+			if err := unix.BindToDevice(fd, l.vrf); err != nil {
+				return fmt.Errorf("bind to VRF %s: %w", l.vrf, err)
+			}
+		}
 		err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, classControl)
 		if err == nil && network == "tcp6" {
 			err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, classControl)
@@ -228,11 +244,11 @@ func (a *Actor) offer(conn net.Conn) bool {
 	return false
 }
 
-// passwords returns the passwords of all peers that have one, by address.
-func (a *Actor) passwords() map[netip.Addr]string {
+// passwords returns the passwords of all peers in a VRF that have one, by address.
+func (a *Actor) passwords(vrf string) map[netip.Addr]string {
 	all := map[netip.Addr]string{}
 	for _, s := range a.byName() {
-		if t := s.target(); t.Password != "" && t.Peer.Addr().IsValid() {
+		if t := s.target(); t.VRF == vrf && t.Password != "" && t.Peer.Addr().IsValid() {
 			all[t.Peer.Addr().WithZone("")] = t.Password
 		}
 	}

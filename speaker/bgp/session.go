@@ -131,7 +131,7 @@ func difference(a, b plan.BGPSession) *changeError {
 		foreign bool
 	}{
 		{"AS number", a.LocalASN == b.LocalASN && a.PeerASN == b.PeerASN && a.Dynamic == b.Dynamic, true},
-		{"peer address", a.Addr == b.Addr && a.Port == b.Port && a.Interface == b.Interface, true},
+		{"peer address", a.Addr == b.Addr && a.Port == b.Port && a.Interface == b.Interface && a.VRF == b.VRF, true},
 		{"router ID", a.RouterID == b.RouterID, true},
 		{"graceful restart", a.GracefulRestart == b.GracefulRestart, true},
 		{"source address", a.Source == b.Source, false},

@@ -57,6 +57,7 @@ type Feed struct {
 
 	mu         sync.Mutex
 	deliveries map[lb.DeliveryKey]lb.Delivery
+	vrfs       map[string]string
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
@@ -93,6 +94,14 @@ func (f *Feed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 		return nil
 	}
 	return &d
+}
+
+// VRFs returns what the proxy last said of the VRFs on the node: why the kernel does not deliver what comes in through
+// one, or "". The caller must not change it.
+func (f *Feed) VRFs() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.vrfs
 }
 
 // Busy returns for how long the actor has been at one thing.
@@ -202,12 +211,14 @@ func (f *Feed) take(m lb.FeedMessage) {
 	}
 	deliveries, changed, ended := merge(known, m)
 	f.deliveries = deliveries
+	elsewhere := !maps.Equal(f.vrfs, m.VRFs)
+	f.vrfs = m.VRFs
 	answered := f.told.answered()
 	f.told.rescued = m.Rescued
 	answered = f.told.answered() && !answered
 	f.mu.Unlock()
 	switch {
-	case !wasUsable:
+	case !wasUsable || elsewhere:
 		f.opts.Changed(nil)
 	case len(changed) > 0:
 		f.opts.Changed(changed)

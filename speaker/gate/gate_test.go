@@ -389,3 +389,31 @@ func TestWaitingForTheProxyIsLoggedOnce(t *testing.T) {
 		}
 	})
 }
+
+// A change of what comes in through VRFs is news for all VIPs, and what was said last stays while the proxy restarts.
+func TestVRFsAreHeardOf(t *testing.T) {
+	var heard []string
+	f := NewFeed(Options{Log: slog.New(slog.DiscardHandler), Changed: func(vips []netip.Addr) {
+		heard = append(heard, fmt.Sprint(vips))
+	}})
+	for _, step := range []struct {
+		vrfs map[string]string
+		want string
+	}{
+		{map[string]string{"red": ""}, "[[]]"}, {map[string]string{"red": ""}, "[]"},
+		{map[string]string{"red": "the VRF is down"}, "[[]]"}, {nil, "[[]]"}, {nil, "[]"},
+	} {
+		heard = []string{}
+		f.take(lb.FeedMessage{Complete: f.reason != "", VRFs: step.vrfs})
+		if got := fmt.Sprint(heard); got != step.want || len(f.VRFs()) != len(step.vrfs) || f.VRFs()["red"] != step.vrfs["red"] {
+			t.Errorf("%v: told %s, want %s; has %v", step.vrfs, got, step.want, f.VRFs())
+		}
+	}
+	f.take(lb.FeedMessage{VRFs: map[string]string{"red": ""}})
+	f.wait()
+	f.lost()
+	defer f.stopHold()
+	if _, known := f.VRFs()["red"]; !known {
+		t.Error("forgotten while the proxy restarts")
+	}
+}

@@ -20,6 +20,10 @@ type BGPFacts struct {
 	Namespace string
 	// BFDDown are the peers to which BFD says that the path is lost.
 	BFDDown map[string]bool
+	// VRFs are what the proxy says of the VRFs: why the kernel does not deliver what comes in through
+	// one, or "". With TrustVRFs set there is no proxy of Landfall's that could know.
+	VRFs      map[string]string
+	TrustVRFs bool
 	// Restarting is set, while the speaker stops, when a successor is expected soon: peers that keep
 	// its routes over a graceful restart go on hearing them as ever.
 	Restarting bool

@@ -22,13 +22,14 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 		addr  netip.Addr
 		port  uint16
 		iface string
+		vrf   string
 	}
 	taken := map[target]string{}
 	for _, p := range peersByAge(b.Peers) {
 		if !peerSelects(p, f.Node) {
 			continue
 		}
-		to := target{p.Addr, p.Port, p.Interface}
+		to := target{p.Addr, p.Port, p.Interface, p.VRF}
 		if first, ok := taken[to]; ok {
 			decisions[p.Name] = PeerDecision{Refusal: lb.Refuse(lb.ReasonPeerDuplicate,
 				"BGPPeer %s is for the same router on %s; delete one of them, or give them nodeSelectors that select different "+
@@ -37,6 +38,9 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 		}
 		taken[to] = p.Name
 		password, refusal := passwordOf(p, b)
+		if refusal == nil {
+			refusal = refuseVRF(f, p)
+		}
 		if p.Problem != nil {
 			refusal = p.Problem
 		}
@@ -59,6 +63,24 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 		found[p.Name], decisions[p.Name] = s, d
 	}
 	return found, decisions
+}
+
+// refuseVRF says why there is no session in the peer's VRF. A session outside of it would reach another
+// router of the same address.
+func refuseVRF(f Facts, p lb.Peer) *lb.Refusal {
+	if p.VRF == "" {
+		return nil
+	}
+	if _, found := lb.FindVRF(f.Interfaces, p.VRF); !found {
+		return lb.Refuse(lb.ReasonVRFMissing,
+			"%s has no VRF %s; create it and its ports, or give the peer nodeSelectors that leave the node out", f.Self, p.VRF)
+	}
+	for _, i := range f.Interfaces {
+		if p.Interface != "" && i.Name == p.Interface && i.VRF != p.VRF {
+			return lb.Refuse(lb.ReasonInterfaceMissing, "interface %s of %s is not in VRF %s", i.Name, f.Self, p.VRF)
+		}
+	}
+	return nil
 }
 
 // peersByAge sorts so that of two peers for one router the older one has the session.
@@ -105,7 +127,8 @@ func passwordOf(p lb.Peer, b BGPFacts) (string, *lb.Refusal) {
 
 func sessionOf(f Facts, p lb.Peer) BGPSession {
 	s := BGPSession{
-		LocalASN: p.LocalASN, PeerASN: p.PeerASN, Dynamic: p.Dynamic, Addr: p.Addr, Interface: p.Interface, Port: p.Port,
+		LocalASN: p.LocalASN, PeerASN: p.PeerASN, Dynamic: p.Dynamic, Addr: p.Addr, Interface: p.Interface, VRF: p.VRF,
+		Port:     p.Port,
 		Source:   p.Source,
 		RouterID: routerID(f, p), HoldTime: p.HoldTime, KeepaliveTime: p.KeepaliveTime, ConnectTime: p.ConnectTime,
 		MultiHop: p.MultiHop, GracefulRestart: p.GracefulRestart, AcceptRoutes: p.AcceptRoutes,
@@ -149,18 +172,33 @@ func routerID(f Facts, p lb.Peer) netip.Addr {
 }
 
 // nextHop finds the node's address of a family that the peer can send to: on the link to the peer,
-// or else the node's InternalIP.
+// or else the node's InternalIP; in a VRF, which knows nothing of that, an address of the VRF itself
+// or of a port.
 func nextHop(f Facts, p lb.Peer, family lb.Family) netip.Addr {
+	var others []netip.Addr
 	for _, i := range f.Interfaces {
-		_, direct := i.Subnet(p.Addr)
-		if !direct && (p.Interface == "" || i.Name != p.Interface) {
+		if i.VRF != p.VRF {
 			continue
 		}
+		_, direct := i.Subnet(p.Addr)
+		direct = direct || p.Interface != "" && i.Name == p.Interface
 		for _, a := range i.Addresses {
-			if lb.FamilyOf(a.Addr()) == family && a.Addr().IsGlobalUnicast() {
+			switch {
+			case lb.FamilyOf(a.Addr()) != family || !a.Addr().IsGlobalUnicast():
+			case direct:
 				return a.Addr()
+			case i.Table != 0: // first, as the VRF's own address does not go with a link
+				others = slices.Insert(others, 0, a.Addr())
+			default:
+				others = append(others, a.Addr())
 			}
 		}
+	}
+	if p.VRF != "" {
+		if len(others) > 0 {
+			return others[0]
+		}
+		return netip.Addr{}
 	}
 	if f.Node != nil {
 		for _, a := range f.Node.Addresses {

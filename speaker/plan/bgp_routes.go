@@ -28,9 +28,11 @@ type routes struct {
 	self     string
 	pools    []announcedPool // by name
 	sessions map[string]BGPSession
-	found    map[string]map[netip.Prefix]int // by peer; what is announced for a prefix, as an index of mixes
-	mixes    []mix
-	joined   map[joining]int // which mix a mix becomes
+	// shut are the peers in VRFs that the node delivers nothing from, with the reason.
+	shut   map[string]*lb.Refusal
+	found  map[string]map[netip.Prefix]int // by peer; what is announced for a prefix, as an index of mixes
+	mixes  []mix
+	joined map[joining]int // which mix a mix becomes
 }
 
 // announcedPool is a pool with its advertisements, oldest first.
@@ -53,11 +55,14 @@ type joining struct {
 }
 
 func newRoutes(f Facts, b BGPFacts, sessions map[string]BGPSession, size int) *routes {
-	r := &routes{self: f.Self, sessions: sessions, found: make(map[string]map[netip.Prefix]int, len(sessions)),
-		mixes: make([]mix, 1), joined: map[joining]int{}}
+	r := &routes{self: f.Self, sessions: sessions, shut: map[string]*lb.Refusal{},
+		found: make(map[string]map[netip.Prefix]int, len(sessions)), mixes: make([]mix, 1), joined: map[joining]int{}}
 	peers := slices.Sorted(maps.Keys(sessions))
 	for _, name := range peers {
 		r.found[name] = make(map[netip.Prefix]int, size)
+		if refusal := refuseThrough(f.Self, b, sessions[name].VRF); refusal != nil {
+			r.shut[name] = refusal
+		}
 	}
 	var ads []*advertisement
 	for _, ad := range advertisementsByAge(b.Advertisements) {
@@ -245,6 +250,10 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 					"address", peer, family, family))
 			continue
 		}
+		if refusal := r.shut[peer]; refusal != nil {
+			obstacle(peer, refusal)
+			continue
+		}
 		steady := v.Refusal == nil || kept && r.sessions[peer].GracefulRestart
 		if !steady && !v.Leaving {
 			continue
@@ -256,6 +265,22 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 		}
 	}
 	return leaving
+}
+
+// refuseThrough says why the node must not attract traffic through a VRF.
+func refuseThrough(self string, b BGPFacts, vrf string) *lb.Refusal {
+	if vrf == "" || b.TrustVRFs {
+		return nil
+	}
+	problem, known := b.VRFs[vrf]
+	switch {
+	case !known:
+		return lb.Refuse(lb.ReasonVRFUndelivered, "the proxy on %s does not say whether it delivers what comes in through "+
+			"VRF %s; it does so from the release on that has --vrf-mark", self, vrf)
+	case problem != "":
+		return lb.Refuse(lb.ReasonVRFUndelivered, "%s does not deliver what comes in through VRF %s: %s", self, vrf, problem)
+	}
+	return nil
 }
 
 // outside refuses an aggregate that attracts traffic for addresses that are not the pool's.

@@ -38,10 +38,12 @@ type BGPSession struct {
 	// advertisements there.
 	Addr      netip.Addr
 	Interface string
-	Port      uint16
-	Source    netip.Addr
-	RouterID  netip.Addr
-	HoldTime  time.Duration
+	// VRF names the VRF that the session is in; "" for the main routing table.
+	VRF      string
+	Port     uint16
+	Source   netip.Addr
+	RouterID netip.Addr
+	HoldTime time.Duration
 	// KeepaliveTime is 0 for a third of the negotiated hold time.
 	KeepaliveTime, ConnectTime time.Duration
 	Password                   string

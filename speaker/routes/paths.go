@@ -25,7 +25,9 @@ type Path struct {
 	Local netip.Addr
 	// Interface is the only one to send and receive on; "" is any, or the zone of Peer.
 	Interface string
-	Multihop  bool
+	// VRF is the VRF that the path is in; "" for the main routing table.
+	VRF      string
+	Multihop bool
 }
 
 // PathState is what BFD says of a path.
@@ -144,24 +146,24 @@ func pathTo(s plan.BGPSession, peer netip.Addr, before *watch, interfaces []lb.I
 	if s.Interface != "" {
 		switch {
 		case peer.IsValid():
-			return Path{Peer: peer.WithZone(s.Interface)}, true
-		case before != nil && before.path.Peer.Zone() == s.Interface:
+			return Path{Peer: peer.WithZone(s.Interface), VRF: s.VRF}, true
+		case before != nil && before.path.Peer.Zone() == s.Interface && before.path.VRF == s.VRF:
 			return before.path, true
 		}
 		return Path{}, false
 	}
-	path = Path{Peer: s.Addr, Local: s.Source, Multihop: s.MultiHop}
+	path = Path{Peer: s.Addr, Local: s.Source, VRF: s.VRF, Multihop: s.MultiHop}
 	if before != nil && before.path == path {
 		return path, true // also while the interface is gone for a moment
 	}
 	// A peer of the node's own AS may be several hops away without a word in its specification.
-	path.Multihop = s.MultiHop || !onLink(s.Addr, interfaces)
+	path.Multihop = s.MultiHop || !onLink(s.Addr, s.VRF, interfaces)
 	return path, true
 }
 
-func onLink(addr netip.Addr, interfaces []lb.Interface) bool {
+func onLink(addr netip.Addr, vrf string, interfaces []lb.Interface) bool {
 	for _, i := range interfaces {
-		if _, ok := i.Subnet(addr); ok {
+		if _, ok := i.Subnet(addr); ok && i.VRF == vrf {
 			return true
 		}
 	}

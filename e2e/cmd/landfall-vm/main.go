@@ -58,6 +58,8 @@ var suites = []suite{
 	{name: "l2", folder: "speaker/l2", pattern: "^TestVM", tags: "vm", timeout: 10 * time.Minute},
 	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 20 * time.Minute,
 		starts: []string{"kube-proxy", "landfall-proxy"}},
+	{name: "vrf", folder: "e2e/vm", pattern: "^TestVRF$", tags: "vm", timeout: 20 * time.Minute,
+		starts: []string{"landfall-proxy", "landfall-speaker"}},
 }
 
 func main() {

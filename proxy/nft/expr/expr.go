@@ -120,6 +120,9 @@ const (
 	CtKeySTATE  CtKey = unix.NFT_CT_STATE
 	CtKeySTATUS CtKey = unix.NFT_CT_STATUS
 	CtKeyLABELS CtKey = unix.NFT_CT_LABELS
+	CtKeyMARK   CtKey = unix.NFT_CT_MARK
+	// CtKeyDIRECTION is 0 for packets of who opened the connection, 1 for answers.
+	CtKeyDIRECTION CtKey = unix.NFT_CT_DIRECTION
 
 	CtStateBitINVALID = 1
 	CtStateBitNEW     = 8

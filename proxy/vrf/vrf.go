@@ -1,0 +1,165 @@
+// Package vrf has a node deliver connections to Services that come in through a VRF, and has answers leave by the VRF
+// that the connection came in by.
+//
+// The kernel looks packets up in the table of the VRF that they come in by, also once their destination is a pod,
+// which that table does not know; answers come from a pod, outside of the VRF, and take the main table's routes. So
+// packets get a mark, and connections one that says which VRF they came through: routing rules go by it.
+// docs/guide/bgp.md has what follows for users.
+package vrf
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/internal/loop"
+)
+
+// Deps are what an Actor needs.
+type Deps struct {
+	Log      *slog.Logger
+	Kernel   kernel
+	Marks    Marks
+	Families []lb.Family
+	// Narrow keeps packets to backends from the main table's default route.
+	Narrow bool
+	// Interfaces returns those of the node; false while they are not known.
+	Interfaces func() ([]lb.Interface, bool)
+	// Backends returns some addresses of endpoints, to see where the kernel sends packets for them.
+	Backends func() []netip.Addr
+	// Way returns where the kernel sends packets; see links.FIB.
+	Way func(vrf string, mark uint32, addr netip.Addr) (links.Way, error)
+	// Changed is called when States returns something else; it must not block.
+	Changed func()
+}
+
+// kernel is a Kernel outside of tests.
+type kernel interface {
+	set(family lb.Family, vrfs []lb.Interface, narrow bool) (left []string, err error)
+}
+
+const (
+	// lookEvery is how often the actor looks whether the rules are there, while there is a VRF.
+	lookEvery = 5 * time.Second
+	// patience is how many failures in a row leave open whether the rules are there: what was so stays so.
+	patience = 3
+)
+
+// Actor keeps the rules.
+type Actor struct {
+	deps     Deps
+	runner   *loop.Runner
+	failures loop.Failures
+	failed   int // how often in a row
+
+	mu     sync.Mutex
+	known  bool
+	states map[string]string
+}
+
+// New returns an Actor that does nothing before Poke is called.
+func New(deps Deps) *Actor {
+	a := &Actor{deps: deps}
+	a.runner = loop.New(a.step, loop.Options{})
+	return a
+}
+
+// Poke says that interfaces have changed. It never blocks.
+func (a *Actor) Poke() { a.runner.Poke() }
+
+// Busy returns for how long the actor has been at one thing.
+func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+
+// Run works until ctx ends, and leaves the rules in the kernel.
+func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
+
+// States returns for each VRF on the node why the kernel does not deliver what comes in through it, or "". known is
+// false until the actor has looked. The caller must not change the map.
+func (a *Actor) States() (states map[string]string, known bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.states, a.known
+}
+
+func (a *Actor) step(context.Context) (again time.Duration, err error) {
+	interfaces, known := a.deps.Interfaces()
+	if !known {
+		return 0, nil
+	}
+	states, err := a.apply(interfaces)
+	a.failures.Log(a.deps.Log, "cannot deliver what comes in through VRFs; trying again",
+		"can deliver what comes in through VRFs again", err)
+	if a.failed++; err == nil {
+		a.failed = 0
+	} else if len(states) > 0 && a.failed < patience {
+		return 0, err
+	}
+	a.mu.Lock()
+	changed := !a.known || !maps.Equal(a.states, states)
+	a.known, a.states = true, states
+	a.mu.Unlock()
+	if changed {
+		a.deps.Changed()
+	}
+	if len(states) > 0 {
+		again = lookEvery
+	}
+	return again, err
+}
+
+// apply makes the rules as they shall be, and returns what is so then.
+func (a *Actor) apply(interfaces []lb.Interface) (states map[string]string, err error) {
+	vrfs := vrfsOf(interfaces)
+	problems := map[string][]string{}
+	for _, v := range vrfs {
+		problems[v.Name] = nil
+		if text := broken(v, interfaces); text != "" {
+			problems[v.Name] = append(problems[v.Name], text)
+		}
+	}
+	for _, family := range a.deps.Families {
+		left, failed := a.deps.Kernel.set(family, vrfs, a.deps.Narrow)
+		if failed != nil {
+			err = fmt.Errorf("%s: %w", family, failed)
+			for name := range problems {
+				problems[name] = append(problems[name], err.Error())
+			}
+		}
+		for _, name := range left {
+			problems[name] = append(problems[name], "the node has more VRFs than --vrf-mark has room for")
+		}
+	}
+	states = make(map[string]string, len(problems))
+	for name, texts := range problems {
+		if len(texts) == 0 {
+			texts = a.astray(name)
+		}
+		states[name] = strings.Join(texts, "; ")
+	}
+	return states, err
+}
+
+// astray asks the kernel where it sends packets from a VRF for backends, and says so if that is for none of them where
+// it sends those from outside of VRFs.
+func (a *Actor) astray(vrf string) (problem []string) {
+	for _, addr := range a.deps.Backends() {
+		main, err := a.deps.Way("", 0, addr)
+		if err != nil || main.Kind == lb.RouteNone || main.Local || a.deps.Narrow && main.Kind != lb.RouteOwn {
+			continue // no way for anybody
+		}
+		way, err := a.deps.Way(vrf, a.deps.Marks.inward(), addr)
+		if err == nil && way.Kind == main.Kind && way.Link == main.Link {
+			return nil
+		}
+		problem = []string{fmt.Sprintf("packets from the VRF for the endpoint %s take another way than packets from "+
+			"elsewhere; see ip rule for rules ahead of %d", addr, Priority)}
+	}
+	return problem
+}

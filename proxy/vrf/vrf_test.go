@@ -1,0 +1,210 @@
+package vrf
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+// fakeKernel fails as often as told.
+type fakeKernel struct {
+	fails int
+	left  []string
+	sets  int
+}
+
+func (k *fakeKernel) set(lb.Family, []lb.Interface, bool) ([]string, error) {
+	if k.sets++; k.fails > 0 {
+		k.fails--
+		return nil, errors.New("no buffer space")
+	}
+	return k.left, nil
+}
+
+// world is what the actor sees.
+type world struct {
+	kernel     *fakeKernel
+	interfaces []lb.Interface
+	listed     bool
+	// ways are by VRF, and by address in the form of text.
+	ways    map[string]links.Way
+	changes int
+}
+
+func (w *world) actor() *Actor {
+	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: w.kernel, Marks: DefaultMarks, Families: []lb.Family{lb.IPv4},
+		Narrow: true, Interfaces: func() ([]lb.Interface, bool) { return w.interfaces, w.listed },
+		Backends: func() []netip.Addr {
+			return []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3"), netip.MustParseAddr("10.0.0.1")}
+		},
+		Way: func(vrf string, mark uint32, addr netip.Addr) (links.Way, error) {
+			if (vrf == "") != (mark == 0) {
+				return links.Way{}, errors.New("a mark without a VRF")
+			}
+			return w.ways[vrf+" "+addr.String()], nil
+		},
+		Changed: func() { w.changes++ }})
+}
+
+func newWorld() *world {
+	own := links.Way{Kind: lb.RouteOwn, Link: 3}
+	return &world{kernel: &fakeKernel{}, listed: true, interfaces: []lb.Interface{device("red", 100),
+		{Name: "up0", VRF: "red", Enslaved: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")}}},
+		ways: map[string]links.Way{" 10.1.0.2": own, "red 10.1.0.2": own, " 10.1.0.3": own, "red 10.1.0.3": own,
+			" 10.0.0.1": {Kind: lb.RouteOwn, Local: true}}}
+}
+
+// What is said of a VRF, and why not that the kernel delivers.
+func TestStates(t *testing.T) {
+	astray := links.Way{Kind: lb.RouteDefault, Link: 9}
+	for _, test := range []struct {
+		name   string
+		change func(*world)
+		want   string
+	}{
+		{"delivers", func(*world) {}, ""},
+		{"down", func(w *world) { w.interfaces[0].Disabled = true }, "the VRF is down"},
+		{"no forwarding", func(w *world) { w.interfaces[0].Unforwarded4 = true }, "net.ipv4.conf.red.forwarding is 0"},
+		{"no forwarding, and no IPv4 either", func(w *world) {
+			w.interfaces[0].Unforwarded4, w.interfaces[1].Addresses = true, nil
+		}, ""},
+		{"no mark is free", func(w *world) { w.kernel.left = []string{"red"} }, "more VRFs"},
+		{"all goes astray", func(w *world) { w.ways["red 10.1.0.2"], w.ways["red 10.1.0.3"] = astray, links.Way{} },
+			"take another way"},
+		{"one goes its own way", func(w *world) { w.ways["red 10.1.0.2"] = astray }, ""},
+		{"nobody has a way", func(w *world) { clear(w.ways) }, ""},
+		{"only by the default route", func(w *world) {
+			for to := range w.ways {
+				w.ways[to] = links.Way{Kind: lb.RouteDefault, Link: len(to)}
+			}
+		}, ""},
+	} {
+		w := newWorld()
+		test.change(w)
+		a := w.actor()
+		again, err := a.step(t.Context())
+		states, known := a.States()
+		state, there := states["red"]
+		if err != nil || !known || !there || again != lookEvery || test.want == "" && state != "" ||
+			!strings.Contains(state, test.want) {
+			t.Errorf("%s: %v, %q, again in %s, %v; want %q", test.name, known, states, again, err, test.want)
+		}
+	}
+}
+
+// A kernel that fails for a moment leaves what was said, and one that goes on failing does not.
+func TestFailuresAreNoNewsAtOnce(t *testing.T) {
+	w := newWorld()
+	a := w.actor()
+	w.listed = false
+	if _, err := a.step(t.Context()); err != nil || w.kernel.sets > 0 {
+		t.Errorf("wrote %d times before the interfaces are known: %v", w.kernel.sets, err)
+	}
+	w.listed = true
+	said := func() string {
+		states, known := a.States()
+		if !known {
+			return "unknown"
+		}
+		return states["red"]
+	}
+	for _, fails := range []int{0, 2, 9} { // from nothing, and then from what was said
+		w.kernel.fails = fails
+		before := said()
+		for try := 1; try <= max(fails, 1); try++ {
+			_, err := a.step(t.Context())
+			switch got := said(); {
+			case fails == 0 && (err != nil || got != ""):
+				t.Errorf("%v, %q", err, got)
+			case fails > 0 && err == nil, fails > 0 && try < patience && got != before, try >= patience && got == "":
+				t.Errorf("failure %d: %v, %q, before %q", try, err, got, before)
+			}
+		}
+		if w.kernel.fails = 0; fails == 2 {
+			if _, err := a.step(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if w.changes != 2 {
+		t.Errorf("%d changes, want 2", w.changes)
+	}
+	w.interfaces = nil
+	if again, err := a.step(t.Context()); again != 0 || err != nil || w.changes != 3 {
+		t.Errorf("without a VRF: again in %s, %v, %d changes", again, err, w.changes)
+	}
+}
+
+// TestKernelRules writes the rules into a real kernel, changes them, repairs them, and removes them. The VM's suite vrf
+// shows that they do what they shall.
+func TestKernelRules(t *testing.T) {
+	ns := nstest.New(t)
+	var k *Kernel
+	ns.Do(t, func() (err error) { k, err = Open(DefaultMarks); return err })
+	defer k.Close()
+	set := func(vrfs ...lb.Interface) {
+		t.Helper()
+		for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+			if left, err := k.set(family, vrfs, true); err != nil || len(left) > 0 {
+				t.Fatalf("%s: %v, left %v", family, err, left)
+			}
+		}
+	}
+	rules := func(what string, want ...string) {
+		t.Helper()
+		for _, family := range []string{"-4", "-6"} {
+			var got []string
+			for line := range strings.Lines(ns.Run(t, "ip", family, "rule")) {
+				if rule, ok := strings.CutPrefix(line, "990:"); ok {
+					got = append(got, strings.Join(strings.Fields(rule), " "))
+				}
+			}
+			if strings.Join(got, "; ") != strings.Join(want, "; ") {
+				t.Errorf("%s: ip %s rule: %q, want %q", what, family, got, want)
+			}
+		}
+	}
+	const inward, ours = "from all fwmark 0x3c00/0x3c00 lookup main suppress_prefixlength 0 proto 76", " proto 76"
+	red, blue := device("red", 100), device("blue", 200)
+	ns.Run(t, "ip", "rule", "add", "pref", "990", "fwmark", "0x1/0x1", "lookup", "5") // somebody else's
+	ns.Run(t, "ip", "-6", "rule", "add", "pref", "990", "fwmark", "0x1/0x1", "lookup", "5")
+	const others = "from all fwmark 0x1/0x1 lookup 5"
+	set()
+	rules("no VRF", others)
+	set(red)
+	rules("red", others, inward, "from all fwmark 0x400/0x3c00 lookup 100"+ours)
+	listing := ns.Run(t, "nft", "list", "table", "ip", TableName)
+	for _, want := range []string{
+		`iifname "red"`, "ct direction original", "ct status dnat", "ct mark set ct mark & 0xffffc7ff | 0x00000400",
+		"meta mark set meta mark | 0x00003c00", "ct direction reply", "ct mark & 0x00003c00 == 0x00000400",
+		"meta mark set meta mark & 0xffffc7ff | 0x00000400", "priority mangle",
+	} {
+		if !strings.Contains(listing, want) {
+			t.Errorf("the table lacks %q:\n%s", want, listing)
+		}
+	}
+	set(blue, red)
+	rules("blue comes", others, inward, "from all fwmark 0x400/0x3c00 lookup 100"+ours, "from all fwmark 0x800/0x3c00 lookup 200"+ours)
+	ns.Run(t, "nft", "flush", "table", "ip", TableName)
+	ns.Run(t, "ip", "rule", "del", "pref", "990", "fwmark", "0x400/0x3c00")
+	ns.Run(t, "ip", "-6", "rule", "del", "pref", "990", "fwmark", "0x400/0x3c00")
+	set(blue, red)
+	rules("repaired", others, inward, "from all fwmark 0x800/0x3c00 lookup 200"+ours, "from all fwmark 0x400/0x3c00 lookup 100"+ours)
+	if listing := ns.Run(t, "nft", "list", "table", "ip", TableName); !strings.Contains(listing, `"blue"`) {
+		t.Errorf("the table is not repaired:\n%s", listing)
+	}
+	ns.Run(t, "ip", "rule", "add", "pref", "990", "fwmark", "0x8/0xf", "lookup", "100", "protocol", "76") // by another --vrf-mark
+	set(blue)
+	rules("red goes", others, inward, "from all fwmark 0x800/0x3c00 lookup 200"+ours)
+	ns.Do(t, func() error { return Cleanup() })
+	rules("cleaned up", others)
+	if tables := ns.Run(t, "nft", "list", "tables"); strings.Contains(tables, TableName) {
+		t.Errorf("left: %s", tables)
+	}
+}
