@@ -14,14 +14,14 @@ import (
 func told(name string, frontends ...plan.RelayedFrontend) wire.Service {
 	s := wire.Service{Key: lb.Key{Namespace: "default", Name: name}}
 	if len(frontends) > 0 {
-		s.Relayed = &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: frontends}}}
+		s.Relayed = &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: lb.TCP, Frontends: frontends}}}
 	}
 	return s
 }
 
 // leads returns to which Service a frontend leads; "" for none.
 func (t *table) leads(frontend string) string {
-	w, ok, _ := t.find(netip.MustParseAddrPort(frontend))
+	w, ok, _ := t.find(target{lb.TCP, netip.MustParseAddrPort(frontend)})
 	if !ok {
 		return ""
 	}
@@ -114,5 +114,19 @@ func TestClientsAreCounted(t *testing.T) {
 	}
 	if len(s.clients) > 0 || s.counts.Open != 0 || s.counts.ClientRefused != 2 {
 		t.Errorf("%v, %+v", s.clients, s.counts)
+	}
+}
+
+// What the file descriptors allow is shared: flows of UDP get a quarter at most, connections the rest.
+func TestLimitsByDescriptors(t *testing.T) {
+	for _, test := range []struct {
+		descriptors        uint64
+		connections, flows int
+	}{{1 << 20, 10_000, 10_000}, {20_356, 3750, 5000}, {356, 1, 1}, {0, 1, 1}} {
+		connections, flows := Limits(10_000, 10_000, 3, test.descriptors)
+		if connections != test.connections || flows != test.flows {
+			t.Errorf("%d descriptors: %d and %d, not %d and %d", test.descriptors, connections, flows, test.connections,
+				test.flows)
+		}
 	}
 }
