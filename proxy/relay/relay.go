@@ -371,7 +371,7 @@ func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, from, to
 		}
 		_ = backend.file.SetWriteDeadline(time.Time{})
 	}
-	return pass(ctx, r.pipes, client, backend, r.options.Idle)
+	return pass(ctx, r.pipes.of(w.service, from.Addr()), client, backend, r.options.Idle)
 }
 
 func (r *Relay) log(protocol lb.Protocol, w way, from, to netip.AddrPort, tried []netip.AddrPort, end ended,

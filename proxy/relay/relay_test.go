@@ -451,6 +451,12 @@ func TestPipesAreFew(t *testing.T) {
 	for _, conn := range idle[10:] {
 		exchange(conn)
 	}
+	other := g.pipes.of(&service{}, netip.MustParseAddr("127.0.0.1"))
+	if one := other.get(); one == nil {
+		t.Error("another Service gets no pipe")
+	} else {
+		other.put(one, true)
+	}
 	for _, conn := range idle[:10] { // what was held back comes
 		_ = conn.CloseWrite()
 		if _, err := io.Copy(check{t}, conn); err != nil {
