@@ -108,8 +108,8 @@ func isNamed(name string, p lb.ServicePort) bool {
 	return name != "" && name == p.Name || name == strconv.Itoa(int(p.Port))
 }
 
-// unknownPort returns the first name in a value of lb.AnnotationRelay that no port of the Service has which can be relayed;
-// ok is false if there is none.
+// unknownPort returns the first name in a value of lb.AnnotationRelay that no port of the Service has which can
+// be relayed; ok is false if there is none.
 func unknownPort(svc lb.Service) (name string, ok bool) {
 	if svc.Relay == relayed {
 		return "", false

@@ -379,8 +379,8 @@ func (r *Relay) log(protocol lb.Protocol, w way, from, to netip.AddrPort, tried 
 	if !r.options.AccessLog {
 		return
 	}
-	args := []any{"service", w.service.key, "protocol", protocol, "client", from, "frontend", to, "tried", tried, "sent", end.sent,
-		"received", end.received, "seconds", took.Seconds()}
+	args := []any{"service", w.service.key, "protocol", protocol, "client", from, "frontend", to, "tried", tried,
+		"sent", end.sent, "received", end.received, "seconds", took.Seconds()}
 	if end.err != nil {
 		args = append(args, "error", end.err)
 	}
