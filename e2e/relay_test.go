@@ -14,11 +14,15 @@ import (
 )
 
 // TestRelay relays connections to a Service. No connection fails while relays restart, and new ones go
-// straight to endpoints after one was killed. With one of three pods silent, which nobody knows, no
-// connection through the relay fails, and some do with rules alone.
+// straight to endpoints after one was killed. With one of three pods silent over TCP and refusing over UDP,
+// which nobody knows, no connection through the relay fails, and some do with rules alone.
 func TestRelay(t *testing.T) {
 	t.Parallel()
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Values: map[string]any{
+	cluster := lab.SeedCluster()
+	for i := range cluster.Pods {
+		cluster.Pods[i].UDP = cluster.Pods[i].TCP
+	}
+	l := labtest.Start(t, cluster, lab.Options{Values: map[string]any{
 		"relay": map[string]any{"enabled": true}, "proxy": map[string]any{"mode": "nftables"}}})
 	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
 		t.Fatal(err)
@@ -27,26 +31,40 @@ func TestRelay(t *testing.T) {
 	if err := l.AddPod(t.Context(), silent); err != nil {
 		t.Fatal(err)
 	}
-	seedService(t, l)
+	service := lab.SeedService()
+	service.Ports[0].Name = "tcp"
+	service.Ports = append(service.Ports, lab.Port{Name: "udp", Protocol: "UDP", Port: 80, NodePort: service.Ports[0].NodePort})
+	if err := l.AddService(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
 	wantAnswererAmong(t, l, seedVIP.Addr(), bootNode)
 	setRelay(t, l, "true")
+	networks := []string{"tcp", "udp"}
 
-	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+	probes := map[string]*lab.Probe{}
+	for _, network := range networks {
+		probes[network] = l.StartProbe(t.Context(), lab.ClientName, network, seedVIP, newEvery)
+	}
 	for range 3 {
 		if err := l.Agent("relay", bootNode).Restart(t.Context()); err != nil {
 			t.Error(err)
 		}
 		waitRelayed(t, l, bootNode, true)
 	}
-	if report := probe.Stop(); report.Failed() > 0 || report.Answered == 0 {
-		t.Errorf("while the relay restarted: %s", report)
+	for network, probe := range probes {
+		if report := probe.Stop(); report.Failed() > 0 || report.Answered == 0 {
+			t.Errorf("while the relay restarted, over %s: %s", network, report)
+		}
 	}
 	if err := l.Agent("relay", bootNode).Kill(); err != nil {
 		t.Fatal(err)
 	}
 	waitRelayed(t, l, bootNode, false)
-	if s := l.Spread(t.Context(), lab.ClientName, "tcp", seedVIP, 20); len(s.Failures) > 0 {
-		t.Errorf("after the relay was killed: %v", s.Failures)
+	for _, network := range networks {
+		if s := l.Spread(t.Context(), lab.ClientName, network, seedVIP, 20); len(s.Failures) > 0 {
+			t.Errorf("after the relay was killed, over %s: %v", network, s.Failures)
+		}
 	}
 	if err := l.Agent("relay", bootNode).Start(); err != nil {
 		t.Fatal(err)
@@ -54,23 +72,28 @@ func TestRelay(t *testing.T) {
 	waitRelayed(t, l, bootNode, true)
 
 	if out, err := l.Exec(t.Context(), silent.Name, "nft", "add table inet silent; add chain inet silent input "+
-		"{ type filter hook input priority 0; }; add rule inet silent input meta l4proto tcp drop"); err != nil {
+		"{ type filter hook input priority 0; }; add rule inet silent input meta l4proto tcp drop; "+
+		"add rule inet silent input meta l4proto udp reject"); err != nil {
 		t.Fatal(err, out)
 	}
 	const n = 30
 	nodePort := netip.AddrPortFrom(netip.MustParseAddr("172.26.236.178"), 31428)
 	for _, target := range []netip.AddrPort{seedVIP, nodePort} {
-		s := l.Spread(t.Context(), lab.ClientName, "tcp", target, n)
-		t.Logf("through the relay to %s: %d of %d failed", target, len(s.Failures), n)
-		if len(s.Failures) > 0 || s.Pods[silent.Name] > 0 || len(s.Pods) != 2 {
-			t.Errorf("through the relay to %s: %v, answers %v", target, s.Failures, s.Pods)
+		for _, network := range networks {
+			s := l.Spread(t.Context(), lab.ClientName, network, target, n)
+			t.Logf("through the relay to %s over %s: %d of %d failed", target, network, len(s.Failures), n)
+			if len(s.Failures) > 0 || s.Pods[silent.Name] > 0 || len(s.Pods) != 2 {
+				t.Errorf("through the relay to %s over %s: %v, answers %v", target, network, s.Failures, s.Pods)
+			}
 		}
 	}
 	setRelay(t, l, "false")
-	s := l.Spread(t.Context(), lab.ClientName, "tcp", seedVIP, n)
-	t.Logf("with rules alone: %d of %d failed", len(s.Failures), n)
-	if len(s.Failures) == 0 {
-		t.Errorf("the pod is not silent: answers %v", s.Pods)
+	for _, network := range networks {
+		s := l.Spread(t.Context(), lab.ClientName, network, seedVIP, n)
+		t.Logf("with rules alone over %s: %d of %d failed", network, len(s.Failures), n)
+		if len(s.Failures) == 0 {
+			t.Errorf("the pod answers over %s: %v", network, s.Pods)
+		}
 	}
 }
 

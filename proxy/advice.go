@@ -29,6 +29,9 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said := cmp.Or(plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables), r.relayRefused); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
+		if said := plan.RelayLeavesUDP(svc, planned); said != "" {
+			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
+		}
 		if said := plan.DirectDraws(svc, planned); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/actor"
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -31,6 +32,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/probe"
 	"github.com/landfall-lb/landfall/proxy/readiness"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/senders"
 	"github.com/landfall-lb/landfall/proxy/vrf"
@@ -52,6 +54,7 @@ type assembly struct {
 	walker  *path.Actor // nil if nothing looks at the way to endpoints
 	through *vrf.Actor  // nil if VRFs are left alone
 	rules   *dialect.Actor
+	cuts    *conntrack.Actor
 	offer   *feed.Actor
 	end     *departure
 	actors  map[string]actor.Runner
@@ -110,8 +113,8 @@ func (a *assembly) write() error {
 	p, rt := a.proxy, a.rt
 	// A change waits once, and its confirmation for nothing.
 	a.rules = a.kernel.writer(rt.Log, p.runner.PokeNow, a.metrics)
-	cutter, err := a.cutter()
-	if err != nil {
+	var err error
+	if a.cuts, err = a.cutter(); err != nil {
 		return err
 	}
 	a.offer = feed.New(rt.Log, a.feedSocket, p.runner.PokeNow, a.busy)
@@ -130,9 +133,9 @@ func (a *assembly) write() error {
 	flight := newPreflight(p, a.set, a.parameters, strict.get, noTunnel.get,
 		func(f lb.Finding, gone bool) { a.events.Finding(rt.NodeName, f, gone) })
 	p.found, p.trouble, p.connections = flight.Found, a.client.Trouble, connections
-	p.to = sinks{rules: a.rules, flows: cutter, health: checks, feed: a.offer, rescue: rescuer,
+	p.to = sinks{rules: a.rules, flows: a.cuts, health: checks, feed: a.offer, rescue: rescuer,
 		latency: a.metrics.latency, programmed: a.metrics.programmed, warn: a.warn, probed: a.probed}
-	maps.Copy(a.actors, map[string]actor.Runner{"rules": a.rules, "conntrack": cutter, "health ports": checks,
+	maps.Copy(a.actors, map[string]actor.Runner{"rules": a.rules, "conntrack": a.cuts, "health ports": checks,
 		"feed": a.offer, "rescue": rescuer, "preflight": flight})
 	rt.Metrics.MustRegister(newCollector(p, a.offer.Readers), rescued(rescuer), rescueDropped(rescuer),
 		rescueRefused(rescuer), rescueTargets(rescuer), preflight.Collector("landfall_proxy_node_findings", flight.Found))
@@ -264,8 +267,16 @@ func (a *assembly) addRelay() error {
 		return err
 	}
 	a.onClose(func() { lease.Close() })
+	flows, err := conntrack.Open()
+	if err != nil {
+		return err
+	}
+	a.onClose(func() { flows.Close() })
 	relays := relayfeed.New(relayfeed.Deps{Log: a.rt.Log, Path: a.relaySocket, Renew: lease.Renew, End: lease.End,
-		Busy: a.busy})
+		Busy: a.busy, Answering: a.cuts.SetRelays,
+		Original: func(f wire.Flow) (from, to netip.AddrPort, ok bool, err error) {
+			return flows.Original(unix.IPPROTO_UDP, f.Client, f.At)
+		}})
 	a.proxy.to.relay, a.actors["relay"] = relays, relays
 	return nil
 }

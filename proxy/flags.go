@@ -139,7 +139,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
 	set.BoolVar(&f.relay, "relay", false,
-		"in nftables mode, send TCP connections to Services with the annotation "+lb.AnnotationRelay+
+		"in nftables mode, send connections and flows of UDP to Services with the annotation "+lb.AnnotationRelay+
 			" to this node's relay, while that is there")
 	set.DurationVar(&f.gateTimeout, "readiness-gate-timeout", 0,
 		"open the readiness gate "+lb.ConditionProgrammed+" of this node's pods once the node's rules deliver to them, and "+

@@ -203,7 +203,7 @@ func (h *host) relaying(facts *plan.Host) {
 	if len(st.Ports) > 0 {
 		h.relayPorts = st.Ports // one that is away comes back to them: what drops them is dropping still
 	}
-	facts.Relay = &plan.HostRelay{Services: st.Services, Connections: st.Connections,
+	facts.Relay = &plan.HostRelay{Services: st.Services, UDP: st.UDP, Connections: st.Connections,
 		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: h.relayPorts}
 	h.relayAway = !st.Connected
 	var err error
@@ -211,10 +211,10 @@ func (h *host) relaying(facts *plan.Host) {
 		h.log.Warn("cannot list the chains that see what is for the node; trying again", "error", err)
 		facts.Inputs = h.last.Inputs // unknown is not absent
 	}
-	dropped := map[lb.Family]bool{}
-	for _, family := range allFamilies {
-		if _, drops := facts.RelayDropped(family); drops {
-			dropped[family] = true
+	dropped := map[plan.RelayWay]bool{}
+	for _, way := range plan.RelayWays {
+		if _, drops := facts.RelayDropped(way); drops {
+			dropped[way] = true
 		}
 	}
 	h.proxy.to.relay.SetBlocked(dropped)

@@ -26,7 +26,7 @@ func TestAFirewallIsNotForgottenWhileTheRelayIsAway(t *testing.T) {
 		routes: func([]netip.Addr) (map[netip.Addr]lb.RouteKind, error) { return nil, nil },
 		strict: func() string { return "" }, noTunnel: func() string { return "" }}
 	for _, when := range []string{"with a relay", "while it is away"} {
-		if h.look(t.Context()); !f.blocked[lb.IPv4] {
+		if h.look(t.Context()); !f.blocked[plan.RelayWay{Family: lb.IPv4, Protocol: lb.UDP}] {
 			t.Errorf("%s: the rules may lead to a port that is dropped", when)
 		}
 		f.state = relayfeed.State{}

@@ -102,7 +102,7 @@ type sinks struct {
 	relay interface {
 		updates[*plan.Relayed]
 		SetAddresses(relay map[lb.Family]netip.Addr, nodePorts []netip.Addr)
-		SetBlocked(families map[lb.Family]bool)
+		SetBlocked(ways map[plan.RelayWay]bool)
 		State() relayfeed.State
 	}
 	// gates opens readiness gates; nil if no pod waits for the proxy.

@@ -42,8 +42,8 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 	set.StringVar(&o.Socket, "relay-socket", wire.Socket,
 		"Unix socket of the node's proxy, which says what to relay and has the rules lead here")
 	set.IntVar(&f.port, "port", 7484,
-		"TCP port that accepts what the rules lead here, at all addresses of the node; connections to the port itself are "+
-			"reset; 0 takes any free one")
+		"port of TCP and UDP that accepts what the rules lead here, at all addresses of the node; connections to the port "+
+			"itself are reset, and datagrams dropped; 0 takes any free one")
 	set.IntVar(&o.Tries, "tries", 3, "how many backends a connection tries at most")
 	set.DurationVar(&o.TryAfter, "try-after", 250*time.Millisecond,
 		"after which time without an answer of a backend the connection tries another as well; the first answer counts")
@@ -60,8 +60,20 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 		"how many of them one Service may have, at most half of them all; the relay resets more")
 	set.IntVar(&o.ClientLimit, "client-connections", 1000,
 		"how many of those one client may have, an IPv4 address or an IPv6 network of 64 bits; the relay resets more")
+	set.IntVar(&o.FlowLimit, "udp-flows", 10_000,
+		"how many flows of UDP the node relays at once, as far as a quarter of the file descriptors suffices, one for each; "+
+			"beyond that, one ends of the Service that has most")
+	set.IntVar(&o.ServiceFlows, "service-udp-flows", 5000,
+		"how many of them one Service may have, at most half of them all; beyond that, the one ends whose client has been "+
+			"silent for longest")
+	set.IntVar(&o.ClientFlows, "client-udp-flows", 1000,
+		"how many of those one client may have, as with --client-connections; beyond that, the one ends that has been silent "+
+			"for longest")
+	set.DurationVar(&o.UDPIdle, "udp-idle-timeout", 100*time.Second,
+		"how long both ends of a flow of UDP may be silent before it ends, at most five sixths of what the kernel's "+
+			"nf_conntrack_udp_timeout and nf_conntrack_udp_timeout_stream say")
 	set.BoolVar(&o.AccessLog, "access-log", false,
-		"log each connection at its end: client, Service, backends that were tried, bytes, and why it was reset")
+		"log each connection and flow at its end: client, Service, backends that were tried, bytes, and why it was reset")
 }
 
 // check returns what is wrong with the flags.
@@ -76,6 +88,11 @@ func (f *relayFlags) check() error {
 		return ops.Usagef("--try-after: %s is not between 0 and --connect-timeout, %s", o.TryAfter, o.ConnectTimeout)
 	case o.Idle < time.Second:
 		return ops.Usagef("--idle-timeout: %s is less than 1s", o.Idle)
+	case o.UDPIdle < time.Second:
+		return ops.Usagef("--udp-idle-timeout: %s is less than 1s", o.UDPIdle)
+	case o.FlowLimit < 1 || o.ServiceFlows < 1 || o.ClientFlows < 1:
+		return ops.Usagef("--udp-flows, --service-udp-flows and --client-udp-flows: %d, %d and %d are not all above 0",
+			o.FlowLimit, o.ServiceFlows, o.ClientFlows)
 	case o.Limit < 1 || o.ServiceLimit < 1 || o.ClientLimit < 1:
 		return ops.Usagef("--connections, --service-connections and --client-connections: %d, %d and %d are not all above 0",
 			o.Limit, o.ServiceLimit, o.ClientLimit)
@@ -98,9 +115,12 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 		return err
 	}
 	rt.Ready("relay", func() error { return nil }) // the rules do without it, so no pod waits for it
-	f.options.Limit = fitting(f.options.Limit, f.options.Tries, rt.Log)
-	f.options.ServiceLimit = min(f.options.ServiceLimit, max(f.options.Limit/2, 1))
-	f.options.ClientLimit = min(f.options.ClientLimit, max(f.options.ServiceLimit/2, 1))
+	o := &f.options
+	f.fit(rt.Log)
+	o.ServiceLimit = min(o.ServiceLimit, max(o.Limit/2, 1))
+	o.ClientLimit = min(o.ClientLimit, max(o.ServiceLimit/2, 1))
+	o.ServiceFlows = min(o.ServiceFlows, max(o.FlowLimit/2, 1))
+	o.ClientFlows = min(o.ClientFlows, max(o.ServiceFlows/2, 1))
 	// Only who reads metrics with --metrics-secure has the relay ask the API server.
 	if client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers,
 		UserAgent: relayName, Log: rt.Log}); err == nil {
@@ -136,18 +156,19 @@ func (f *relayFlags) open(ctx context.Context, log *slog.Logger) (r *relay.Relay
 	return r
 }
 
-// fitting returns how many connections the process can have with its file descriptors.
-func fitting(asked, tries int, log *slog.Logger) int {
+// fit lowers the limits to what the process can have with its file descriptors.
+func (f *relayFlags) fit(log *slog.Logger) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return asked
+		return
 	}
-	fit := relay.Limit(asked, tries, limit.Cur)
-	if fit < asked {
-		log.Warn("the limit of file descriptors allows fewer connections than --connections", "connections", fit,
-			"asked", asked, "descriptors", limit.Cur)
+	o := &f.options
+	connections, flows := relay.Limits(o.Limit, o.FlowLimit, o.Tries, limit.Cur)
+	if connections < o.Limit || flows < o.FlowLimit {
+		log.Warn("the limit of file descriptors allows fewer than --connections or --udp-flows", "connections", connections,
+			"flows", flows, "descriptors", limit.Cur)
 	}
-	return fit
+	o.Limit, o.FlowLimit = connections, flows
 }
 
 // relayHead is shown ahead of the list "services".
@@ -177,28 +198,30 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("landfall_relay_"+name, help, labels, nil)
 	}
-	const of = " The labels are empty for the sum of the Services beyond the first 500."
+	const of = " The labels namespace and service are empty for the sum of the Services beyond the first 500."
+	perService := func(name, help string, more ...string) *prometheus.Desc {
+		return desc(name, help+of, append([]string{"namespace", "service", "protocol"}, more...)...)
+	}
 	return &relayCollector{
 		counts: r.Counts, refused: r.Refused, ready: func() bool { return r.Ready() == nil }, full: r.Full,
-		open: desc("connections_open", "Open connections of a Service."+of, "namespace", "service"),
-		connections: desc("connections_total", "Connections that were accepted for a Service."+of, "namespace",
-			"service"),
-		tries: desc("tries_total", "Connections to backends that were begun for a Service."+of, "namespace", "service"),
-		retried: desc("retried_total",
-			"Connections that got a backend after another had failed or was late."+of, "namespace", "service"),
-		failed: desc("failed_total", "Connections that got no backend and were reset."+of, "namespace", "service"),
-		failedHere: desc("node_failures_total", "Connections to backends of a Service that failed on the node itself, as "+
-			"without a free file descriptor or source port; they do not count against the backend."+of, "namespace", "service"),
-		clientLimited: desc("client_limited_total", "Connections beyond the limit of one client of a Service, which were "+
-			"reset."+of, "namespace", "service"),
+		open: perService("connections_open", "Open connections, or flows of UDP, of a Service."),
+		connections: perService("connections_total", "Connections that were accepted, and flows of UDP that came, for a "+
+			"Service."),
+		tries:   perService("tries_total", "Backends that were tried for a Service."),
+		retried: perService("retried_total", "Connections and flows that got a backend after another had failed or was late."),
+		failed:  perService("failed_total", "Connections that got no backend and were reset, and flows that got none."),
+		failedHere: perService("node_failures_total", "Connections to backends of a Service that failed on the node itself, "+
+			"as without a free file descriptor or source port; they do not count against the backend."),
+		clientLimited: perService("client_limited_total", "Connections beyond the limit of one client of a Service, which "+
+			"were reset, and flows that ended for others of their client."),
 		isFull: desc("full",
 			"1 while the relay has about as many connections as it may, and new ones go straight to endpoints, else 0."),
-		limited: desc("limited_total", "Connections beyond the limit of their Service, which were reset."+of, "namespace",
-			"service"),
-		bytes: desc("bytes_total", "Bytes of connections that have ended, by direction: sent or received by the client."+of,
-			"namespace", "service", "direction"),
-		reset: desc("refused_total",
-			"Connections that were reset at once: beyond a limit, to the port of the relay itself, or to what is not relayed."),
+		limited: perService("limited_total", "Connections beyond the limit of their Service, which were reset, and flows "+
+			"that ended for others."),
+		bytes: perService("bytes_total", "Bytes of connections and flows that have ended, by direction: sent or received by "+
+			"the client.", "direction"),
+		reset: desc("refused_total", "Connections that were reset, and datagrams that were dropped, at once: beyond a limit, "+
+			"to the port of the relay itself, or to what is not relayed."),
 		connected: desc("connected", "1 while the proxy is connected and has said what to relay, else 0."),
 	}
 }
@@ -217,17 +240,17 @@ func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	for _, s := range c.counts() {
-		namespace, name := s.Service.Namespace, s.Service.Name
-		ch <- prometheus.MustNewConstMetric(c.open, prometheus.GaugeValue, float64(s.Open), namespace, name)
-		counter(c.connections, s.Connections, namespace, name)
-		counter(c.tries, s.Tries, namespace, name)
-		counter(c.retried, s.Retried, namespace, name)
-		counter(c.failed, s.Failures, namespace, name)
-		counter(c.failedHere, s.NodeFailures, namespace, name)
-		counter(c.limited, s.Refused, namespace, name)
-		counter(c.clientLimited, s.ClientRefused, namespace, name)
-		counter(c.bytes, s.Sent, namespace, name, "sent")
-		counter(c.bytes, s.Received, namespace, name, "received")
+		labels := []string{s.Service.Namespace, s.Service.Name, string(s.Protocol)}
+		ch <- prometheus.MustNewConstMetric(c.open, prometheus.GaugeValue, float64(s.Open), labels...)
+		counter(c.connections, s.Connections, labels...)
+		counter(c.tries, s.Tries, labels...)
+		counter(c.retried, s.Retried, labels...)
+		counter(c.failed, s.Failures, labels...)
+		counter(c.failedHere, s.NodeFailures, labels...)
+		counter(c.limited, s.Refused, labels...)
+		counter(c.clientLimited, s.ClientRefused, labels...)
+		counter(c.bytes, s.Sent, append(labels, "sent")...)
+		counter(c.bytes, s.Received, append(labels, "received")...)
 	}
 	counter(c.reset, c.refused())
 	flag := func(d *prometheus.Desc, is bool) {
@@ -294,10 +317,10 @@ func describeRelay(st relayfeed.State) *relayState {
 	case st.Full:
 		s.Message = fmt.Sprintf("the relay has as many connections as it may (%d): new ones go straight to endpoints, "+
 			"until it has room again", st.Connections)
-	case st.Connected && len(st.Leads) == 0:
+	case st.Connected && len(st.Leads) == 0 && len(st.LeadsUDP) == 0:
 		s.Message = fmt.Sprintf("the rules do not lead to the relay, as the node's findings say, or as it has no address "+
 			"for that: connections to %d Services go straight to endpoints", st.Services)
-	case len(st.Leads) == 0:
+	case len(st.Leads) == 0 && len(st.LeadsUDP) == 0:
 		s.Message = fmt.Sprintf("no relay is connected, or it is not ready: connections to %d Services go straight to "+
 			"endpoints", st.Services)
 	}

@@ -15,13 +15,17 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/relay"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 )
 
 // relaySite is a node with three backends, each in a namespace of its own, and a client.
@@ -112,7 +116,14 @@ func (s relaySite) write(t testing.TB, planned plan.Service) {
 func (s relaySite) relay(t *testing.T, feed *relayfeed.Actor, socket string, limit int) (*relay.Relay, func()) {
 	t.Helper()
 	deps := relay.NewDeps(slog.New(slog.DiscardHandler))
-	dial := deps.Dial
+	dial, dialUDP := deps.Dial, deps.DialUDP
+	deps.DialUDP = func(backend netip.AddrPort) (conn *relay.Conn, err error) {
+		s.node.Do(t, func() error {
+			conn, err = dialUDP(backend)
+			return nil
+		})
+		return conn, err
+	}
 	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (conn *relay.Conn, err error) {
 		s.node.Do(t, func() error {
 			conn, err = dial(ctx, backend)
@@ -124,13 +135,13 @@ func (s relaySite) relay(t *testing.T, feed *relayfeed.Actor, socket string, lim
 	s.node.Do(t, func() (err error) {
 		r, err = relay.New(relay.Options{Socket: socket, Tries: 3, TryAfter: 250 * time.Millisecond,
 			ConnectTimeout: time.Minute, Idle: time.Hour, Drain: time.Minute, Limit: limit, ServiceLimit: limit,
-			ClientLimit: limit}, deps)
+			ClientLimit: limit, FlowLimit: limit, ServiceFlows: limit, ClientFlows: limit, UDPIdle: time.Hour}, deps)
 		return err
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- r.Run(ctx) }()
-	for len(feed.State().Leads) < 2 {
+	for len(feed.State().Leads) < 2 || len(feed.State().LeadsUDP) < 2 {
 		time.Sleep(time.Millisecond)
 	}
 	if st := feed.State(); !st.Connected || st.Services != 1 {
@@ -286,29 +297,217 @@ func TestContract9AFullRelayLeavesItToTheRules(t *testing.T) {
 	}
 }
 
+// udpObjects are a Service of UDP with the three backends, of which the third does not listen.
+func (s relaySite) udpObjects(t *testing.T) (lb.Service, []lb.Slice) {
+	svc, endpoints := s.objects()
+	svc.Ports = []lb.ServicePort{{Protocol: lb.UDP, Port: 53, NodePort: 30053}}
+	for i := range endpoints {
+		endpoints[i].Ports = []lb.SlicePort{{Protocol: lb.UDP, Port: 8080}}
+	}
+	for i, ns := range s.backends[:2] {
+		var conn net.PacketConn
+		ns.Do(t, func() (err error) {
+			conn, err = net.ListenPacket("udp", ":8080")
+			return err
+		})
+		t.Cleanup(func() { conn.Close() })
+		go func() {
+			p := make([]byte, 1500)
+			for {
+				_, from, err := conn.ReadFrom(p)
+				if err != nil {
+					return
+				}
+				_, _ = conn.WriteTo([]byte(fmt.Sprint(i+1)), from)
+			}
+		}()
+	}
+	return svc, endpoints
+}
+
+// askUDP sends a question on a socket of the client, and returns the answer.
+func askUDP(conn net.Conn, within time.Duration) (string, error) {
+	if _, err := conn.Write([]byte("?")); err != nil {
+		return "", err
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(within))
+	p := make([]byte, 100)
+	n, err := conn.Read(p)
+	return string(p[:n]), err
+}
+
+// dialUDP returns a socket of the client.
+func (s relaySite) dialUDP(t *testing.T, to netip.AddrPort) (conn net.Conn) {
+	t.Helper()
+	s.client.Do(t, func() (err error) {
+		conn, err = net.Dial("udp", to.String())
+		return err
+	})
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// With one of three backends of UDP refusing, and nobody aware of it, the rules alone have some clients refused,
+// and the relay none: at VIPs, cluster IPs and node ports of both families, from the address that was asked. When
+// the relay ends, its flows go straight to endpoints.
+func TestContract9OneOfThreeUDPBackendsRefuses(t *testing.T) {
+	t.Parallel()
+	s := newRelaySite(t)
+	svc, endpoints := s.udpObjects(t)
+	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
+	s.write(t, planned)
+	feed, socket := s.feed(t, planned)
+	r, stop := s.relay(t, feed, socket, 1000)
+	const each = 20
+	var held []net.Conn
+	for family, vip := range s.vips {
+		node := map[lb.Family]string{lb.IPv4: "10.0.0.1", lb.IPv6: "fd00::1"}[family]
+		cluster := svc.ClusterIPs[map[lb.Family]int{lb.IPv4: 0, lb.IPv6: 1}[family]]
+		for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip, 53), netip.AddrPortFrom(cluster, 53),
+			netip.AddrPortFrom(netip.MustParseAddr(node), 30053)} {
+			answers := map[string]int{}
+			for range each {
+				conn := s.dialUDP(t, to)
+				for range 2 {
+					answer, err := askUDP(conn, time.Minute)
+					if err != nil {
+						t.Errorf("through the relay to %s: %v", to, err)
+					}
+					answers[answer]++
+				}
+				held = append(held, conn)
+			}
+			if answers["1"] == 0 || answers["2"] == 0 || answers["1"]+answers["2"] != 2*each {
+				t.Errorf("through the relay to %s: answers %v", to, answers)
+			}
+		}
+	}
+	c := r.Counts()[0]
+	if c.Protocol != lb.UDP || c.Connections != uint64(len(held)) || c.Retried == 0 || c.Failures != 0 || r.Refused() != 0 {
+		t.Errorf("%d flows, and the relay counts %+v", len(held), c)
+	}
+	stop()
+	refused := 0
+	for _, conn := range held { // from the same ports
+		if _, err := askUDP(conn, 2*time.Second); err != nil { // the kernel refuses some without a word
+			refused++
+		}
+	}
+	t.Logf("%d of %d refused with rules alone, none with the relay", refused, len(held))
+	if refused == 0 || refused > len(held)/2 {
+		t.Errorf("after the relay ended, %d of %d flows are refused", refused, len(held))
+	}
+}
+
+// With one of three backends on a dead node, no client is lost: the relay hears of it once nobody answers for its
+// address.
+func TestContract9AUDPBackendOnADeadNode(t *testing.T) {
+	t.Parallel()
+	s := newRelaySite(t)
+	svc, endpoints := s.udpObjects(t)
+	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
+	s.write(t, planned)
+	feed, socket := s.feed(t, planned)
+	r, stop := s.relay(t, feed, socket, 1000)
+	defer stop()
+	s.backends[2].Run(t, "ip", "addr", "flush", "dev", "eth0")
+	var clients sync.WaitGroup
+	for _, vip := range s.vips {
+		for range 10 {
+			conn := s.dialUDP(t, netip.AddrPortFrom(vip, 53))
+			clients.Go(func() {
+				if answer, err := askUDP(conn, time.Minute); err != nil || answer == "3" {
+					t.Errorf("%s answers %q, %v", vip, answer, err)
+				}
+			})
+		}
+	}
+	clients.Wait()
+	if c := r.Counts()[0]; c.Retried == 0 || c.Failures != 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A relay that was killed takes its flows with it: the proxy cuts them, and they go straight to endpoints.
+func TestContract9AKilledRelayLosesNoUDPClient(t *testing.T) {
+	t.Parallel()
+	s := newRelaySite(t)
+	svc, endpoints := s.udpObjects(t)
+	for i := range endpoints {
+		endpoints[i].Endpoints = endpoints[i].Endpoints[:2]
+	}
+	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
+	s.write(t, planned)
+	feed, socket := s.feed(t, planned)
+	conn, err := net.Dial("unix", socket) // says that it relays, and has no port open
+	for err != nil {                      // the feed opens it in a moment
+		time.Sleep(10 * time.Millisecond)
+		conn, err = net.Dial("unix", socket)
+	}
+	defer conn.Close()
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+	for len(feed.State().LeadsUDP) < 2 {
+		if _, err := io.WriteString(conn, `{"ports":{"IPv4":7484,"IPv6":7484}}`+"\n"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, vip := range s.vips {
+		to := s.dialUDP(t, netip.AddrPortFrom(vip, 53))
+		if answer, err := askUDP(to, 2*time.Second); err == nil {
+			t.Errorf("%s answers %q although nothing is there", vip, answer)
+		}
+		defer func() {
+			var err error
+			for range 600 { // the proxy has to notice first
+				if _, err = askUDP(to, 100*time.Millisecond); err == nil {
+					return
+				}
+			}
+			t.Errorf("%s never answers again from the same port: %v", vip, err)
+		}()
+	}
+	conn.Close()
+}
+
 // feed runs the proxy's side of the relay, with one Service.
 func (s relaySite) feed(t testing.TB, planned plan.Service) (feed *relayfeed.Actor, socket string) {
 	t.Helper()
 	var lease *nftables.Lease
-	s.node.Do(t, func() (err error) {
-		lease, err = nftables.OpenLease()
-		return err
+	var flows, asked conntrack.Netlink
+	s.node.Do(t, func() error {
+		var errs [3]error
+		lease, errs[0] = nftables.OpenLease()
+		flows, errs[1] = conntrack.Open()
+		asked, errs[2] = conntrack.Open()
+		return errors.Join(errs[:]...)
 	})
+	own := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1"), lb.IPv6: netip.MustParseAddr("fd00::1")}
+	cutter := conntrack.New(conntrack.Deps{Log: slog.New(slog.DiscardHandler), Table: flows,
+		Local: func() ([]netip.Addr, error) { return slices.Collect(maps.Values(own)), nil }})
+	cutter.Begin(map[lb.Key]plan.Service{planned.Key: planned})
 	socket = filepath.Join(t.TempDir(), "relay.sock")
 	feed = relayfeed.New(relayfeed.Deps{Log: slog.New(slog.DiscardHandler), Path: socket,
-		Busy: func() time.Duration { return 0 }, Renew: lease.Renew, End: lease.End})
-	own := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1"), lb.IPv6: netip.MustParseAddr("fd00::1")}
+		Busy: func() time.Duration { return 0 }, Renew: lease.Renew, End: lease.End, Answering: cutter.SetRelays,
+		Original: func(f wire.Flow) (from, to netip.AddrPort, ok bool, err error) {
+			return asked.Original(unix.IPPROTO_UDP, f.Client, f.At)
+		}})
 	feed.SetAddresses(own, slices.Collect(maps.Values(own)))
 	feed.Begin(map[lb.Key]*plan.Relayed{planned.Key: plan.RelayTable(planned, plan.Service{})})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- feed.Run(ctx) }()
+	go func() { done <- cutter.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
+		for range 2 {
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
 		}
 		lease.Close()
+		flows.Close()
+		asked.Close()
 	})
 	return feed, socket
 }

@@ -22,7 +22,7 @@ type fakeRelay struct {
 	begun     bool
 	addresses map[lb.Family]netip.Addr
 	nodePorts []netip.Addr
-	blocked   map[lb.Family]bool
+	blocked   map[plan.RelayWay]bool
 	state     relayfeed.State
 }
 
@@ -42,7 +42,7 @@ func (f *fakeRelay) Update(changes map[lb.Key]*plan.Relayed) {
 func (f *fakeRelay) SetAddresses(addresses map[lb.Family]netip.Addr, nodePorts []netip.Addr) {
 	f.addresses, f.nodePorts = addresses, nodePorts
 }
-func (f *fakeRelay) SetBlocked(families map[lb.Family]bool) { f.blocked = families }
+func (f *fakeRelay) SetBlocked(ways map[plan.RelayWay]bool) { f.blocked = ways }
 
 func (f *fakeRelay) State() relayfeed.State {
 	st := f.state
@@ -193,7 +193,7 @@ func TestContract9RelayBehindAFirewall(t *testing.T) {
 		for _, one := range found {
 			reasons = append(reasons, one.Reason)
 		}
-		if !slices.Equal(reasons, want) || f.blocked[lb.IPv4] != (len(want) > 0) || f.blocked[lb.IPv6] {
+		if !slices.Equal(reasons, want) || len(f.blocked) != 2*len(want) {
 			t.Errorf("found %v, not %v, and the rules are kept from %v", reasons, want, f.blocked)
 		}
 	}

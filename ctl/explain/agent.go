@@ -144,6 +144,7 @@ type ProxyRelay struct {
 	Connected   bool                         `json:"connected"`
 	Full        bool                         `json:"full"`
 	Leads       map[lb.Family]netip.AddrPort `json:"leads"`
+	LeadsUDP    map[lb.Family]netip.AddrPort `json:"leadsUDP"`
 	Connections int                          `json:"connections"`
 	Message     string                       `json:"message"`
 }

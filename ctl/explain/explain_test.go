@@ -798,3 +798,18 @@ func TestReachAsksForWhatClientsMeet(t *testing.T) {
 		})
 	}
 }
+
+// A Service with UDP alone is relayed as long as flows are: a relay that is full takes no connections, but flows.
+func TestRelayLeads(t *testing.T) {
+	at := map[lb.Family]netip.AddrPort{lb.IPv4: netip.MustParseAddrPort("192.0.2.1:7484")}
+	r := &ProxyRelay{Full: true, LeadsUDP: at}
+	tcp, udp := lb.ServicePort{Port: 53, Protocol: lb.TCP}, lb.ServicePort{Port: 53, Protocol: lb.UDP}
+	for _, test := range []struct {
+		ports []lb.ServicePort
+		want  int
+	}{{nil, 0}, {[]lb.ServicePort{udp}, 1}, {[]lb.ServicePort{tcp}, 0}, {[]lb.ServicePort{udp, tcp}, 0}} {
+		if got := r.leads(test.ports); len(got) != test.want {
+			t.Errorf("%v: %v", test.ports, got)
+		}
+	}
+}

@@ -126,7 +126,7 @@ var Reasons = map[lb.Reason]Entry{
 		"has room again.", "raise relay.connections, or spread the clients over more nodes"},
 	lb.ReasonRelayDropped: {"A chain of another program drops what the rules lead to a node's relay, so connections to " +
 		"Services with landfall.dev/relay go straight to endpoints there.",
-		"have the firewall of the node accept TCP port 7484 (relay.port)"},
+		"have the firewall of the node accept port 7484 (relay.port), of TCP and UDP"},
 	lb.ReasonDirectRefused: {"A proxy masquerades connections to a Service with landfall.dev/forwarding, or some of " +
 		"them: pods do not see the client's address.",
 		"docs/guide/proxy.md says what direct forwarding needs; the Event says what is missing"},

@@ -435,6 +435,17 @@ func ofRelay(reason lb.Reason) bool {
 	return slices.Contains([]lb.Reason{lb.ReasonRelayAway, lb.ReasonRelayFull, lb.ReasonRelayDropped}, reason)
 }
 
+// leads returns where connections to a Service with these ports end, or flows if it has UDP alone.
+func (r *ProxyRelay) leads(ports []lb.ServicePort) map[lb.Family]netip.AddrPort {
+	has := func(protocol lb.Protocol) bool {
+		return slices.ContainsFunc(ports, func(p lb.ServicePort) bool { return p.Protocol == protocol })
+	}
+	if has(lb.UDP) && !has(lb.TCP) {
+		return r.LeadsUDP
+	}
+	return r.Leads
+}
+
 // relay says where connections end at the relay, if the Service asks for that, and why they do not
 // elsewhere.
 func (e explanation) relay() Check {
@@ -456,7 +467,7 @@ func (e explanation) relay() Check {
 			continue
 		}
 		r := agent.Delivers.Relay
-		if s.Relayed && r != nil && len(r.Leads) > 0 {
+		if s.Relayed && r != nil && len(r.leads(e.Service.Ports)) > 0 {
 			relayed, connections = append(relayed, node), connections+r.Connections
 			continue
 		}
@@ -464,7 +475,7 @@ func (e explanation) relay() Check {
 		switch {
 		case !s.Relayed && s.Advice != "":
 			because(lb.ReasonRelayRefused, s.Advice)
-		case !s.Relayed || r == nil: // no TCP port has an endpoint, or the proxy is about to write it
+		case !s.Relayed || r == nil: // no port has an endpoint, or the proxy is about to write it
 		case r.Full:
 			because(lb.ReasonRelayFull, r.Message)
 		case agent.Relay.There && !agent.Relay.Running:
@@ -490,7 +501,7 @@ func (e explanation) relay() Check {
 	}
 	if len(relayed) > 0 {
 		check.Text = strings.TrimPrefix(check.Text+"; ", "; ") + fmt.Sprintf(
-			"TCP connections end at the relays of %s, which have %s of all Services", list(relayed, 4),
+			"connections end at the relays of %s, which have %s of all Services", list(relayed, 4),
 			plural(connections, "connection"))
 	}
 	return check

@@ -16,7 +16,7 @@ const (
 	AnnotationFailover = "landfall.dev/external-failover-policy"
 	// AnnotationProbe has nodes ask the backends of the Service: see [ParseProbe].
 	AnnotationProbe = "landfall.dev/probe"
-	// AnnotationRelay asks for the relay: "true" has the nodes' relay end TCP connections to the Service,
+	// AnnotationRelay asks for the relay: "true" has the nodes' relay end connections to the Service,
 	// and try another backend when the first does not answer. A list, as "https, 8443", asks for it at
 	// these ports.
 	AnnotationRelay = "landfall.dev/relay"

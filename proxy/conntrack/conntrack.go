@@ -83,6 +83,8 @@ type Actor struct {
 	suspect, fresh doubts
 	// begun is set once what a predecessor may have left is known to be among suspect.
 	begun bool
+	// relays are where the node's relays answer flows of relayed frontends; nil while that is unknown.
+	relays []netip.AddrPort
 
 	// The rest belongs to the goroutine that makes passes: the last one, and the last one about
 	// frontends that are new. What is urgent does not put those off.
@@ -129,8 +131,11 @@ type answerers map[netip.AddrPort]bool
 // doubts are frontends to which there may be flows that have to go.
 type doubts map[destination]answerers
 
-// anybody stands for whoever it is.
-var anybody = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+// anybody stands for whoever it is, and aRelay among those who may answer for a relay of this node.
+var (
+	anybody = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+	aRelay  = netip.AddrPortFrom(netip.IPv6Unspecified(), 1)
+)
 
 var _ actor.Updater[lb.Key, plan.Service] = (*Actor)(nil)
 
@@ -168,7 +173,11 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 		lists := pairs{}
 		for f, allowed := range before {
 			for _, by := range lists.missing(allowed, after[f]) {
-				a.suspect.doubt(f, by)
+				if by == aRelay {
+					a.suspect.doubtRelays(f, a.relays)
+				} else {
+					a.suspect.doubt(f, by)
+				}
 			}
 			delete(a.by[f], key)
 			if len(a.by[f]) == 0 {
@@ -195,6 +204,30 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 		}
 	}
 	if len(a.suspect)+len(a.fresh) > 0 {
+		a.runner.Poke()
+	}
+}
+
+// SetRelays says where the node's relays answer flows of relayed frontends. As long as that is not known, no
+// flow is cut that an address of the node answers there. It never blocks.
+func (a *Actor) SetRelays(all []netip.AddrPort) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	before := a.relays
+	a.relays = append([]netip.AddrPort{}, all...)
+	slices.SortFunc(a.relays, netip.AddrPort.Compare)
+	gone := missing(before, a.relays)
+	if before != nil && len(gone) == 0 {
+		return
+	}
+	for f, services := range a.by {
+		for _, allowed := range services {
+			if contains(allowed, aRelay) {
+				a.suspect.doubtRelays(f, gone)
+			}
+		}
+	}
+	if len(a.suspect) > 0 {
 		a.runner.Poke()
 	}
 }
@@ -251,6 +284,18 @@ func (d doubts) doubt(f destination, by netip.AddrPort) {
 	d[f][by] = true
 }
 
+// doubtRelays notes that flows may have to go that relays answer, which are unknown if there are none.
+func (d doubts) doubtRelays(f destination, relays []netip.AddrPort) {
+	if len(relays) == 0 {
+		d.doubt(f, anybody)
+	}
+	for _, by := range relays {
+		if lb.FamilyOf(by.Addr()) == f.family {
+			d.doubt(f, by)
+		}
+	}
+}
+
 func (d doubts) add(other doubts) {
 	for f, by := range other {
 		if d[f] == nil {
@@ -271,10 +316,19 @@ func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 func destinations(s plan.Service) map[destination][]netip.AddrPort {
 	all := map[destination][]netip.AddrPort{}
 	for _, p := range s.Ports {
+		var orRelay []netip.AddrPort // the frontends of a port share it
 		for _, f := range p.Frontends {
 			switch p.Protocol {
 			case lb.UDP:
-				all[destination{p.Family, unix.IPPROTO_UDP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
+				allowed := p.Serving
+				if s.IsRelayed(p, f) {
+					if orRelay == nil {
+						at, _ := slices.BinarySearchFunc(p.Serving, aRelay, netip.AddrPort.Compare)
+						orRelay = slices.Insert(slices.Clone(p.Serving), at, aRelay)
+					}
+					allowed = orRelay
+				}
+				all[destination{p.Family, unix.IPPROTO_UDP, netip.AddrPortFrom(f.Addr, f.Port)}] = allowed
 			case lb.SCTP:
 				all[destination{p.Family, unix.IPPROTO_SCTP, netip.AddrPortFrom(f.Addr, f.Port)}] = p.Serving
 			}
@@ -327,6 +381,11 @@ func (a *Actor) pass(all bool) error {
 				continue
 			}
 			allowed[f] = slices.Concat(allowed[f], by)
+			slices.SortFunc(allowed[f], netip.AddrPort.Compare)
+		}
+		if a.relays != nil && contains(allowed[f], aRelay) {
+			allowed[f] = slices.DeleteFunc(slices.Concat(allowed[f], a.relays),
+				func(by netip.AddrPort) bool { return by == aRelay })
 			slices.SortFunc(allowed[f], netip.AddrPort.Compare)
 		}
 	}
@@ -391,7 +450,8 @@ func gone(f Flow, allowed map[destination][]netip.AddrPort, local map[netip.Addr
 		to.at = netip.AddrPortFrom(netip.Addr{}, f.To.Port())
 		by, ok = allowed[to]
 	}
-	return ok && !contains(by, f.From)
+	unknown := local[f.From.Addr()] && contains(by, aRelay)
+	return ok && !contains(by, f.From) && !unknown
 }
 
 // questions returns what to ask to find all flows that have to go. As long as it is known who

@@ -416,3 +416,66 @@ func TestTCPNeedsNoPass(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// relayedDNS is a Service whose port of UDP is relayed.
+func relayedDNS(backends ...string) plan.Service {
+	s := dns("dns", "203.0.113.1", backends...)
+	s.Relay = true
+	for i := range s.Ports {
+		s.Ports[i].Relay = true
+		for j := range s.Ports[i].Frontends {
+			s.Ports[i].Frontends[j].Action = plan.ToCluster
+		}
+	}
+	return s
+}
+
+// Flows that the node's relay answers are left alone while the frontend is relayed and the relay is there. As long
+// as that is not known, all are that the node itself answers.
+func TestContract9FlowsToTheRelay(t *testing.T) {
+	const at, direct = "203.0.113.1:53 192.0.2.1:7484", "203.0.113.1:53 10.0.0.1:53"
+	relays := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:7484")}
+	for _, step := range []struct {
+		name string
+		do   func(*Actor)
+		left []string
+	}{
+		{"a relay is there", func(a *Actor) { a.SetRelays(relays); set(a, relayedDNS("10.0.0.1:53")) }, []string{at, direct}},
+		{"it is not known", func(a *Actor) { set(a, relayedDNS("10.0.0.1:53")) }, []string{at, direct}},
+		{"none is there", func(a *Actor) { a.SetRelays(nil); set(a, relayedDNS("10.0.0.1:53")) }, []string{direct}},
+		{"it turns out later", func(a *Actor) {
+			set(a, relayedDNS("10.0.0.1:53"))
+			_ = a.apply()
+			a.SetRelays(nil)
+		}, []string{direct}},
+		{"it goes", func(a *Actor) {
+			a.SetRelays(relays)
+			set(a, relayedDNS("10.0.0.1:53"))
+			_ = a.apply()
+			a.SetRelays(nil)
+		}, []string{direct}},
+		{"the Service is relayed no more", func(a *Actor) {
+			a.SetRelays(relays)
+			set(a, relayedDNS("10.0.0.1:53"))
+			_ = a.apply()
+			set(a, dns("dns", "203.0.113.1", "10.0.0.1:53"))
+		}, []string{direct}},
+		{"an endpoint goes", func(a *Actor) {
+			a.SetRelays(relays)
+			set(a, relayedDNS("10.0.0.1:53", "10.0.0.2:53"))
+			_ = a.apply()
+			set(a, relayedDNS("10.0.0.2:53"))
+		}, []string{at}},
+	} {
+		table := &fake{flows: []string{at, direct}}
+		a := newActor(table)
+		a.deps.Local = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }
+		step.do(a)
+		if err := a.apply(); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(table.flows, step.left) {
+			t.Errorf("%s: left are %v", step.name, table.flows)
+		}
+	}
+}

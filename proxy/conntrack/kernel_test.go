@@ -263,3 +263,31 @@ func TestKernelConnections(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
+
+// The kernel says where a flow came from and went to before it was translated, by who sends and receives it
+// since.
+func TestKernelOriginal(t *testing.T) {
+	ns := nstest.New(t)
+	n := open(t, ns)
+	for _, family := range []struct{ client, to, at string }{
+		{"192.0.2.9:5", "198.51.100.1:53", "192.0.2.1:7484"}, {"[2001:db8::9]:5", "[2001:db8:1::1]:53", "[2001:db8::1]:7484"},
+	} {
+		client, to, at := netip.MustParseAddrPort(family.client), netip.MustParseAddrPort(family.to),
+			netip.MustParseAddrPort(family.at)
+		if err := n.make(client, Flow{Protocol: unix.IPPROTO_UDP, To: to, From: at}); err != nil {
+			t.Fatal(err)
+		}
+		gotFrom, gotTo, ok, err := n.Original(unix.IPPROTO_UDP, client, at)
+		if err != nil || !ok || gotFrom != client || gotTo != to {
+			t.Errorf("%s to %s, %v, %v", gotFrom, gotTo, ok, err)
+		}
+		for _, other := range []netip.AddrPort{netip.AddrPortFrom(client.Addr(), 6), netip.AddrPortFrom(to.Addr(), 5)} {
+			if _, _, ok, err := n.Original(unix.IPPROTO_UDP, other, at); ok || err != nil {
+				t.Errorf("of another client: %v, %v", ok, err)
+			}
+		}
+		if _, _, ok, err := n.Original(unix.IPPROTO_TCP, client, at); ok || err != nil {
+			t.Errorf("of another protocol: %v, %v", ok, err)
+		}
+	}
+}

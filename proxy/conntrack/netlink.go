@@ -89,6 +89,38 @@ func (n Netlink) Delete(about About, gone func(Flow) bool) (int, error) {
 	return n.deleteListed(nil, unix.AF_UNSPEC, about, gone)
 }
 
+// Original returns where the packets of a flow came from and went to before rules translated them, by who sends
+// and receives them since. ok is false if there is no such flow.
+func (n Netlink) Original(protocol uint8, client, at netip.AddrPort) (from, to netip.AddrPort, ok bool, err error) {
+	inet, source, destination := uint8(unix.AF_INET), uint16(sourceIPv4), uint16(destIPv4)
+	if at.Addr().Is6() {
+		inet, source, destination = unix.AF_INET6, sourceIPv6, destIPv6
+	}
+	var id nfnetlink.Attributes
+	id.Nested(tupleReply, func() {
+		id.Nested(tupleIP, func() {
+			id.Bytes(source, at.Addr().AsSlice())
+			id.Bytes(destination, client.Addr().AsSlice())
+		})
+		id.Nested(tupleProtocol, func() {
+			id.Bytes(attrProtocol, []byte{protocol})
+			id.Bytes(attrSourcePort, binary.BigEndian.AppendUint16(nil, at.Port()))
+			id.Bytes(attrPort, binary.BigEndian.AppendUint16(nil, client.Port()))
+		})
+	})
+	err = n.conn.Request(request(inet, getFlow, 0, id), func(m nfnetlink.Message) {
+		_, from, to = tuple(nfnetlink.Get(m.Attributes(), tupleOriginal))
+		ok = from.IsValid() && to.IsValid()
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return from, to, false, nil
+	case err != nil:
+		return from, to, false, fmt.Errorf("find a flow: %w", err)
+	}
+	return from, to, ok, nil
+}
+
 // size returns how many flows there are.
 func (n Netlink) size() (uint32, error) {
 	var size uint32

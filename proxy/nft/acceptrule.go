@@ -157,8 +157,9 @@ func (r *rule) compare(with loaded, data []byte) {
 		if equal && len(value) == 1 && (value[0] == unix.IPPROTO_ICMP || value[0] == unix.IPPROTO_ICMPV6) {
 			r.ICMP = true
 		}
-		if equal && len(value) == 1 && !r.ICMP && value[0] != unix.IPPROTO_TCP {
-			r.NotTCP = true
+		if equal && len(value) == 1 && !r.ICMP {
+			r.NotTCP = r.NotTCP || value[0] != unix.IPPROTO_TCP
+			r.NotUDP = r.NotUDP || value[0] != unix.IPPROTO_UDP
 		}
 	case loadedPort:
 		if equal && len(value) == 2 {
@@ -179,11 +180,10 @@ func (r *rule) compare(with loaded, data []byte) {
 // ports in the order of the host.
 func (r *rule) ports(match string, info []byte) {
 	at := func(place int) uint16 { return binary.NativeEndian.Uint16(info[place:]) }
+	inverted := map[string]int{"tcp": 11, "udp": 8}[match] // where the flags are that invert
+	r.NotTCP, r.NotUDP = r.NotTCP || match == "udp", r.NotUDP || match == "tcp"
 	switch {
-	case match == "udp":
-		r.NotTCP = true
-	case match == "tcp" && len(info) >= 12:
-		const inverted = 11
+	case inverted > 0 && len(info) > inverted:
 		if from, to := at(4), at(6); info[inverted] == 0 && from == to {
 			r.Ports = []uint16{from}
 		}

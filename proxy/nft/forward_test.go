@@ -9,6 +9,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -22,7 +23,7 @@ var (
 
 func on(name string) plan.Accept { return plan.Accept{Interfaces: []string{name}} }
 
-func to(ports ...uint16) plan.Accept { return plan.Accept{Ports: ports} }
+func to(ports ...uint16) plan.Accept { return plan.Accept{Ports: ports, NotUDP: true} }
 
 // accept is a rule that accepts packets of which something is known.
 func accept(what plan.Accept) plan.ForwardRule {
@@ -100,7 +101,7 @@ table arp mine {
 				{Accept: established, Conditional: true, To: "KNOWN"}, {To: "FLANNEL-FWD"}, {}, reject,
 				{Accept: to(2), Conditional: true, To: "OTHER", Goto: true}},
 			"FLANNEL-FWD": {accept(unknown)}, "OTHER": {all}, "BRIDGE": {all}, "KNOWN": {all}}},
-		{Family: "ip6", Table: "mine", Name: "fw", Drops: true, Rules: rules{"fw": {accept(unknown)}}},
+		{Family: "ip6", Table: "mine", Name: "fw", Drops: true, Rules: rules{"fw": {accept(to())}}},
 		{Family: "ip6", Table: "mine", Name: "none", Drops: true, Rules: rules{"none": {{To: "mutual"}}, "mutual": {reject}}},
 		{Family: "ip6", Table: "mine", Name: "passes", Rules: rules{"passes": {
 			{Accept: to(1), Conditional: true, To: "jumped"}, {To: "few"}, {Verdict: plan.VerdictReturn}}, "few": nil}},
@@ -136,7 +137,7 @@ func TestForwardChainsOfIptables(t *testing.T) {
 	both.Established = true
 	want := []plan.ForwardChain{{Family: "ip", Table: "filter", Name: in, Drops: true, Rules: rules{
 		in: {{To: "DOCKER-USER"}, accept(both), accept(established), accept(unknown), accept(unknown), accept(on("docker0")),
-			accept(on("virbr*")), accept(icmp), {Conditional: true, Verdict: plan.VerdictDrop}, {}, reject},
+			accept(on("virbr*")), accept(icmp), {Accept: to(), Conditional: true, Verdict: plan.VerdictDrop}, {}, reject},
 		"DOCKER-USER": {accept(unknown), {Verdict: plan.VerdictReturn}}}}}
 	if diff := gocmp.Diff(want, chains); diff != "" {
 		t.Errorf("chains (-want +got):\n%s", diff)
@@ -185,14 +186,19 @@ table inet mine {
 	}
 	got := map[string]string{}
 	for _, chain := range chains {
-		for _, port := range []uint16{22, 443, 7484, 8080} {
-			if chain.DropsTo(port) {
-				got[chain.String()] += fmt.Sprint(port, " ")
+		for _, protocol := range []lb.Protocol{lb.TCP, lb.UDP} {
+			for _, port := range []uint16{22, 443, 7484, 8080} {
+				if chain.DropsTo(protocol, port) {
+					got[chain.String()] += fmt.Sprint(protocol, " ", port, " ")
+				}
 			}
 		}
 	}
-	want := map[string]string{"inet mine plain": "443 7484 ", "inet mine last": "443 7484 8080 ",
-		"ip filter INPUT": "7484 8080 "}
+	none := "UDP 22 UDP 443 UDP 7484 UDP 8080 "
+	want := map[string]string{"inet mine plain": "TCP 443 TCP 7484 ", "inet mine last": "TCP 443 TCP 7484 TCP 8080 " +
+		none, "ip filter INPUT": "TCP 7484 TCP 8080 UDP 22 UDP 443 UDP 8080 ", "inet mine range": none,
+		"inet mine ranges": none, "inet mine others": none, "inet mine except": none, "inet mine source": none,
+		"ip6 filter INPUT": none}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("ports that are dropped (-want +got):\n%s", diff)
 	}

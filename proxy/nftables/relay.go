@@ -28,8 +28,12 @@ func (b builder) relay(config plan.Config) []nft.Rule {
 	if !config.Relay {
 		return nil
 	}
-	return []nft.Rule{b.rule(CommentRelay, b.isProtocol(tcp), b.in(setRelayed), b.notFromNode(),
-		b.key(fieldProtocol), expr.List{b.lookup(relayMap, 0)}, b.dnatMixed())}
+	var rules []nft.Rule
+	for _, p := range []protocol{tcp, udp} { // nft reads back no translation to a port without a protocol
+		rules = append(rules, b.rule(CommentRelay, b.isProtocol(p), b.in(setRelayed), b.notFromNode(),
+			b.key(fieldProtocol), expr.List{b.lookup(relayMap, 0)}, b.dnatMixed()))
+	}
+	return rules
 }
 
 // Lease has the rules lead to the node's relay for a while. It has a socket of its own, and its methods
@@ -48,18 +52,18 @@ func OpenLease() (*Lease, error) {
 // Close closes the socket. What was leased ends with its time.
 func (l *Lease) Close() { l.conn.Close() }
 
-// Renew has the rules of a family lead relayed connections to an address and port of this node for the
-// given time from now, in place of what was leased before.
-func (l *Lease) Renew(family lb.Family, to netip.AddrPort, lasting time.Duration) error {
-	if lb.FamilyOf(to.Addr()) != family {
-		return fmt.Errorf("lead %s to the relay: %s is of another family", family, to)
+// Renew has the rules lead what is relayed to an address and port of this node for the given time from now, in
+// place of what was leased before.
+func (l *Lease) Renew(way plan.RelayWay, to netip.AddrPort, lasting time.Duration) error {
+	if lb.FamilyOf(to.Addr()) != way.Family {
+		return fmt.Errorf("lead %s to the relay: %s is of another family", way.Family, to)
 	}
-	e := relayElement()
+	e := relayElement(way.Protocol)
 	e.Value, e.Timeout = appendPort(to.Addr().AsSlice(), to.Port()), lasting
 	add := func(remove bool) error {
-		b := l.batch(family)
+		b := l.batch(way.Family)
 		if remove {
-			b.RemoveElements(relayMap, one(relayElement()))
+			b.RemoveElements(relayMap, one(relayElement(way.Protocol)))
 		}
 		b.AddElements(relayMap, one(e))
 		return b.Commit(l.conn)
@@ -69,17 +73,17 @@ func (l *Lease) Renew(family lb.Family, to netip.AddrPort, lasting time.Duration
 		err = add(false)
 	}
 	if err != nil {
-		return fmt.Errorf("lead %s to the relay: %w", family, err)
+		return fmt.Errorf("lead %s of %s to the relay: %w", way.Protocol, way.Family, err)
 	}
 	return nil
 }
 
-// End has the rules of a family lead to no relay.
-func (l *Lease) End(family lb.Family) error {
-	b := l.batch(family)
-	b.RemoveElements(relayMap, one(relayElement()))
+// End has the rules lead to no relay.
+func (l *Lease) End(way plan.RelayWay) error {
+	b := l.batch(way.Family)
+	b.RemoveElements(relayMap, one(relayElement(way.Protocol)))
 	if err := b.Commit(l.conn); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("lead %s to no relay: %w", family, err)
+		return fmt.Errorf("lead %s of %s to no relay: %w", way.Protocol, way.Family, err)
 	}
 	return nil
 }
@@ -88,4 +92,7 @@ func (l *Lease) batch(family lb.Family) *nft.Batch {
 	return nft.NewBatch(nft.Table{Family: family, Name: TableName})
 }
 
-func relayElement() nft.Element { return nft.Element{Key: []byte{byte(tcp)}} }
+func relayElement(p lb.Protocol) nft.Element {
+	number, _ := protocolOf(p)
+	return nft.Element{Key: []byte{byte(number)}}
+}

@@ -20,8 +20,8 @@ import (
 const relayPort = 7486
 
 // Each case of the table, with a Service that is relayed. Without a relay it ends where it would end
-// anyway. With one, what would end at an endpoint ends at the relay, except for other protocols than
-// TCP, for the node itself, and for pods where the policy is Local.
+// anyway. With one, what would end at an endpoint ends at the relay, except for SCTP, for the node itself,
+// and for pods where the policy is Local.
 func TestContract9RelayedOrAsWithout(t *testing.T) {
 	t.Parallel()
 	relayed := 0
@@ -36,7 +36,7 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 			service.Relay = true
 			service.Ports = slices.Clone(service.Ports)
 			for i := range service.Ports {
-				service.Ports[i].Relay = service.Ports[i].Protocol == lb.TCP
+				service.Ports[i].Relay = service.Ports[i].Protocol != lb.SCTP
 			}
 			rendered := newRenderer(family, config).service(service.Key, service)
 			walk := newWalker(t, newRuleset(family, config, neededBy(rendered)), c.LocalAddresses(w), rendered)
@@ -53,13 +53,15 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 			known := config.Pods.Interface != "" || len(config.Pods.Prefixes) > 0
 			pod := known && (c.From == "pod" || c.From == "local")
 			toBackend := slices.ContainsFunc(c.Ends(w), func(end string) bool { return strings.Contains(end, ":") })
-			if toBackend && c.Transport() == lb.TCP && c.Interface() != "" &&
+			if toBackend && c.Transport() != lb.SCTP && c.Interface() != "" &&
 				(!pod || c.To == "cluster" || service.Policy != lb.Local) {
 				want = map[string]float64{netip.AddrPortFrom(w.Node, relayPort).String(): 1}
 				relayed++
 			}
-			walk.sets[relayMap] = map[string]string{
-				string(relayElement().Key): string(appendPort(w.Node.AsSlice(), relayPort))}
+			walk.sets[relayMap] = map[string]string{}
+			for _, protocol := range []lb.Protocol{lb.TCP, lb.UDP} {
+				walk.sets[relayMap][string(relayElement(protocol).Key)] = string(appendPort(w.Node.AsSlice(), relayPort))
+			}
 			walk.reset()
 			got, masqueraded := walk.fate(packetOf(w, c))
 			if d := cmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got))); d != "" {
@@ -89,41 +91,45 @@ func TestLease(t *testing.T) {
 	})
 	defer lease.Close()
 	held := func(family string) string { return ns.Run(t, "nft", "list", "map", family, TableName, relayMap) }
-	for family, to := range map[lb.Family]string{lb.IPv4: "192.0.2.1:7486", lb.IPv6: "[2001:db8::1]:7486"} {
-		name := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[family]
-		if err := lease.End(family); err != nil {
+	for _, way := range plan.RelayWays {
+		to := map[lb.Family]string{lb.IPv4: "192.0.2.1:7486", lb.IPv6: "[2001:db8::1]:7486"}[way.Family]
+		name := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[way.Family]
+		if err := lease.End(way); err != nil {
 			t.Errorf("end without a lease: %v", err)
 		}
 		at := netip.MustParseAddrPort(to)
 		for range 3 {
-			if err := lease.Renew(family, at, time.Hour); err != nil {
+			if err := lease.Renew(way, at, time.Hour); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if got := held(name); !strings.Contains(got, "tcp timeout 1h expires") ||
+		if got := held(name); !strings.Contains(got, way.Protocol.Lower()+" timeout 1h expires") ||
 			!strings.Contains(got, at.Addr().String()+" . 7486") {
 			t.Errorf("%s holds %s", name, got)
 		}
 		if st := a.settle(t, variety()); st.Repaired != 0 {
 			t.Errorf("the table takes the lease for a change by others: %+v", st)
 		}
-		if err := lease.End(family); err != nil {
+		if err := lease.End(way); err != nil {
 			t.Fatal(err)
 		}
 		if got := held(name); strings.Contains(got, "7486") {
 			t.Errorf("%s still holds %s", name, got)
 		}
-		if err := lease.Renew(family, at, time.Millisecond); err != nil {
+		if err := lease.Renew(way, at, time.Millisecond); err != nil {
 			t.Fatal(err)
 		}
 		for strings.Contains(held(name), "7486") {
 			time.Sleep(time.Millisecond) // it ends by itself
 		}
-		if err := lease.Renew(family, at, time.Hour); err != nil {
+		if err := lease.Renew(way, at, time.Hour); err != nil {
 			t.Errorf("renew what has ended: %v", err)
 		}
+		if err := lease.End(way); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := lease.Renew(lb.IPv6, netip.MustParseAddrPort("192.0.2.1:1"), time.Hour); err == nil {
+	if err := lease.Renew(plan.RelayWay{Family: lb.IPv6, Protocol: lb.UDP}, netip.MustParseAddrPort("192.0.2.1:1"), time.Hour); err == nil {
 		t.Error("an address of another family is leased")
 	}
 }

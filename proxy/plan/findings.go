@@ -47,8 +47,8 @@ type Host struct {
 
 // HostRelay is what is so of a node's relay.
 type HostRelay struct {
-	// Services are relayed, and Connections open.
-	Services, Connections int
+	// Services are relayed, UDP of them with a port of UDP, and Connections open.
+	Services, UDP, Connections int
 	// Connected is set while it is there and knows all Services, Full while it has as many connections as
 	// it may.
 	Connected, Full bool
@@ -86,23 +86,25 @@ func (h Host) unrelayed() (found []lb.Finding) {
 		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s has as many connections as it may (%d): new "+
 			instead, h.Node, r.Connections, r.Services))
 	}
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if c, drops := h.RelayDropped(family); drops {
-			found = append(found, lb.Find(lb.ReasonRelayDropped, "on %s the chain %s drops new connections to TCP port %d, "+
-				"where its relay accepts them: %s connections go straight to endpoints; accept that port there", h.Node, c,
-				h.Relay.Ports[family], family).About(string(family)))
+	for _, way := range RelayWays {
+		c, drops := h.RelayDropped(way)
+		if !drops || way.Protocol == lb.UDP && h.Relay.UDP == 0 {
+			continue
 		}
+		found = append(found, lb.Find(lb.ReasonRelayDropped, "on %s the chain %s drops what comes to %s port %d, where its "+
+			"relay accepts it: %s connections go straight to endpoints; accept that port there", h.Node, c, way.Protocol,
+			h.Relay.Ports[way.Family], way.Family).About(string(way.Family)+" "+string(way.Protocol)))
 	}
 	return found
 }
 
-// RelayDropped returns a chain that certainly drops what the rules lead to the relay in a family.
-func (h Host) RelayDropped(family lb.Family) (by ForwardChain, drops bool) {
-	if h.Relay == nil || h.Relay.Ports[family] == 0 {
+// RelayDropped returns a chain that certainly drops what the rules lead to the relay.
+func (h Host) RelayDropped(way RelayWay) (by ForwardChain, drops bool) {
+	if h.Relay == nil || h.Relay.Ports[way.Family] == 0 {
 		return by, false
 	}
 	i := slices.IndexFunc(h.Inputs, func(c ForwardChain) bool {
-		return (c.Family == "inet" || c.family() == family) && c.DropsTo(h.Relay.Ports[family])
+		return (c.Family == "inet" || c.family() == way.Family) && c.DropsTo(way.Protocol, h.Relay.Ports[way.Family])
 	})
 	if i < 0 {
 		return by, false

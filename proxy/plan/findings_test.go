@@ -62,6 +62,9 @@ func TestFindings(t *testing.T) {
 			to("ufw-user-input")}, "ufw-user-input": {accept(Accept{Ports: []uint16{22}})}}}
 	input6 := input
 	input6.Family = "ip6"
+	tcpOnly := ForwardChain{Family: "ip", Table: "filter", Name: "INPUT", Drops: true, Rules: map[string][]ForwardRule{
+		"INPUT": {accept(Accept{Ports: []uint16{7484}, NotUDP: true})}}}
+	thereToo := HostRelay{Services: 2, UDP: 1, Connected: true, Ports: map[lb.Family]uint16{lb.IPv4: 7484}}
 	there := HostRelay{Services: 2, Connected: true, Ports: map[lb.Family]uint16{lb.IPv4: 7484}}
 	cidr, pod := prefixes("10.0.1.0/24"), netip.MustParseAddr("10.0.2.9")
 	const off4, off6 = "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"
@@ -172,7 +175,11 @@ func TestFindings(t *testing.T) {
 		"a full relay": {host: Host{Relay: &HostRelay{Services: 2, Connected: true, Full: true, Connections: 9000}},
 			want: "RelayFull: has as many connections as it may (9000): new connections"},
 		"ufw, and the relay": {host: Host{Relay: &there, Inputs: []ForwardChain{input, input6}},
-			want: "RelayDropped: on n the chain ip filter INPUT drops new connections to TCP port 7484"},
+			want: "RelayDropped: on n the chain ip filter INPUT drops what comes to TCP port 7484"},
+		"a firewall that lets only TCP through, and no UDP is relayed": {host: Host{Relay: &there,
+			Inputs: []ForwardChain{tcpOnly}}},
+		"a firewall that lets only TCP through": {host: Host{Relay: &thereToo, Inputs: []ForwardChain{tcpOnly}},
+			want: "RelayDropped: on n the chain ip filter INPUT drops what comes to UDP port 7484"},
 		"ufw, and the relay's port is open": {host: Host{Relay: &there, Inputs: []ForwardChain{input6,
 			with(input, "INPUT", accept(Accept{Ports: []uint16{22, 7484}}))}}},
 	} {

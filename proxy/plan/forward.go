@@ -68,10 +68,10 @@ type Accept struct {
 	Established, ICMP bool
 	// Interfaces are the names that packets must come in or go out at; a * stands for what may follow.
 	Interfaces []string
-	// Ports are those of which packets must have one as destination; none if that is unknown. NotTCP is
-	// set if the rule accepts no TCP.
-	Ports  []uint16
-	NotTCP bool
+	// Ports are those of which packets must have one as destination; none if that is unknown. NotTCP and
+	// NotUDP are set if the rule accepts no TCP, and no UDP.
+	Ports          []uint16
+	NotTCP, NotUDP bool
 }
 
 // limits reports whether packets must fulfil what is known to leave some out.
@@ -79,17 +79,18 @@ func (a Accept) limits() bool {
 	return a.Established || a.ICMP || len(a.Interfaces) > 0
 }
 
-// newTo reports whether the rule may accept new TCP connections of others to a port of the node.
-func (a Accept) newTo(port uint16) bool {
-	return !a.Established && !a.ICMP && !a.NotTCP && !slices.Contains(a.Interfaces, "lo") &&
+// newTo reports whether the rule may accept new connections of others to a port of the node.
+func (a Accept) newTo(protocol lb.Protocol, port uint16) bool {
+	not := map[lb.Protocol]bool{lb.TCP: a.NotTCP, lb.UDP: a.NotUDP}
+	return !a.Established && !a.ICMP && !not[protocol] && !slices.Contains(a.Interfaces, "lo") &&
 		(len(a.Ports) == 0 || slices.Contains(a.Ports, port))
 }
 
-// DropsTo reports whether the chain, which sees packets for the node itself, certainly drops new TCP
+// DropsTo reports whether the chain, which sees packets for the node itself, certainly drops new
 // connections to a port.
-func (c ForwardChain) DropsTo(port uint16) bool {
+func (c ForwardChain) DropsTo(protocol lb.Protocol, port uint16) bool {
 	p := c.walk()
-	return (c.Drops || p.ends) && !slices.ContainsFunc(p.accepts, func(a Accept) bool { return a.newTo(port) })
+	return (c.Drops || p.ends) && !slices.ContainsFunc(p.accepts, func(a Accept) bool { return a.newTo(protocol, port) })
 }
 
 // Of other programs: kube-proxy accepts in its chain only known connections and what it has marked

@@ -208,7 +208,7 @@ func newPort(
 		Name:     port.Name,
 		Protocol: port.Protocol,
 		External: svc.ExternalPolicy,
-		Relay:    isRelayed(svc.Relay, port),
+		Relay:    isRelayed(svc, port),
 		Backends: chosen.backends,
 		Number:   chosen.number,
 		Serving:  chosen.serving,

@@ -32,14 +32,27 @@ type Relayed struct {
 	ProxyProtocol int `json:"proxyProtocol,omitempty"`
 }
 
-// RelayedPort is one TCP port of a relayed Service in one address family.
+// RelayedPort is one port of a relayed Service in one address family, of TCP or UDP.
 type RelayedPort struct {
 	Name      string            `json:"name,omitempty"`
+	Protocol  lb.Protocol       `json:"protocol"`
 	Frontends []RelayedFrontend `json:"frontends"`
 	// Cluster and Local are the backends of the frontends with that policy.
 	Cluster []RelayedBackend `json:"cluster,omitempty"`
 	Local   []RelayedBackend `json:"local,omitempty"`
+	// Ending are endpoints that get no new flows, but keep those that they have: others than the backends,
+	// of a port of UDP. Connections of TCP end by themselves.
+	Ending []netip.AddrPort `json:"ending,omitempty"`
 }
+
+// RelayWay is what the rules lead to the relay, or do not: one protocol in one address family.
+type RelayWay struct {
+	Family   lb.Family
+	Protocol lb.Protocol
+}
+
+// RelayWays are all that there can be.
+var RelayWays = []RelayWay{{lb.IPv4, lb.TCP}, {lb.IPv6, lb.TCP}, {lb.IPv4, lb.UDP}, {lb.IPv6, lb.UDP}}
 
 // RelayedFrontend is what clients connect to. A node port has the unspecified address of its family.
 type RelayedFrontend struct {
@@ -58,8 +71,8 @@ type RelayedBackend struct {
 	Weight uint8          `json:"weight,omitempty"`
 }
 
-// IsRelayed reports whether the rules send connections to a frontend of the port to the relay: TCP
-// connections to ports that ask for it, where an endpoint may be used.
+// IsRelayed reports whether the rules send connections to a frontend of the port to the relay: those to
+// ports that ask for it, where an endpoint may be used.
 func (s Service) IsRelayed(p Port, f Frontend) bool {
 	return s.Relay && p.Relay && (f.Action == ToCluster || f.Action == ToLocal)
 }
@@ -67,12 +80,16 @@ func (s Service) IsRelayed(p Port, f Frontend) bool {
 // asksForRelay reports whether the value of lb.AnnotationRelay asks for the relay, rightly or not.
 func asksForRelay(value string) bool { return value != "" && value != notRelayed }
 
-// isRelayed reports whether the value of lb.AnnotationRelay asks for the relay at a port: "true" does for
-// all ports of TCP, and others name them, as in "https, 8443".
-func isRelayed(value string, p lb.ServicePort) bool {
-	return p.Protocol == lb.TCP && (value == relayed ||
-		slices.ContainsFunc(relayedNames(value), func(name string) bool { return isNamed(name, p) }))
+// isRelayed reports whether a Service asks for the relay at a port: "true" does for all ports of TCP and UDP,
+// and other values name them, as in "https, 8443". Version 1 of the PROXY protocol has no UDP.
+func isRelayed(svc lb.Service, p lb.ServicePort) bool {
+	return isRelayable(p) && (p.Protocol != lb.UDP || proxyProtocols[svc.RelayProxyProtocol] != 1) &&
+		(svc.Relay == relayed ||
+			slices.ContainsFunc(relayedNames(svc.Relay), func(name string) bool { return isNamed(name, p) }))
 }
+
+// isRelayable reports whether a relay can serve a port.
+func isRelayable(p lb.ServicePort) bool { return p.Protocol == lb.TCP || p.Protocol == lb.UDP }
 
 // maxRelayList is how many bytes a list of ports has at most. It is gone through for each port, and what is kept of
 // an annotation is little more.
@@ -91,14 +108,14 @@ func isNamed(name string, p lb.ServicePort) bool {
 	return name != "" && name == p.Name || name == strconv.Itoa(int(p.Port))
 }
 
-// unknownPort returns the first name in a value of lb.AnnotationRelay that no TCP port of the Service has;
-// ok is false if there is none.
+// unknownPort returns the first name in a value of lb.AnnotationRelay that no port of the Service has which can
+// be relayed; ok is false if there is none.
 func unknownPort(svc lb.Service) (name string, ok bool) {
 	if svc.Relay == relayed {
 		return "", false
 	}
 	for _, name := range relayedNames(svc.Relay) {
-		if !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return p.Protocol == lb.TCP && isNamed(name, p) }) {
+		if !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return isRelayable(p) && isNamed(name, p) }) {
 			return name, true
 		}
 	}
@@ -118,7 +135,7 @@ func AnyRelayed(desired, applied Service) bool {
 // are not wanted any more, what the kernel is confirmed to hold, as it may still lead to the relay. It
 // returns nil if nothing is relayed.
 func RelayTable(desired, applied Service) *Relayed {
-	had := map[netip.AddrPort]bool{}
+	had := map[relayedAt]bool{}
 	ports := append(desired.relayedPorts(had, false), applied.relayedPorts(had, true)...)
 	if len(ports) == 0 {
 		return nil
@@ -135,8 +152,14 @@ func RelayTable(desired, applied Service) *Relayed {
 	return table
 }
 
+// relayedAt is a frontend.
+type relayedAt struct {
+	protocol lb.Protocol
+	addr     netip.AddrPort
+}
+
 // relayedPorts returns the ports with relayed frontends that had does not have, and adds these to it.
-func (s Service) relayedPorts(had map[netip.AddrPort]bool, going bool) (ports []RelayedPort) {
+func (s Service) relayedPorts(had map[relayedAt]bool, going bool) (ports []RelayedPort) {
 	for _, p := range s.Ports {
 		var frontends []RelayedFrontend
 		for _, f := range p.Frontends {
@@ -144,26 +167,41 @@ func (s Service) relayedPorts(had map[netip.AddrPort]bool, going bool) (ports []
 			if f.Kind == NodePort {
 				addr = map[lb.Family]netip.Addr{lb.IPv4: netip.IPv4Unspecified(), lb.IPv6: netip.IPv6Unspecified()}[p.Family]
 			}
-			at := netip.AddrPortFrom(addr, f.Port)
+			at := relayedAt{p.Protocol, netip.AddrPortFrom(addr, f.Port)}
 			if s.IsRelayed(p, f) && !had[at] {
 				had[at] = true
-				frontends = append(frontends, RelayedFrontend{Addr: at, Local: f.Action == ToLocal,
+				frontends = append(frontends, RelayedFrontend{Addr: at.addr, Local: f.Action == ToLocal,
 					Going: going || f.Lingering, ExternalIP: f.Kind == ExternalIP})
 			}
 		}
 		if len(frontends) == 0 {
 			continue
 		}
-		port := RelayedPort{Name: p.Name, Frontends: frontends}
+		port := RelayedPort{Name: p.Name, Protocol: p.Protocol, Frontends: frontends}
 		if slices.ContainsFunc(frontends, func(f RelayedFrontend) bool { return !f.Local }) {
 			port.Cluster = p.relayed(p.Backends.Cluster)
 		}
 		if slices.ContainsFunc(frontends, func(f RelayedFrontend) bool { return f.Local }) {
 			port.Local = p.relayed(p.Backends.Local)
 		}
+		port.Ending = p.ending(port)
 		ports = append(ports, port)
 	}
 	return ports
+}
+
+// ending returns the endpoints that still serve and are no backends of the relayed port.
+func (p Port) ending(of RelayedPort) (all []netip.AddrPort) {
+	backends := map[netip.AddrPort]bool{}
+	for _, b := range slices.Concat(of.Cluster, of.Local) {
+		backends[b.Addr] = true
+	}
+	for _, at := range p.Serving {
+		if !backends[at] {
+			all = append(all, at)
+		}
+	}
+	return all
 }
 
 func (p Port) relayed(from []lb.Backend) []RelayedBackend {
@@ -183,7 +221,7 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 	unknown, wrong := unknownPort(svc)
 	switch {
 	case asks && len(svc.Relay) > maxRelayList:
-		return fmt.Sprintf("annotation %s: %.80q is longer than %d bytes; write true for all TCP ports, or split the "+
+		return fmt.Sprintf("annotation %s: %.80q is longer than %d bytes; write true for all ports, or split the "+
 			"Service; connections are not relayed", lb.AnnotationRelay, svc.Relay, maxRelayList)
 	case !asks && svc.RelayProxyProtocol != "":
 		return fmt.Sprintf("annotation %s: it needs annotation %s: \"true\"; backends get no PROXY protocol",
@@ -199,13 +237,28 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 	case !known:
 		return fmt.Sprintf("annotation %s: %.80q is neither v1 nor v2; connections are not relayed",
 			lb.AnnotationRelayProxyProtocol, svc.RelayProxyProtocol)
-	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return p.Protocol == lb.TCP }):
-		return fmt.Sprintf("annotation %s: only TCP is relayed, and the Service has no port of TCP", lb.AnnotationRelay)
+	case !slices.ContainsFunc(svc.Ports, isRelayable):
+		return fmt.Sprintf("annotation %s: only TCP and UDP are relayed, and the Service has no port of these",
+			lb.AnnotationRelay)
 	case wrong:
-		return fmt.Sprintf("annotation %s: %.80q is neither true, false nor the name or number of a TCP port of the "+
-			"Service; connections are not relayed", lb.AnnotationRelay, unknown)
+		return fmt.Sprintf("annotation %s: %.80q is neither true, false nor the name or number of a port of TCP or UDP "+
+			"of the Service; connections are not relayed", lb.AnnotationRelay, unknown)
 	}
 	return ""
+}
+
+// RelayLeavesUDP says why the relay leaves the UDP ports of a relayed Service to the rules; "" if it does not.
+func RelayLeavesUDP(svc lb.Service, planned Service) string {
+	asks := func(p lb.ServicePort) bool {
+		svc := svc
+		svc.RelayProxyProtocol = ""
+		return p.Protocol == lb.UDP && isRelayed(svc, p)
+	}
+	if !planned.Relay || proxyProtocols[svc.RelayProxyProtocol] != 1 || !slices.ContainsFunc(svc.Ports, asks) {
+		return ""
+	}
+	return fmt.Sprintf("annotation %s: v1 of the PROXY protocol has no UDP, so UDP goes straight to endpoints; v2 has it",
+		lb.AnnotationRelayProxyProtocol)
 }
 
 // maxRelayed is how many pairs of port and endpoint a relayed Service has at most: the relay is told all of

@@ -31,45 +31,66 @@ func relayable() (lb.Service, []lb.Slice) {
 func TestRelayTable(t *testing.T) {
 	at := netip.MustParseAddrPort
 	here, there := RelayedBackend{Addr: at("10.1.0.1:8080")}, RelayedBackend{Addr: at("10.1.0.2:8080")}
+	here53, there53 := RelayedBackend{Addr: at("10.1.0.1:53")}, RelayedBackend{Addr: at("10.1.0.2:53")}
 	all := []RelayedFrontend{{Addr: at("10.96.0.1:80")}, {Addr: at("192.0.2.1:80")}, {Addr: at("0.0.0.0:30080")}}
+	all53 := []RelayedFrontend{{Addr: at("10.96.0.1:53")}, {Addr: at("192.0.2.1:53")}, {Addr: at("0.0.0.0:30053")}}
 	node := Node{Name: "here", Relay: true}
+	http := RelayedPort{Name: "http", Protocol: lb.TCP, Frontends: all, Cluster: []RelayedBackend{here, there}}
+	dns := RelayedPort{Name: "dns", Protocol: lb.UDP, Frontends: all53, Cluster: []RelayedBackend{here53, there53}}
 	for _, test := range []struct {
 		name string
 		tune func(*lb.Service, *[]lb.Slice, *Node)
 		want *Relayed
 	}{
-		{"all frontends of TCP", func(*lb.Service, *[]lb.Slice, *Node) {},
-			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: all, Cluster: []RelayedBackend{here, there}}}}},
+		{"all frontends of TCP and UDP", func(*lb.Service, *[]lb.Slice, *Node) {}, &Relayed{Ports: []RelayedPort{http, dns}}},
+		{"the same number in both", func(s *lb.Service, _ *[]lb.Slice, _ *Node) {
+			s.Ports[1].Port, s.Ports[1].NodePort = 80, 30080
+		}, &Relayed{Ports: []RelayedPort{http, {Name: "dns", Protocol: lb.UDP, Frontends: all,
+			Cluster: dns.Cluster}}}},
+		{"none of SCTP", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Ports[1].Protocol = lb.SCTP },
+			&Relayed{Ports: []RelayedPort{http}}},
 		{"not asked for", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "" }, nil},
 		{"this port", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "http" },
-			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: all, Cluster: []RelayedBackend{here, there}}}}},
+			&Relayed{Ports: []RelayedPort{http}}},
+		{"that of UDP", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "53" }, &Relayed{Ports: []RelayedPort{dns}}},
 		{"another port", func(s *lb.Service, all *[]lb.Slice, _ *Node) {
 			s.Relay = "8443"
 			s.Ports = append(s.Ports, lb.ServicePort{Name: "https", Protocol: lb.TCP, Port: 8443})
 			(*all)[0].Ports = append((*all)[0].Ports, lb.SlicePort{Name: "https", Protocol: lb.TCP, Port: 443})
-		}, &Relayed{Ports: []RelayedPort{{Name: "https", Frontends: []RelayedFrontend{{Addr: at("10.96.0.1:8443")},
-			{Addr: at("192.0.2.1:8443")}}, Cluster: []RelayedBackend{{Addr: at("10.1.0.1:443")}, {Addr: at("10.1.0.2:443")}}}}}},
+		}, &Relayed{Ports: []RelayedPort{{Name: "https", Protocol: lb.TCP, Frontends: []RelayedFrontend{
+			{Addr: at("10.96.0.1:8443")}, {Addr: at("192.0.2.1:8443")}},
+			Cluster: []RelayedBackend{{Addr: at("10.1.0.1:443")}, {Addr: at("10.1.0.2:443")}}}}}},
 		{"one port is unknown", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "http, htps" }, nil},
 		{"refused by value", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay = "yes" }, nil},
 		{"a node without a relay", func(_ *lb.Service, _ *[]lb.Slice, n *Node) { n.Relay = false }, nil},
 		{"an unknown PROXY protocol", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.RelayProxyProtocol = "v3" }, nil},
+		{"one that has no UDP", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.RelayProxyProtocol = "v1" },
+			&Relayed{ProxyProtocol: 1, Ports: []RelayedPort{http}}},
 		{"no endpoints: the rules refuse", func(_ *lb.Service, all *[]lb.Slice, _ *Node) { *all = nil }, nil},
-		{"policy Local", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.ExternalPolicy = lb.Local },
-			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: []RelayedFrontend{{Addr: all[0].Addr},
+		{"an endpoint that ends keeps flows of UDP", func(_ *lb.Service, all *[]lb.Slice, _ *Node) {
+			(*all)[0].Endpoints[1].Ready = false
+		}, &Relayed{Ports: []RelayedPort{
+			{Name: "http", Protocol: lb.TCP, Frontends: http.Frontends, Cluster: []RelayedBackend{here}},
+			{Name: "dns", Protocol: lb.UDP, Frontends: all53, Cluster: []RelayedBackend{here53},
+				Ending: []netip.AddrPort{there53.Addr}}}}},
+		{"policy Local", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.ExternalPolicy, s.Relay = lb.Local, "http" },
+			&Relayed{Ports: []RelayedPort{{Name: "http", Protocol: lb.TCP, Frontends: []RelayedFrontend{{Addr: all[0].Addr},
 				{Addr: all[1].Addr, Local: true}, {Addr: all[2].Addr, Local: true}},
 				Cluster: []RelayedBackend{here, there}, Local: []RelayedBackend{here}}}}},
 		{"policy Local, endpoints only elsewhere", func(s *lb.Service, all *[]lb.Slice, _ *Node) {
-			s.ExternalPolicy = lb.Local
+			s.ExternalPolicy, s.Relay = lb.Local, "http"
 			(*all)[0].Endpoints = (*all)[0].Endpoints[1:]
-		}, &Relayed{Ports: []RelayedPort{{Name: "http", Frontends: all[:1], Cluster: []RelayedBackend{there}}}}},
-		{"internal policy Local", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.InternalPolicy = lb.Local },
-			&Relayed{Ports: []RelayedPort{{Name: "http", Frontends: []RelayedFrontend{{Addr: all[0].Addr, Local: true},
-				all[1], all[2]}, Cluster: []RelayedBackend{here, there}, Local: []RelayedBackend{here}}}}},
+		}, &Relayed{Ports: []RelayedPort{{Name: "http", Protocol: lb.TCP, Frontends: all[:1],
+			Cluster: []RelayedBackend{there}}}}},
+		{"internal policy Local", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.InternalPolicy, s.Relay = lb.Local, "http" },
+			&Relayed{Ports: []RelayedPort{{Name: "http", Protocol: lb.TCP, Frontends: []RelayedFrontend{
+				{Addr: all[0].Addr, Local: true}, all[1], all[2]}, Cluster: []RelayedBackend{here, there},
+				Local: []RelayedBackend{here}}}}},
 		{"affinity, weights and the PROXY protocol", func(s *lb.Service, _ *[]lb.Slice, _ *Node) {
-			s.AffinityTimeout, s.Scheduler, s.RelayProxyProtocol = time.Hour, "sh", "v2"
+			s.Relay, s.AffinityTimeout, s.Scheduler, s.RelayProxyProtocol = "http", time.Hour, "sh", "v2"
 			s.Weights = lb.Weights{{Node: "there", Share: 7}}
 		}, &Relayed{Affinity: time.Hour, ByClient: true, ProxyProtocol: 2, Ports: []RelayedPort{{Name: "http",
-			Frontends: all, Cluster: []RelayedBackend{{here.Addr, 1}, {there.Addr, 7}}}}}},
+			Protocol: lb.TCP, Frontends: all, Cluster: []RelayedBackend{{here.Addr, 1}, {there.Addr, 7}}}}}},
 	} {
 		svc, endpoints := relayable()
 		n := node
@@ -211,15 +232,20 @@ func TestRelayIgnored(t *testing.T) {
 		{relay: "true", iptables: true, want: "nftables mode"},
 		{relay: "http", hasRelay: true},
 		{relay: "80, http", proxyProtocol: "v2", hasRelay: true},
-		{relay: "yes", hasRelay: true, want: `"yes" is neither true, false nor the name or number of a TCP port`},
+		{relay: "yes", hasRelay: true, want: `"yes" is neither true, false nor the name or number of a port of TCP or UDP`},
 		{relay: "http,htps", hasRelay: true, want: `"htps" is neither`},
 		{relay: "http,", hasRelay: true, want: `"" is neither`},
 		{relay: strings.Repeat("http, ", 42), hasRelay: true, want: "longer than 250 bytes"},
-		{relay: "http,dns", hasRelay: true, want: `"dns" is neither`},
+		{relay: "http,dns", hasRelay: true},
 		{relay: "http", hasRelay: true, tune: func(s *lb.Service) { s.Ports[0].Name = "" }, want: `"http" is neither`},
 		{relay: "true", proxyProtocol: "v3", hasRelay: true, want: `"v3" is neither v1 nor v2`},
 		{proxyProtocol: "v1", hasRelay: true, want: `needs annotation landfall.dev/relay: "true"`},
-		{relay: "true", hasRelay: true, tune: func(s *lb.Service) { s.Ports = s.Ports[1:] }, want: "only TCP"},
+		{relay: "true", hasRelay: true, tune: func(s *lb.Service) { s.Ports = s.Ports[1:] }},
+		{relay: "true", hasRelay: true, tune: func(s *lb.Service) {
+			s.Ports = s.Ports[1:]
+			s.Ports[0].Protocol = lb.SCTP
+		}, want: "only TCP and UDP"},
+		{relay: "53", hasRelay: true, tune: func(s *lb.Service) { s.Ports[1].Protocol = lb.SCTP }, want: `"53" is neither`},
 	} {
 		svc, _ := relayable()
 		svc.Relay, svc.RelayProxyProtocol = test.relay, test.proxyProtocol
@@ -229,6 +255,25 @@ func TestRelayIgnored(t *testing.T) {
 		got := RelayIgnored(svc, test.hasRelay, test.iptables)
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%+v: %q", test, got)
+		}
+	}
+}
+
+// Version 1 of the PROXY protocol has no UDP, which is said where somebody asks for both.
+func TestRelayLeavesUDP(t *testing.T) {
+	for _, test := range []struct {
+		relay, proxyProtocol string
+		want                 bool
+	}{{"true", "v1", true}, {"dns", "v1", true}, {"http", "v1", false}, {"true", "v2", false}, {"true", "", false},
+		{"false", "v1", false}} {
+		svc, endpoints := relayable()
+		svc.Relay, svc.RelayProxyProtocol = test.relay, test.proxyProtocol
+		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}))
+		if (got != "") != test.want {
+			t.Errorf("%+v: %q", test, got)
+		}
+		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{})); got != "" {
+			t.Errorf("%+v without a relay: %q", test, got)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -81,7 +82,7 @@ func TestRelayCountsConnections(t *testing.T) {
 			g.until("none is open", func() bool { return g.Counts()[0].Open == 0 })
 			g.table.mu.Lock()
 			defer g.table.mu.Unlock()
-			if left := g.table.services[web].open; len(left) != 0 {
+			if left := g.table.services[id{web, lb.TCP}].open; len(left) != 0 {
 				t.Errorf("counted are still %v", left)
 			}
 		})

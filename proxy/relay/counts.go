@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -12,7 +13,8 @@ type Counts struct {
 	// Connections were accepted. Tries are the connections to backends that were begun for them;
 	// Retried got a backend after the first was late or failed, Failures got none, and Refused and
 	// ClientRefused were beyond the limits of the Service and of one client of it. NodeFailures are
-	// the tries that failed on the node itself, as without a free file descriptor or source port.
+	// the tries that failed on the node itself, as without a free file descriptor or source port. With UDP,
+	// connections are flows, and Refused and ClientRefused those that ended early, for others.
 	Connections   uint64 `json:"connections"`
 	Tries         uint64 `json:"tries"`
 	Retried       uint64 `json:"retried"`
@@ -38,9 +40,10 @@ func (c *Counts) add(other Counts) {
 	c.Received += other.Received
 }
 
-// Counted are the counts of one Service.
+// Counted are the counts of one Service in one protocol.
 type Counted struct {
-	Service lb.Key `json:"service"`
+	Service  lb.Key      `json:"service"`
+	Protocol lb.Protocol `json:"protocol"`
 	Counts
 }
 
@@ -48,33 +51,38 @@ type Counted struct {
 const maxCounted = 500
 
 // Counts returns what was counted of each Service, in order. Those beyond the first 500 are counted as
-// one, which has no name.
+// one of each protocol, which has no name.
 func (r *Relay) Counts() []Counted {
 	r.table.mu.Lock()
 	defer r.table.mu.Unlock()
 	all := make([]Counted, 0, len(r.table.services))
-	for key, s := range r.table.services {
-		all = append(all, Counted{key, s.counts})
+	for which, s := range r.table.services {
+		all = append(all, Counted{which.key, which.protocol, s.counts})
 	}
-	slices.SortFunc(all, func(a, b Counted) int { return a.Service.Compare(b.Service) })
-	if len(all) > maxCounted {
-		var rest Counted
-		for _, c := range all[maxCounted:] {
-			rest.add(c.Counts)
-		}
-		all = append(all[:maxCounted], rest)
+	slices.SortFunc(all, func(a, b Counted) int {
+		return cmp.Or(a.Service.Compare(b.Service), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	if len(all) <= maxCounted {
+		return all
 	}
-	return all
+	rest := map[lb.Protocol]*Counts{lb.TCP: {}, lb.UDP: {}}
+	for _, c := range all[maxCounted:] {
+		rest[c.Protocol].add(c.Counts)
+	}
+	return append(all[:maxCounted], Counted{Protocol: lb.TCP, Counts: *rest[lb.TCP]},
+		Counted{Protocol: lb.UDP, Counts: *rest[lb.UDP]})
 }
 
 // Refused counts the connections that were reset at once: beyond the limit of the node, of their
 // Service or of their client, to the relay itself, and to what nobody relays.
 func (r *Relay) Refused() uint64 { return uint64(max(0, r.refused.Load())) }
 
-// Limit returns how many connections there may be at once, with the file descriptors that the process
-// may have: each connection needs one for the client and one for each try, beside those of pipes and some
-// for the process itself.
-func Limit(asked, tries int, descriptors uint64) int {
+// Limits returns how many connections and flows of UDP there may be at once, with the file descriptors that the
+// process may have: each connection needs one for the client and one for each try, and each flow one, beside
+// those of pipes and some for the process itself. Flows get a quarter of what there is, if they ask for as much.
+func Limits(connections, flows, tries int, descriptors uint64) (int, int) {
 	const own = 100 + 2*maxPipes
-	return max(1, int(min(uint64(asked), (max(descriptors, own)-own)/uint64(1+tries))))
+	free := max(descriptors, own) - own
+	flows = max(1, int(min(uint64(flows), free/4)))
+	return max(1, int(min(uint64(connections), (free-min(free, uint64(flows)))/uint64(1+tries)))), flows
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -56,7 +57,7 @@ func TestResetsWhileAWriteWaits(t *testing.T) {
 		server, out := pairOfConns(t)
 		done := make(chan struct{})
 		go func() {
-			pass(t.Context(), newPipes(4), in, out, time.Hour)
+			pass(t.Context(), newPipes(4).of(nil, netip.IPv4Unspecified()), in, out, time.Hour)
 			in.Close()
 			out.Close()
 			close(done)
@@ -90,7 +91,7 @@ func TestUrgentData(t *testing.T) {
 		server, out := pairOfConns(t)
 		moved := make(chan error, 1)
 		go func() {
-			_, err := move(out, in, newPipes(most))
+			_, err := move(out, in, newPipes(most).of(nil, netip.IPv4Unspecified()))
 			out.Close()
 			moved <- err
 		}()

@@ -50,9 +50,10 @@ func (r *Relay) talk(ctx context.Context) error {
 	beat := time.NewTicker(wire.Beat)
 	defer beat.Stop()
 	encoder, leaving := json.NewEncoder(conn), r.leaving
+	r.questions.again()
 	for {
 		hello := wire.Hello{Ports: r.ports, Leaving: isClosed(r.leaving), Full: r.isFull(),
-			Connections: int(r.open.Load())}
+			Connections: int(r.open.Load()), Flows: r.questions.next()}
 		if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
 			return err
 		}
@@ -64,6 +65,7 @@ func (r *Relay) talk(ctx context.Context) error {
 			return err
 		case <-beat.C:
 		case <-r.crossed:
+		case <-r.questions.wake:
 		case <-leaving:
 			leaving = nil // said once at once, and with each beat
 		}
@@ -96,6 +98,7 @@ func (r *Relay) hear(conn net.Conn) error {
 			return err
 		}
 		r.table.take(m)
+		r.questions.take(m.Answers)
 		if m.Complete {
 			r.known.Store(true)
 		}

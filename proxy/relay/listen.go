@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +18,19 @@ import (
 // soOriginalDst is SO_ORIGINAL_DST of linux/netfilter_ipv4.h, and IP6T_SO_ORIGINAL_DST of
 // linux/netfilter_ipv6/ip6_tables.h.
 const soOriginalDst = 80
+
+// conntrackTimes returns after which silence the kernel forgets flows of UDP: those of which one end has been
+// silent or that are new, and streams.
+func conntrackTimes() (flow, stream time.Duration) {
+	read := func(name string, standard time.Duration) time.Duration {
+		text, err := os.ReadFile("/proc/sys/net/netfilter/" + name)
+		if seconds, bad := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && bad == nil && seconds > 0 {
+			return time.Duration(seconds) * time.Second
+		}
+		return standard
+	}
+	return read("nf_conntrack_udp_timeout", 30*time.Second), read("nf_conntrack_udp_timeout_stream", 120*time.Second)
+}
 
 // originalDestination returns what a client connected to, before the rules led it here.
 func originalDestination(conn *Conn, family lb.Family) (to netip.AddrPort, err error) {
@@ -64,11 +80,11 @@ func getsockopt(fd uintptr, level int, to unsafe.Pointer, length uintptr) error 
 	return nil
 }
 
-// listener accepts connections of one family.
+// listener accepts connections of one family, and receives datagrams at the port of the same number.
 type listener struct {
-	family lb.Family
-	port   uint16
-	socket *Conn
+	family            lb.Family
+	port              uint16
+	socket, datagrams *Conn
 }
 
 // backlog is how many connections wait to be accepted, if the kernel has no lower limit (net.core.somaxconn).
@@ -90,7 +106,26 @@ func listen(port uint16) (all []listener, err error) {
 	return all, nil
 }
 
-func listenAt(family lb.Family, port uint16) (listener, error) {
+// maxListens is how many free ports of TCP are tried, of which that of UDP may be taken.
+const maxListens = 20
+
+func listenAt(family lb.Family, port uint16) (l listener, err error) {
+	for range maxListens {
+		if l, err = listenTCP(family, port); err != nil {
+			return l, err
+		}
+		if l.datagrams, err = openUDP(family, l.port); err == nil {
+			return l, nil
+		}
+		l.socket.Close()
+		if port != 0 {
+			break
+		}
+	}
+	return l, fmt.Errorf("UDP: %w", err)
+}
+
+func listenTCP(family lb.Family, port uint16) (listener, error) {
 	everywhere := netip.IPv4Unspecified()
 	if family == lb.IPv6 {
 		everywhere = netip.IPv6Unspecified()
@@ -126,7 +161,7 @@ func listenAt(family lb.Family, port uint16) (listener, error) {
 		socket.Close()
 		return listener{}, err
 	}
-	return listener{family, addr.Port(), socket}, nil
+	return listener{family: family, port: addr.Port(), socket: socket}, nil
 }
 
 // accept waits for the next connection. It returns os.ErrDeadlineExceeded after the deadline.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"sync"
 	"syscall"
 
@@ -28,7 +29,7 @@ const (
 // bytes are in it, so a few suffice for many connections. Those that find none copy. Copied bytes stay in
 // the receiving socket until the other has taken them, so neither an idle connection nor one whose reader
 // is slow holds memory of the process.
-func move(to, from *Conn, pipes *pipes) (moved uint64, err error) {
+func move(to, from *Conn, pipes *share) (moved uint64, err error) {
 	m := mover{pipes: pipes, from: from.raw, to: to.raw}
 	m.take, m.give = m.receive, m.send // once, and not for each chunk
 	for {
@@ -47,7 +48,7 @@ func move(to, from *Conn, pipes *pipes) (moved uint64, err error) {
 type mover struct {
 	from, to   syscall.RawConn
 	take, give func(fd uintptr) bool
-	pipes      *pipes
+	pipes      *share
 
 	pipe   *pipe
 	buffer *[bufferSize]byte
@@ -175,31 +176,62 @@ type pipes struct {
 	mu   sync.Mutex
 	made int
 	free []*pipe
+	// used are how many each Service has, and each client of a Service.
+	used map[share]int
 }
 
-func newPipes(most int) *pipes { return &pipes{most: most} }
+// share is what a Service, or one client of a Service, has of the pipes.
+type share struct {
+	pipes   *pipes
+	service *service
+	client  netip.Addr // not valid for the whole Service
+}
 
-// get returns an empty pipe; nil if as many as may be are in use, or none can be made.
-func (p *pipes) get() *pipe {
+func newPipes(most int) *pipes { return &pipes{most: most, used: map[share]int{}} }
+
+// of returns the share of a client of a Service.
+func (p *pipes) of(s *service, client netip.Addr) *share { return &share{p, s, clientOf(client)} }
+
+func (s share) whole() share { return share{pipes: s.pipes, service: s.service} }
+
+// get returns an empty pipe; nil if none can be made, or others shall have those that are left. A reader that
+// does not read holds its pipe, so a Service gets one only as long as it has fewer than are left, and a client
+// as long as it has fewer than half of that. So no Service gets them all, nor do several.
+func (s share) get() *pipe {
+	p := s.pipes
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.free); n > 0 {
-		one := p.free[n-1]
-		p.free = p.free[:n-1]
-		return one
-	}
-	var fds [2]int
-	if p.made == p.most || unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+	left := p.most - (p.made - len(p.free))
+	if p.used[s.whole()] >= left || 2*p.used[s] >= left {
 		return nil
 	}
-	p.made++
-	return &pipe{fds[0], fds[1]}
+	var one *pipe
+	if n := len(p.free); n > 0 {
+		one = p.free[n-1]
+		p.free = p.free[:n-1]
+	} else {
+		var fds [2]int
+		if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+			return nil
+		}
+		one = &pipe{fds[0], fds[1]}
+		p.made++
+	}
+	p.used[s]++
+	p.used[s.whole()]++
+	return one
 }
 
 // put takes a pipe back, and closes it if it is not empty.
-func (p *pipes) put(one *pipe, empty bool) {
+func (s share) put(one *pipe, empty bool) {
+	p := s.pipes
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, of := range []share{s, s.whole()} {
+		if p.used[of]--; p.used[of] == 0 {
+			delete(p.used, of)
+		}
+	}
 	if empty {
 		p.free = append(p.free, one)
 		return

@@ -21,7 +21,7 @@ type ended struct {
 
 // pass passes on what either end sends until both have ended what they send, one of them fails, neither
 // has sent anything for idle, or ctx ends. An end that ends what it sends can still receive.
-func pass(ctx context.Context, pipes *pipes, client, backend *Conn, idle time.Duration) (end ended) {
+func pass(ctx context.Context, pipes *share, client, backend *Conn, idle time.Duration) (end ended) {
 	var once sync.Once
 	reset := func(why error) {
 		once.Do(func() {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,7 +37,11 @@ type Options struct {
 	// Limit is how many connections there are at once, ServiceLimit how many of one Service, ClientLimit
 	// how many of one client to one Service.
 	Limit, ServiceLimit, ClientLimit int
-	// AccessLog logs each connection at its end.
+	// FlowLimit, ServiceFlows and ClientFlows are the same of flows of UDP, and UDPIdle is how long one may be
+	// silent.
+	FlowLimit, ServiceFlows, ClientFlows int
+	UDPIdle                              time.Duration
+	// AccessLog logs each connection and flow at its end.
 	AccessLog bool
 }
 
@@ -46,13 +51,15 @@ type Deps struct {
 	Now func() time.Time
 	// Dial connects to a backend.
 	Dial func(ctx context.Context, backend netip.AddrPort) (*Conn, error)
+	// DialUDP opens a socket to a backend.
+	DialUDP func(backend netip.AddrPort) (*Conn, error)
 	// Original returns what a client connected to.
 	Original func(*Conn, lb.Family) (netip.AddrPort, error)
 }
 
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
-	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial}
+	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP}
 }
 
 const (
@@ -79,7 +86,13 @@ type Relay struct {
 	listeners []listener
 	ports     map[lb.Family]uint16
 
-	pipes         *pipes
+	pipes     *pipes
+	flows     *flows
+	questions *questions
+	// flowIdle and streamIdle are how long a flow may be silent at most, of which one end is silent or which is
+	// new, and a stream.
+	flowIdle, streamIdle time.Duration
+
 	open, refused atomic.Int64
 	strained      atomic.Int64  // when a connection could last not be accepted, in nanoseconds of Unix time
 	full          atomic.Bool   // as last said to the proxy
@@ -96,9 +109,12 @@ func New(options Options, deps Deps) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
+	flow, stream := conntrackTimes()
 	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), listeners: listeners,
 		ports: map[lb.Family]uint16{}, pipes: newPipes(maxPipes), crossed: make(chan struct{}, 1),
-		leaving: make(chan struct{}), left: make(chan struct{})}
+		leaving: make(chan struct{}), left: make(chan struct{}),
+		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
+		questions: newQuestions(), flowIdle: flow - flow/6, streamIdle: stream - stream/6}
 	for _, l := range listeners {
 		r.ports[l.family] = l.port
 	}
@@ -168,10 +184,15 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer stop()
 	serving, abort := context.WithCancelCause(whole)
 	defer abort(nil)
-	var feed, accepting, connections sync.WaitGroup
-	feed.Go(func() { _ = r.follow(whole) })
+	flowing, abortFlows := context.WithCancelCause(whole)
+	defer abortFlows(nil)
+	talking, hangUp := context.WithCancel(whole)
+	defer hangUp()
+	var feed, accepting, connections, receiving, flows sync.WaitGroup
+	feed.Go(func() { _ = r.follow(talking) })
 	for _, l := range r.listeners {
 		accepting.Go(func() { r.accept(serving, l, &connections) })
+		receiving.Go(func() { r.receiveAll(flowing, l, &flows) })
 	}
 	<-ctx.Done()
 	close(r.leaving)
@@ -186,19 +207,42 @@ func (r *Relay) Run(ctx context.Context) error {
 	for _, l := range r.listeners {
 		l.socket.Close()
 	}
+	ends := errors.New("the relay ends")
 	drained := make(chan struct{})
-	go func() { connections.Wait(); close(drained) }()
+	go func() { connections.Wait(); r.quiesce(serving); close(drained) }()
 	select {
 	case <-drained:
 	case <-time.After(r.options.Drain):
 		r.deps.Log.Warn("resetting the connections that are still open", "connections", r.open.Load())
-		abort(errors.New("the relay ends"))
+		abort(ends)
 		<-drained
 	}
-	stop()
+	// The proxy cuts the flows of UDP in the kernel's table once it does not hear the relay: from then on their
+	// packets go straight to endpoints.
+	hangUp()
 	feed.Wait()
+	if n := len(r.flows.list()); n > 0 {
+		time.Sleep(acceptAfter)
+	}
+	for _, l := range r.listeners {
+		l.datagrams.Close()
+	}
+	receiving.Wait()
+	abortFlows(ends)
+	flows.Wait()
 	r.pipes.close()
 	return nil
+}
+
+// quiesce waits until no flow of UDP waits for an answer.
+func (r *Relay) quiesce(ctx context.Context) {
+	for slices.ContainsFunc(r.flows.list(), (*flow).waits) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // accept accepts connections until the listener's deadline, which it has once the relay ends.
@@ -244,7 +288,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		abort(client)
 		return
 	}
-	w, ok := r.find(ctx, to)
+	w, ok := r.find(ctx, target{lb.TCP, to}, &r.waiting)
 	if !ok || !r.table.open(w.service, from.Addr(), r.options.ServiceLimit, r.options.ClientLimit) {
 		r.refused.Add(1)
 		abort(client)
@@ -261,17 +305,20 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		r.table.leave(w.service, c.backend)
 	}
 	r.table.close(w.service, from.Addr(), end)
-	r.log(w, from, to, c.tried, end, r.deps.Now().Sub(began))
+	r.log(lb.TCP, w, from, to, c.tried, end, r.deps.Now().Sub(began))
 }
 
-// find returns where a frontend leads. It waits a moment for one of which the proxy has not spoken yet.
-func (r *Relay) find(ctx context.Context, frontend netip.AddrPort) (w way, ok bool) {
+// find returns where a frontend leads. It waits a moment for one of which the proxy has not spoken yet, unless
+// as many wait as may; waiting counts them, and nil does not.
+func (r *Relay) find(ctx context.Context, frontend target, waiting *atomic.Int64) (w way, ok bool) {
 	if w, ok, _ = r.table.find(frontend); ok {
 		return w, true
 	}
-	defer r.waiting.Add(-1)
-	if r.waiting.Add(1) > maxWaiting {
-		return w, false
+	if waiting != nil {
+		defer waiting.Add(-1)
+		if waiting.Add(1) > maxWaiting {
+			return w, false
+		}
 	}
 	late := time.NewTimer(findWithin)
 	defer late.Stop()
@@ -324,15 +371,16 @@ func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, from, to
 		}
 		_ = backend.file.SetWriteDeadline(time.Time{})
 	}
-	return pass(ctx, r.pipes, client, backend, r.options.Idle)
+	return pass(ctx, r.pipes.of(w.service, from.Addr()), client, backend, r.options.Idle)
 }
 
-func (r *Relay) log(w way, from, to netip.AddrPort, tried []netip.AddrPort, end ended, took time.Duration) {
+func (r *Relay) log(protocol lb.Protocol, w way, from, to netip.AddrPort, tried []netip.AddrPort, end ended,
+	took time.Duration) {
 	if !r.options.AccessLog {
 		return
 	}
-	args := []any{"service", w.service.key, "client", from, "frontend", to, "tried", tried, "sent", end.sent,
-		"received", end.received, "seconds", took.Seconds()}
+	args := []any{"service", w.service.key, "protocol", protocol, "client", from, "frontend", to, "tried", tried,
+		"sent", end.sent, "received", end.received, "seconds", took.Seconds()}
 	if end.err != nil {
 		args = append(args, "error", end.err)
 	}

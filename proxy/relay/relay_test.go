@@ -40,6 +40,7 @@ type rig struct {
 	tell     chan wire.Message
 	stop     func()
 	original atomic.Pointer[netip.AddrPort]
+	mute     atomic.Bool // the proxy answers no questions
 }
 
 // newRig returns a running relay. tune changes its options; nil for as they are.
@@ -49,7 +50,7 @@ func newRig(t *testing.T, tune func(*Options)) *rig {
 	g.original.Store(&frontend)
 	options := Options{Socket: filepath.Join(t.TempDir(), "relay.sock"), Tries: 3, TryAfter: 10 * time.Millisecond,
 		ConnectTimeout: 30 * time.Second, Idle: time.Hour, Drain: time.Minute, Limit: 1000, ServiceLimit: 1000,
-		ClientLimit: 1000}
+		ClientLimit: 1000, FlowLimit: 1000, ServiceFlows: 1000, ClientFlows: 1000, UDPIdle: time.Hour}
 	if tune != nil {
 		tune(&options)
 	}
@@ -100,7 +101,7 @@ func (g *rig) proxy(listener net.Listener) {
 		if err != nil {
 			return
 		}
-		left := make(chan bool, 1)
+		left, answers := make(chan bool, 1), make(chan []wire.Answer, 1000)
 		go func() {
 			lines := bufio.NewScanner(conn)
 			for lines.Scan() {
@@ -114,6 +115,9 @@ func (g *rig) proxy(listener net.Listener) {
 					default:
 					}
 				}
+				if len(h.Flows) > 0 && !g.mute.Load() {
+					answers <- g.answer(h.Flows)
+				}
 				g.said <- h
 			}
 		}()
@@ -125,6 +129,7 @@ func (g *rig) proxy(listener net.Listener) {
 				var m wire.Message
 				select {
 				case m = <-g.tell:
+				case m.Answers = <-answers:
 				case <-left:
 					m.Left = true
 				case <-beat.C:
@@ -137,17 +142,23 @@ func (g *rig) proxy(listener net.Listener) {
 	}
 }
 
-// relayed has the relay know a Service with these backends.
+// relayed has the relay know a Service with these backends of TCP.
 func (g *rig) relayed(tune func(*plan.Relayed), backends ...netip.AddrPort) {
 	g.t.Helper()
-	r := &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: []plan.RelayedFrontend{{Addr: frontend}}}}}
+	g.relayedOf(lb.TCP, tune, backends...)
+}
+
+func (g *rig) relayedOf(protocol lb.Protocol, tune func(*plan.Relayed), backends ...netip.AddrPort) {
+	g.t.Helper()
+	r := &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: protocol,
+		Frontends: []plan.RelayedFrontend{{Addr: frontend}}}}}
 	for _, b := range backends {
 		r.Ports[0].Cluster = append(r.Ports[0].Cluster, plan.RelayedBackend{Addr: b})
 	}
 	if tune != nil {
 		tune(r)
 	}
-	_, _, changed := g.table.find(frontend)
+	_, _, changed := g.table.find(target{lb.TCP, frontend})
 	g.tell <- wire.Message{Complete: true, Services: []wire.Service{{Key: web, Relayed: r}}}
 	select {
 	case <-changed:
@@ -440,6 +451,12 @@ func TestPipesAreFew(t *testing.T) {
 	for _, conn := range idle[10:] {
 		exchange(conn)
 	}
+	other := g.pipes.of(&service{}, netip.MustParseAddr("127.0.0.1"))
+	if one := other.get(); one == nil {
+		t.Error("another Service gets no pipe")
+	} else {
+		other.put(one, true)
+	}
 	for _, conn := range idle[:10] { // what was held back comes
 		_ = conn.CloseWrite()
 		if _, err := io.Copy(check{t}, conn); err != nil {
@@ -702,7 +719,7 @@ func TestServicesComeAndGo(t *testing.T) {
 	conn := g.connect()
 	g.until("it is there", func() bool { return len(g.Counts()) == 1 && g.Counts()[0].Open == 1 })
 	g.tell <- wire.Message{Services: []wire.Service{{Key: web}}}
-	g.until("its frontend is gone", func() bool { _, ok, _ := g.table.find(frontend); return !ok })
+	g.until("its frontend is gone", func() bool { _, ok, _ := g.table.find(target{lb.TCP, frontend}); return !ok })
 	if _, err := conn.Write([]byte("x")); err != nil {
 		t.Error(err)
 	}
@@ -716,7 +733,10 @@ func TestServicesComeAndGo(t *testing.T) {
 func FuzzDecodeMessage(f *testing.F) {
 	f.Add([]byte(`{"complete":true,"services":[{"key":{"namespace":"a","name":"b"},"relayed":{"ports":[{"frontends":` +
 		`[{"addr":"192.0.2.1:80"}],"cluster":[{"addr":"10.0.0.1:80","weight":3}]}]}}]}`))
+	f.Add([]byte(`{"complete":true,"services":[{"key":{"namespace":"a","name":"b"},"relayed":{"ports":[{"protocol":"UDP",` +
+		`"frontends":[{"addr":"192.0.2.1:53"}],"ending":["10.0.0.1:53"]}]}}]}`))
 	f.Add([]byte(`{"left":true}`))
+	f.Add([]byte(`{"answers":[{"client":"192.0.2.9:5","at":"10.0.0.1:7484","from":"192.0.2.9:5","to":"192.0.2.1:53"}]}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		m, err := decodeMessage(line)
 		if err != nil {
@@ -725,14 +745,14 @@ func FuzzDecodeMessage(f *testing.F) {
 		table := newTable(time.Now)
 		table.take(m)
 		for at := range table.at {
-			if !at.IsValid() {
+			if !at.addr.IsValid() {
 				t.Errorf("frontend %v", at)
 			}
 			w, ok, _ := table.find(at)
 			if !ok {
-				t.Errorf("%s is not found", at)
+				t.Errorf("%s is not found", at.addr)
 			}
-			_, _ = table.chooser(w, at.Addr(), func() uint64 { return 1 }).next(nil)
+			_, _ = table.chooser(w, at.addr.Addr(), func() uint64 { return 1 }).next(nil)
 		}
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -25,18 +26,32 @@ type table struct {
 	now func() time.Time
 
 	mu       sync.Mutex
-	services map[lb.Key]*service
+	services map[id]*service
 	// at are the ways of each frontend, the one that counts first: a frontend that moves is two Services'
 	// for a moment.
-	at map[netip.AddrPort][]way
+	at map[target][]way
 	// nodePorts are the addresses at which the node serves node ports.
 	nodePorts map[netip.Addr]bool
 	changed   chan struct{} // closed when the next message is taken in
+	// version counts the messages that were taken in.
+	version atomic.Uint64
 }
 
-// service is a relayed Service.
+// id names what is relayed of a Service in one protocol. Nothing of the one concerns the other.
+type id struct {
+	key      lb.Key
+	protocol lb.Protocol
+}
+
+// target is a frontend.
+type target struct {
+	protocol lb.Protocol
+	addr     netip.AddrPort
+}
+
+// service is what is relayed of a Service in one protocol.
 type service struct {
-	key lb.Key
+	id
 	plan.Relayed
 	removed bool
 	counts  Counts
@@ -66,6 +81,8 @@ type way struct {
 	port     string
 	local    bool
 	backends []plan.RelayedBackend
+	// ending are endpoints that keep the flows that they have.
+	ending []netip.AddrPort
 	// going and externalIP are the frontend's.
 	going, externalIP bool
 	// affinity and the next two are the Service's.
@@ -75,7 +92,7 @@ type way struct {
 }
 
 func newTable(now func() time.Time) *table {
-	return &table{now: now, services: map[lb.Key]*service{}, at: map[netip.AddrPort][]way{},
+	return &table{now: now, services: map[id]*service{}, at: map[target][]way{},
 		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{})}
 }
 
@@ -97,22 +114,38 @@ func (t *table) take(m wire.Message) {
 		for _, s := range m.Services {
 			named[s.Key] = true
 		}
-		for key := range t.services {
-			if !named[key] {
-				t.set(key, nil)
+		for which := range t.services {
+			if !named[which.key] {
+				t.set(which.key, nil)
 			}
 		}
 	}
 	for _, s := range m.Services {
 		t.set(s.Key, s.Relayed)
 	}
+	t.version.Add(1)
 	close(t.changed)
 	t.changed = make(chan struct{})
 }
 
 // set replaces what is relayed of a Service. What was counted and learned of it stays.
 func (t *table) set(key lb.Key, relayed *plan.Relayed) {
-	s := t.services[key]
+	for _, protocol := range []lb.Protocol{lb.TCP, lb.UDP} {
+		part := relayed
+		if relayed != nil {
+			only := *relayed
+			only.Ports = slices.DeleteFunc(slices.Clone(relayed.Ports),
+				func(p plan.RelayedPort) bool { return p.Protocol != protocol })
+			if part = &only; len(only.Ports) == 0 {
+				part = nil
+			}
+		}
+		t.setPart(id{key, protocol}, part)
+	}
+}
+
+func (t *table) setPart(which id, relayed *plan.Relayed) {
+	s := t.services[which]
 	if s != nil {
 		for _, p := range s.Ports {
 			for _, f := range p.Frontends {
@@ -128,15 +161,15 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 		return
 	}
 	if s == nil {
-		s = &service{key: key, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
+		s = &service{id: which, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
 			suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}}
-		t.services[key] = s
+		t.services[which] = s
 	}
 	s.Relayed, s.removed = *relayed, false
 	backends := map[netip.AddrPort]bool{}
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
-			w := way{service: s, port: p.Name, local: f.Local, backends: p.Cluster, affinity: s.Affinity,
+			w := way{service: s, port: p.Name, local: f.Local, backends: p.Cluster, ending: p.Ending, affinity: s.Affinity,
 				byClient: s.ByClient, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP}
 			if f.Local {
 				w.backends = p.Local
@@ -147,7 +180,7 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 			}
 		}
 	}
-	for b := range s.suspects {
+	for b := range s.suspects { // endpoints that end are tried no more
 		if !backends[b] {
 			delete(s.suspects, b)
 		}
@@ -156,42 +189,44 @@ func (t *table) set(key lb.Key, relayed *plan.Relayed) {
 
 // add adds a way of a frontend. One that is wanted comes before one that goes, and else the newer one.
 func (t *table) add(frontend netip.AddrPort, w way) {
-	ways := t.at[frontend]
+	at := target{w.service.protocol, frontend}
+	ways := t.at[at]
 	i := slices.IndexFunc(ways, func(other way) bool { return !w.going || other.going })
 	if i < 0 {
 		i = len(ways)
 	}
-	t.at[frontend] = slices.Insert(ways, i, w)
+	t.at[at] = slices.Insert(ways, i, w)
 }
 
 // remove removes the ways of a frontend to a Service, and leaves those to others.
 func (t *table) remove(frontend netip.AddrPort, s *service) {
-	ways := slices.DeleteFunc(t.at[frontend], func(w way) bool { return w.service == s })
-	if t.at[frontend] = ways; len(ways) == 0 {
-		delete(t.at, frontend)
+	at := target{s.protocol, frontend}
+	ways := slices.DeleteFunc(t.at[at], func(w way) bool { return w.service == s })
+	if t.at[at] = ways; len(ways) == 0 {
+		delete(t.at, at)
 	}
 }
 
 // forget drops a removed Service once it has no connections.
 func (t *table) forget(s *service) {
-	if s.removed && s.counts.Open == 0 && t.services[s.key] == s {
-		delete(t.services, s.key)
+	if s.removed && s.counts.Open == 0 && t.services[s.id] == s {
+		delete(t.services, s.id)
 	}
 }
 
 // find returns where a frontend leads, and what is closed when that may change.
-func (t *table) find(frontend netip.AddrPort) (w way, ok bool, changed <-chan struct{}) {
+func (t *table) find(to target) (w way, ok bool, changed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if ways := t.at[frontend]; len(ways) > 0 {
+	if ways := t.at[to]; len(ways) > 0 {
 		w, ok = ways[0], true
 	}
-	if t.nodePorts[frontend.Addr()] && (!ok || w.externalIP) {
+	if t.nodePorts[to.addr.Addr()] && (!ok || w.externalIP) {
 		everywhere := netip.IPv4Unspecified()
-		if frontend.Addr().Is6() {
+		if to.addr.Addr().Is6() {
 			everywhere = netip.IPv6Unspecified()
 		}
-		if ways := t.at[netip.AddrPortFrom(everywhere, frontend.Port())]; len(ways) > 0 {
+		if ways := t.at[target{to.protocol, netip.AddrPortFrom(everywhere, to.addr.Port())}]; len(ways) > 0 {
 			w, ok = ways[0], true
 		}
 	}
@@ -239,6 +274,19 @@ func (t *table) close(s *service, from netip.Addr, end ended) {
 	s.counts.Sent += end.sent
 	s.counts.Received += end.received
 	t.forget(s)
+}
+
+// count counts something of a Service.
+func (t *table) count(s *service, what func(*Counts)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	what(&s.counts)
+}
+
+// keeps reports whether a flow to a backend may go on.
+func (w way) keeps(backend netip.AddrPort) bool {
+	return slices.Contains(w.ending, backend) ||
+		slices.ContainsFunc(w.backends, func(b plan.RelayedBackend) bool { return b.Addr == backend })
 }
 
 // connected counts the tries of a connection, and those of them that failed on this node.

@@ -14,14 +14,14 @@ import (
 func told(name string, frontends ...plan.RelayedFrontend) wire.Service {
 	s := wire.Service{Key: lb.Key{Namespace: "default", Name: name}}
 	if len(frontends) > 0 {
-		s.Relayed = &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: frontends}}}
+		s.Relayed = &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: lb.TCP, Frontends: frontends}}}
 	}
 	return s
 }
 
 // leads returns to which Service a frontend leads; "" for none.
 func (t *table) leads(frontend string) string {
-	w, ok, _ := t.find(netip.MustParseAddrPort(frontend))
+	w, ok, _ := t.find(target{lb.TCP, netip.MustParseAddrPort(frontend)})
 	if !ok {
 		return ""
 	}
@@ -114,5 +114,73 @@ func TestClientsAreCounted(t *testing.T) {
 	}
 	if len(s.clients) > 0 || s.counts.Open != 0 || s.counts.ClientRefused != 2 {
 		t.Errorf("%v, %+v", s.clients, s.counts)
+	}
+}
+
+// Readers that do not read hold their pipes. So no Service gets all of them, and no client those of its Service,
+// however many there are.
+func TestContract11PipesAreShared(t *testing.T) {
+	p := newPipes(maxPipes)
+	defer p.close()
+	held := map[*share][]*pipe{}
+	take := func(s *share) (n int) {
+		for one := s.get(); one != nil; one = s.get() {
+			held[s] = append(held[s], one)
+			n++
+		}
+		return n
+	}
+	client := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, n}) }
+	first, second, third := &service{}, &service{}, &service{}
+	if n := take(p.of(first, client(1))); n < 32 || n > 43 {
+		t.Errorf("one client gets %d of %d", n, p.most)
+	}
+	n := len(held)
+	for i := range byte(100) {
+		take(p.of(first, client(i+2)))
+	}
+	all := 0
+	for _, of := range held {
+		all += len(of)
+	}
+	if all != 64 || len(held) == n {
+		t.Errorf("one Service gets %d of %d", all, p.most)
+	}
+	if n := take(p.of(second, client(1))); n < 16 || n > 22 {
+		t.Errorf("a client of another Service gets %d", n)
+	}
+	if n := take(p.of(third, netip.MustParseAddr("2001:db8::1"))); n < 8 {
+		t.Errorf("one of a third gets %d", n)
+	}
+	for s, of := range held {
+		for _, one := range of {
+			s.put(one, true)
+		}
+	}
+	clear(held)
+	if len(p.used) > 0 || len(p.free) != p.made {
+		t.Errorf("left: %v, %d of %d free", p.used, len(p.free), p.made)
+	}
+	if n := take(p.of(second, client(1))); n < 32 {
+		t.Errorf("later a client gets %d", n)
+	}
+	for s, of := range held {
+		for _, one := range of {
+			s.put(one, true)
+		}
+	}
+}
+
+// What the file descriptors allow is shared: flows of UDP get a quarter at most, connections the rest.
+func TestLimitsByDescriptors(t *testing.T) {
+	for _, test := range []struct {
+		descriptors        uint64
+		connections, flows int
+	}{{1 << 20, 10_000, 10_000}, {20_356, 3750, 5000}, {356, 1, 1}, {0, 1, 1}} {
+		connections, flows := Limits(10_000, 10_000, 3, test.descriptors)
+		if connections != test.connections || flows != test.flows {
+			t.Errorf("%d descriptors: %d and %d, not %d and %d", test.descriptors, connections, flows, test.connections,
+				test.flows)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -41,9 +42,15 @@ type Deps struct {
 	Path string // of the socket
 	// Busy returns for how long the loops that plan and write rules have been at one thing.
 	Busy func() time.Duration
-	// Renew has the rules of a family lead to the relay for a while, End to none.
-	Renew func(family lb.Family, to netip.AddrPort, lasting time.Duration) error
-	End   func(family lb.Family) error
+	// Renew has the rules lead to the relay for a while, End to none.
+	Renew func(way plan.RelayWay, to netip.AddrPort, lasting time.Duration) error
+	End   func(way plan.RelayWay) error
+	// Original returns where a flow of UDP came from and went to before the rules led it to the relay; ok is
+	// false if they did not.
+	Original func(wire.Flow) (from, to netip.AddrPort, ok bool, err error)
+	// Answering is told where relays that are there receive UDP, in order, each time that changes. It is not
+	// known before the first time.
+	Answering func([]netip.AddrPort)
 }
 
 // Actor serves the feed, and keeps the lease.
@@ -57,12 +64,18 @@ type Actor struct {
 	all       map[lb.Key]*plan.Relayed
 	addresses map[lb.Family]netip.Addr
 	nodePorts []netip.Addr
-	// blocked are the families in which something else drops what the rules would lead to a relay.
-	blocked map[lb.Family]bool
+	// blocked are the ways on which something else drops what the rules would lead to a relay.
+	blocked map[plan.RelayWay]bool
 	relays  map[*relay]bool
 	// current is the relay that said its ports last and knows all Services; nil while there is none.
 	current *relay
-	leased  map[lb.Family]netip.AddrPort
+	leased  map[plan.RelayWay]netip.AddrPort
+	// answering is what Deps.Answering was told; nil before. started is when the actor was made.
+	answering []netip.AddrPort
+	started   time.Time
+
+	asking sync.Mutex // held by who asks Deps.Original
+	asked  loop.Failures
 }
 
 // relay is one connection.
@@ -73,14 +86,18 @@ type relay struct {
 	said    wire.Hello
 	told    bool // all Services
 	left    bool // the rules do not lead to it, after it has said that it leaves
+	answers []wire.Answer
 }
+
+// maxAnswers is how many answers wait for a relay. One that asks more and does not listen is disconnected.
+const maxAnswers = 16 * wire.MaxFlows
 
 var _ actor.Updater[lb.Key, *plan.Relayed] = (*Actor)(nil)
 
 // New returns an Actor.
 func New(deps Deps) *Actor {
 	return &Actor{deps: deps, wake: make(chan struct{}, 1), all: map[lb.Key]*plan.Relayed{}, relays: map[*relay]bool{},
-		leased: map[lb.Family]netip.AddrPort{}}
+		leased: map[plan.RelayWay]netip.AddrPort{}, started: time.Now()}
 }
 
 // Busy returns for how long the lease has been at one change.
@@ -103,13 +120,13 @@ func (a *Actor) SetAddresses(addresses map[lb.Family]netip.Addr, nodePorts []net
 	}
 }
 
-// SetBlocked says in which families the rules shall lead to no relay, as something else would drop what
-// they lead there. It never blocks.
-func (a *Actor) SetBlocked(families map[lb.Family]bool) {
+// SetBlocked says on which ways the rules shall lead to no relay, as something else would drop what they
+// lead there. It never blocks.
+func (a *Actor) SetBlocked(ways map[plan.RelayWay]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !maps.Equal(a.blocked, families) {
-		a.blocked = maps.Clone(families)
+	if !maps.Equal(a.blocked, ways) {
+		a.blocked = maps.Clone(ways)
 		poke(a.wake)
 	}
 }
@@ -165,13 +182,15 @@ type State struct {
 	Connected bool `json:"connected"`
 	// Full is set while it has as many connections as it may, and new ones go straight to endpoints.
 	Full bool `json:"full,omitempty"`
-	// Leads are the addresses to which the rules lead, by family; none where connections go straight to
-	// endpoints.
-	Leads map[lb.Family]netip.AddrPort `json:"leads,omitempty"`
+	// Leads are the addresses to which the rules lead connections, by family, and LeadsUDP those for flows of
+	// UDP; none where they go straight to endpoints.
+	Leads    map[lb.Family]netip.AddrPort `json:"leads,omitempty"`
+	LeadsUDP map[lb.Family]netip.AddrPort `json:"leadsUDP,omitempty"`
 	// Ports are those where the relay accepts connections.
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
-	// Services are relayed, and Connections are open.
+	// Services are relayed, UDP of them with a port of UDP, and Connections are open.
 	Services    int `json:"services"`
+	UDP         int `json:"udp"`
 	Connections int `json:"connections"`
 }
 
@@ -179,7 +198,16 @@ type State struct {
 func (a *Actor) State() State {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	st := State{Connected: a.current != nil, Leads: maps.Clone(a.leased), Services: len(a.all)}
+	st := State{Connected: a.current != nil, Leads: map[lb.Family]netip.AddrPort{},
+		LeadsUDP: map[lb.Family]netip.AddrPort{}, Services: len(a.all)}
+	for way, to := range a.leased {
+		map[lb.Protocol]map[lb.Family]netip.AddrPort{lb.TCP: st.Leads, lb.UDP: st.LeadsUDP}[way.Protocol][way.Family] = to
+	}
+	for _, r := range a.all {
+		if slices.ContainsFunc(r.Ports, func(p plan.RelayedPort) bool { return p.Protocol == lb.UDP }) {
+			st.UDP++
+		}
+	}
 	if a.current != nil {
 		st.Ports = maps.Clone(a.current.said.Ports)
 		st.Full, st.Connections = a.current.said.Full, a.current.said.Connections
@@ -323,6 +351,7 @@ func (a *Actor) news(r *relay) (m wire.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	m.Left = r.left
+	m.Answers, r.answers = r.answers, nil
 	if !a.begun {
 		return m
 	}
@@ -359,7 +388,46 @@ func (a *Actor) hear(conn net.Conn, r *relay) error {
 			return err
 		}
 		a.take(r, h)
+		if err := a.answer(r, h.Flows); err != nil {
+			return err
+		}
 	}
+}
+
+// answer answers what a relay has asked about flows. It tells a relay only of those that arrive at its own
+// port of the node's address. The kernel's failure is no answer: the relay asks again with the flow's next packet.
+func (a *Actor) answer(r *relay, flows []wire.Flow) error {
+	if len(flows) == 0 {
+		return nil
+	}
+	answers := make([]wire.Answer, 0, len(flows))
+	at := map[netip.AddrPort]bool{}
+	a.mu.Lock()
+	for family, port := range r.said.Ports {
+		at[netip.AddrPortFrom(a.addresses[family], port)] = true
+	}
+	a.mu.Unlock()
+	a.asking.Lock()
+	for _, f := range flows {
+		answer := wire.Answer{Flow: f}
+		if at[f.At] {
+			from, to, ok, err := a.deps.Original(f)
+			a.asked.Log(a.deps.Log, "cannot find out where a flow of UDP went to", "", err)
+			if ok && err == nil {
+				answer.From, answer.To = from, to
+			}
+		}
+		answers = append(answers, answer)
+	}
+	a.asking.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(r.answers)+len(answers) > maxAnswers {
+		return fmt.Errorf("it asks and does not listen: %d answers wait for it", len(r.answers))
+	}
+	r.answers = append(r.answers, answers...)
+	poke(r.wake)
+	return nil
 }
 
 func (a *Actor) take(r *relay, h wire.Hello) {
@@ -400,14 +468,46 @@ func (a *Actor) keep(ctx context.Context) {
 	}
 }
 
+// tell tells Deps.Answering of relays that have come, and of those that have gone if gone is set: of these
+// once the rules do not lead there any more. A relay that leaves answers until it closes the connection. What
+// is not there when the proxy starts may be about to connect.
+func (a *Actor) tell(gone bool) {
+	a.mu.Lock()
+	now := []netip.AddrPort{}
+	if !gone {
+		now = append(now, a.answering...)
+	}
+	for r := range a.relays {
+		for family, port := range r.said.Ports {
+			addr, ok := a.addresses[family]
+			if ok && !a.blocked[plan.RelayWay{Family: family, Protocol: lb.UDP}] {
+				now = append(now, netip.AddrPortFrom(addr, port))
+			}
+		}
+	}
+	slices.SortFunc(now, netip.AddrPort.Compare)
+	now = slices.Compact(now)
+	early := a.answering == nil && len(now) == 0 && time.Since(a.started) < wire.Lease+wire.Silence
+	if early || a.answering != nil && slices.Equal(now, a.answering) {
+		a.mu.Unlock()
+		return
+	}
+	a.answering = now
+	a.mu.Unlock()
+	a.deps.Answering(now)
+}
+
 // lease makes the rules lead where they should, once.
 func (a *Actor) lease() error {
 	a.mu.Lock()
-	want := map[lb.Family]netip.AddrPort{}
-	if a.current != nil && !a.current.said.Full && a.deps.Busy() < stuckAfter {
-		for family, port := range a.current.said.Ports {
-			if addr, ok := a.addresses[family]; ok && !a.blocked[family] {
-				want[family] = netip.AddrPortFrom(addr, port)
+	want := map[plan.RelayWay]netip.AddrPort{}
+	if a.current != nil && a.deps.Busy() < stuckAfter {
+		for _, way := range plan.RelayWays {
+			port, listens := a.current.said.Ports[way.Family]
+			addr, reachable := a.addresses[way.Family]
+			full := way.Protocol == lb.TCP && a.current.said.Full // flows of UDP have limits of their own
+			if listens && reachable && !full && !a.blocked[way] {
+				want[way] = netip.AddrPortFrom(addr, port)
 			}
 		}
 	}
@@ -420,25 +520,29 @@ func (a *Actor) lease() error {
 	}
 	a.mu.Unlock()
 	var errs []error
-	for family, to := range want {
-		if err := a.deps.Renew(family, to, wire.Lease); err != nil {
+	a.tell(false) // before flows come there
+	for way, to := range want {
+		if err := a.deps.Renew(way, to, wire.Lease); err != nil {
 			errs = append(errs, err)
-			delete(want, family)
+			delete(want, way)
 		}
 	}
 	ended := true
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		_, leads := want[family]
-		to, led := before[family]
+	for _, way := range plan.RelayWays {
+		_, leads := want[way]
+		to, led := before[way]
 		if leads || !led && len(leaving) == 0 { // what leaves may have a lease of the proxy's predecessor
 			continue
 		}
-		if err := a.deps.End(family); err != nil {
+		if err := a.deps.End(way); err != nil {
 			errs, ended = append(errs, err), false
 			if led {
-				want[family] = to // try again
+				want[way] = to // try again
 			}
 		}
+	}
+	if ended {
+		a.tell(true)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,31 +36,57 @@ type rig struct {
 	busy atomic.Int64
 
 	mu     sync.Mutex
-	leased map[lb.Family]netip.AddrPort
+	leased map[plan.RelayWay]netip.AddrPort
 	renews int
 	fail   error
+	// answering is what was told last, how often told; flows are those that the kernel has.
+	answering []netip.AddrPort
+	told      int
+	flows     map[wire.Flow]netip.AddrPort
 }
 
+var tcp, udp = plan.RelayWay{Family: lb.IPv4, Protocol: lb.TCP}, plan.RelayWay{Family: lb.IPv4, Protocol: lb.UDP}
+
 func newRig(t *testing.T) *rig {
-	g := &rig{t: t, path: filepath.Join(t.TempDir(), "relay.sock"), leased: map[lb.Family]netip.AddrPort{}}
+	g := &rig{t: t, path: filepath.Join(t.TempDir(), "relay.sock"), leased: map[plan.RelayWay]netip.AddrPort{}}
 	g.Actor = New(Deps{Log: slog.New(slog.DiscardHandler), Path: g.path,
 		Busy: func() time.Duration { return time.Duration(g.busy.Load()) },
-		Renew: func(family lb.Family, to netip.AddrPort, _ time.Duration) error {
+		Renew: func(way plan.RelayWay, to netip.AddrPort, _ time.Duration) error {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			if g.fail == nil {
-				g.leased[family] = to
+				if way.Protocol == lb.UDP && !slices.Contains(g.answering, to) {
+					t.Errorf("flows are led to %s, and cut there", to)
+				}
+				g.leased[way] = to
 				g.renews++
 			}
 			return g.fail
 		},
-		End: func(family lb.Family) error {
+		End: func(way plan.RelayWay) error {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			if g.fail == nil {
-				delete(g.leased, family)
+				delete(g.leased, way)
 			}
 			return g.fail
+		},
+		Original: func(f wire.Flow) (from, to netip.AddrPort, ok bool, err error) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			to, ok = g.flows[f]
+			return f.Client, to, ok, g.fail
+		},
+		Answering: func(at []netip.AddrPort) {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.answering = at
+			g.told++
+			for way, to := range g.leased {
+				if way.Protocol == lb.UDP && !slices.Contains(at, to) {
+					t.Errorf("flows are cut at %s, and led there", to)
+				}
+			}
 		}})
 	g.SetAddresses(own, nil)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -86,9 +113,19 @@ func (g *rig) until(what string, is func() bool) {
 // leads waits until the kernel leads to a port; 0 for none.
 func (g *rig) leads(port uint16) {
 	g.t.Helper()
-	want := map[lb.Family]netip.AddrPort{}
-	if port != 0 {
-		want[lb.IPv4] = netip.AddrPortFrom(own[lb.IPv4], port)
+	if port == 0 {
+		g.leadsOn(port)
+		return
+	}
+	g.leadsOn(port, tcp, udp)
+}
+
+// leadsOn waits until the kernel leads to a port on these ways, and on no others.
+func (g *rig) leadsOn(port uint16, ways ...plan.RelayWay) {
+	g.t.Helper()
+	want := map[plan.RelayWay]netip.AddrPort{}
+	for _, way := range ways {
+		want[way] = netip.AddrPortFrom(own[lb.IPv4], port)
 	}
 	g.until(fmt.Sprint("the kernel leads to ", want), func() bool {
 		g.mu.Lock()
@@ -220,7 +257,7 @@ func TestLeavingAfterAnotherProxy(t *testing.T) {
 	t.Parallel()
 	g := newRig(t)
 	g.mu.Lock()
-	g.leased[lb.IPv4] = netip.MustParseAddrPort("192.0.2.1:7")
+	g.leased[tcp] = netip.MustParseAddrPort("192.0.2.1:7")
 	g.mu.Unlock()
 	leaving := hello(7)
 	leaving.Leaving = true
@@ -262,7 +299,7 @@ func TestFull(t *testing.T) {
 	full := hello(7)
 	full.Full = true
 	r.hello.Store(&full)
-	g.leads(0)
+	g.leadsOn(7, udp) // whose flows have limits of their own
 	if st := g.State(); !st.Full || !st.Connected {
 		t.Errorf("%+v", st)
 	}
@@ -281,13 +318,100 @@ func TestBlocked(t *testing.T) {
 	g.Begin(nil)
 	g.join(hello(7))
 	g.leads(7)
-	g.SetBlocked(map[lb.Family]bool{lb.IPv4: true})
+	g.SetBlocked(map[plan.RelayWay]bool{udp: true})
+	g.leadsOn(7, tcp)
+	g.answers()
+	g.SetBlocked(map[plan.RelayWay]bool{tcp: true, udp: true})
 	g.leads(0)
+	g.SetBlocked(map[plan.RelayWay]bool{tcp: true})
+	g.leadsOn(7, udp)
+	g.answers(7)
 	if st := g.State(); !st.Connected || st.Ports[lb.IPv4] != 7 {
 		t.Errorf("%+v", st)
 	}
 	g.SetBlocked(nil)
 	g.leads(7)
+}
+
+// answers waits until flows are left alone that relays answer at these ports.
+func (g *rig) answers(ports ...uint16) {
+	g.t.Helper()
+	var want []netip.AddrPort
+	for _, port := range ports {
+		want = append(want, netip.AddrPortFrom(own[lb.IPv4], port))
+	}
+	g.until(fmt.Sprint("relays answer at ", want), func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.told > 0 && slices.Equal(g.answering, want)
+	})
+}
+
+// Flows to a relay are left alone from before the rules lead there until it is gone, also while it leaves. A
+// proxy that has just started does not know for a while that there is none.
+func TestAnswering(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	r := g.join(hello(7))
+	g.leads(7)
+	g.answers(7)
+	if g.told > 1 {
+		t.Error("it was told that there is none")
+	}
+	r.leave()
+	r.next(func(m wire.Message) bool { return m.Left })
+	g.leads(0)
+	g.answers(7)
+	second := g.join(hello(8))
+	g.answers(7, 8)
+	r.conn.Close()
+	g.answers(8)
+	second.conn.Close()
+	g.answers()
+
+	late := newRig(t)
+	late.answers()
+	if took := time.Since(late.started); took < wire.Lease {
+		t.Errorf("a relay has %s to connect", took)
+	}
+}
+
+// A relay hears where flows went that arrive at its own port; of others, and of those that the kernel does not
+// have, that they are nothing.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	flow := func(client, at string) wire.Flow {
+		return wire.Flow{Client: netip.MustParseAddrPort(client), At: netip.MustParseAddrPort(at)}
+	}
+	known, unknown, others, elsewhere := flow("192.0.2.9:5", "192.0.2.1:7"), flow("192.0.2.9:6", "192.0.2.1:7"),
+		flow("192.0.2.9:5", "192.0.2.1:8"), flow("192.0.2.9:5", "192.0.2.2:7")
+	to := netip.MustParseAddrPort("198.51.100.1:53")
+	g.flows = map[wire.Flow]netip.AddrPort{known: to, others: to, elsewhere: to}
+	asking := hello(7)
+	asking.Flows = []wire.Flow{known, unknown, others, elsewhere}
+	r := g.join(asking)
+	m := r.next(func(m wire.Message) bool { return len(m.Answers) > 0 })
+	want := []wire.Answer{{Flow: known, From: known.Client, To: to}, {Flow: unknown}, {Flow: others}, {Flow: elsewhere}}
+	if !slices.Equal(m.Answers[:4], want) {
+		t.Errorf("it hears %+v", m.Answers)
+	}
+}
+
+// A relay that asks and does not listen is cut off.
+func TestAsksAndDoesNotListen(t *testing.T) {
+	a := New(Deps{Original: func(wire.Flow) (from, to netip.AddrPort, ok bool, err error) { return }})
+	r := &relay{wake: make(chan struct{}, 1)}
+	flows := make([]wire.Flow, wire.MaxFlows)
+	for range maxAnswers / wire.MaxFlows {
+		if err := a.answer(r, flows); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.answer(r, flows); err == nil {
+		t.Error("the answers have no end")
+	}
 }
 
 // A relay hears at which addresses node ports are served, and when that changes.
@@ -318,7 +442,11 @@ func TestNodePorts(t *testing.T) {
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	for name, line := range map[string]string{"silence": "", "nonsense": "hello\n", "a port of no family": `{"ports":{"x":1}}` + "\n",
-		"port 0": `{"ports":{"IPv4":0}}` + "\n", "too much": fmt.Sprintf("%*d\n", 2*wire.MaxHello, 1)} {
+		"port 0":                 `{"ports":{"IPv4":0}}` + "\n",
+		"a flow of two families": `{"flows":[{"client":"192.0.2.1:1","at":"[2001:db8::1]:1"}]}` + "\n",
+		"too many flows": `{"flows":[` + strings.Repeat(`{"client":"192.0.2.1:1","at":"192.0.2.1:1"},`, wire.MaxFlows) +
+			`{"client":"192.0.2.1:1","at":"192.0.2.1:1"}]}` + "\n",
+		"too much": fmt.Sprintf("%*d\n", 2*wire.MaxHello, 1)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newRig(t)

@@ -37,6 +37,23 @@ type Message struct {
 	NodePorts []netip.Addr `json:"nodePorts,omitzero"`
 	// Left is set once the rules do not lead to the relay any more, after it has said that it leaves.
 	Left bool `json:"left,omitempty"`
+	// Answers are what the relay has asked for.
+	Answers []Answer `json:"answers,omitempty"`
+}
+
+// Flow is a flow of UDP as the relay sees it: who sent, and the address of the node at which it arrived.
+type Flow struct {
+	Client netip.AddrPort `json:"client"`
+	At     netip.AddrPort `json:"at"`
+}
+
+// Answer says where the packets of a flow came from and went to before the rules led them to the relay. It is
+// only the flow if the rules did not. A socket of UDP cannot find that out, and who may ask the kernel may do
+// much more than a relay needs.
+type Answer struct {
+	Flow
+	From netip.AddrPort `json:"from,omitzero"`
+	To   netip.AddrPort `json:"to,omitzero"`
 }
 
 // Service is what is relayed of one Service.
@@ -47,7 +64,7 @@ type Service struct {
 
 // Hello is one line (JSON, ended by a newline) that a relay writes to its proxy.
 type Hello struct {
-	// Ports are those at which the relay accepts connections, by family, at all addresses.
+	// Ports are those at which the relay accepts connections, and receives UDP, by family, at all addresses.
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
 	// Leaving is set if the rules shall not lead to the relay any more.
 	Leaving bool `json:"leaving,omitempty"`
@@ -56,10 +73,15 @@ type Hello struct {
 	Full bool `json:"full,omitempty"`
 	// Connections is how many are open.
 	Connections int `json:"connections,omitempty"`
+	// Flows are asked about, MaxFlows at most.
+	Flows []Flow `json:"flows,omitempty"`
 }
 
-// MaxHello is how many bytes a line of the relay has at most.
-const MaxHello = 4 << 10
+// MaxHello is how many bytes a line of the relay has at most, MaxFlows how many flows it asks about.
+const (
+	MaxHello = 16 << 10
+	MaxFlows = 64
+)
 
 // DecodeHello reads a line of the relay.
 func DecodeHello(line []byte) (h Hello, err error) {
@@ -74,6 +96,14 @@ func DecodeHello(line []byte) (h Hello, err error) {
 	}
 	if h.Connections < 0 {
 		return h, fmt.Errorf("%d connections", h.Connections)
+	}
+	if len(h.Flows) > MaxFlows {
+		return h, fmt.Errorf("%d flows, and %d are the most", len(h.Flows), MaxFlows)
+	}
+	for _, f := range h.Flows {
+		if !f.Client.IsValid() || !f.At.IsValid() || f.Client.Addr().Is4() != f.At.Addr().Is4() {
+			return h, fmt.Errorf("a flow from %s to %s", f.Client, f.At)
+		}
 	}
 	return h, nil
 }
