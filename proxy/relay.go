@@ -67,8 +67,8 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 		"how many of them one Service may have, at most half of them all; beyond that, the one ends whose client has been "+
 			"silent for longest")
 	set.IntVar(&o.ClientFlows, "client-udp-flows", 1000,
-		"how many of those one client may have, as with --client-connections; beyond that, the one ends that has been silent "+
-			"for longest")
+		"how many of those one client may have, as with --client-connections; beyond that, the one ends that has been "+
+			"silent for longest")
 	set.DurationVar(&o.UDPIdle, "udp-idle-timeout", 100*time.Second,
 		"how long both ends of a flow of UDP may be silent before it ends, at most five sixths of what the kernel's "+
 			"nf_conntrack_udp_timeout and nf_conntrack_udp_timeout_stream say")
@@ -207,9 +207,10 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 		open: perService("connections_open", "Open connections, or flows of UDP, of a Service."),
 		connections: perService("connections_total", "Connections that were accepted, and flows of UDP that came, for a "+
 			"Service."),
-		tries:   perService("tries_total", "Backends that were tried for a Service."),
-		retried: perService("retried_total", "Connections and flows that got a backend after another had failed or was late."),
-		failed:  perService("failed_total", "Connections that got no backend and were reset, and flows that got none."),
+		tries: perService("tries_total", "Backends that were tried for a Service."),
+		retried: perService("retried_total",
+			"Connections and flows that got a backend after another had failed or was late."),
+		failed: perService("failed_total", "Connections that got no backend and were reset, and flows that got none."),
 		failedHere: perService("node_failures_total", "Connections to backends of a Service that failed on the node itself, "+
 			"as without a free file descriptor or source port; they do not count against the backend."),
 		clientLimited: perService("client_limited_total", "Connections beyond the limit of one client of a Service, which "+
@@ -220,8 +221,8 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 			"that ended for others."),
 		bytes: perService("bytes_total", "Bytes of connections and flows that have ended, by direction: sent or received by "+
 			"the client.", "direction"),
-		reset: desc("refused_total", "Connections that were reset, and datagrams that were dropped, at once: beyond a limit, "+
-			"to the port of the relay itself, or to what is not relayed."),
+		reset: desc("refused_total", "Connections that were reset, and datagrams that were dropped, at once: beyond a "+
+			"limit, to the port of the relay itself, or to what is not relayed."),
 		connected: desc("connected", "1 while the proxy is connected and has said what to relay, else 0."),
 	}
 }

@@ -318,7 +318,7 @@ func (s relaySite) udpObjects(t *testing.T) (lb.Service, []lb.Slice) {
 				if err != nil {
 					return
 				}
-				_, _ = conn.WriteTo([]byte(fmt.Sprint(i+1)), from)
+				_, _ = conn.WriteTo(fmt.Append(nil, i+1), from)
 			}
 		}()
 	}

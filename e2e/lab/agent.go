@@ -181,7 +181,7 @@ func (a *Agent) FailNetlink(ctx context.Context, while time.Duration) (failed in
 		return 0, err
 	}
 	trace := a.lab.logPath(a.Name() + "-netlink")
-	defer os.Remove(trace)
+	defer func() { _ = os.Remove(trace) }()
 	ctx, cancel := context.WithTimeout(ctx, while)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "strace",

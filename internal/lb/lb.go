@@ -227,7 +227,7 @@ type Request struct {
 type IPMode string
 
 // The IP modes; the empty mode means VIP. Router is that of KEP-6272: as VIP, but what would be dropped or
-// refused for want of endpoints is routed on.
+// refused because there are no endpoints is routed on.
 const (
 	IPModeVIP    IPMode = "VIP"
 	IPModeProxy  IPMode = "Proxy"

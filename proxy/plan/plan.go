@@ -252,7 +252,7 @@ func healthPort(svc lb.Service) uint16 {
 }
 
 // passes reports whether a Service asks for KEP-6272 at all its external addresses: what would be dropped
-// or refused for want of endpoints alone goes the way that routing has for it, to another node, cluster or
+// or refused only because there are no endpoints goes the way that routing has for it, to another node, cluster or
 // site.
 func passes(svc lb.Service) bool { return svc.Failover == lb.FailoverPassthrough }
 
