@@ -174,10 +174,7 @@ func plannedBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, po
 			return err
 		})
 	}
-	before, err := b.Targets(t.Context(), backend)
-	if err != nil || !before[node].Up {
-		t.Fatalf("%s is no target: %v, %v", node, before, err)
-	}
+	wantUp(true)
 	run := startTraffic(t, l, balancerAt(l, port))
 	const label = `{"metadata":{"labels":{"landfall.dev/drain":%s}}}` // as landfallctl drain sets it
 	patchNode(t, l, node, fmt.Sprintf(label, `""`))

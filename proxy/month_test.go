@@ -29,22 +29,27 @@ type monthRules struct {
 
 func (m *monthRules) Begin(s map[lb.Key]plan.Service) { m.Update(s) }
 
+// Update takes what is wanted. The kernel gets the newest that is, as the dialects' actor does.
 func (m *monthRules) Update(s map[lb.Key]plan.Service) {
-	s = maps.Clone(s)
-	time.AfterFunc(20*time.Millisecond, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		for key, service := range s {
-			o := plan.Outcome{Applied: service}
-			if m.refused > 0 {
-				m.refused--
-				o = plan.Outcome{Err: errors.New("no memory"), Alone: []lb.Family{lb.IPv4}}
-				time.AfterFunc(time.Minute, func() { m.Update(map[lb.Key]plan.Service{key: service}) })
-			}
-			m.outcomes[key], m.tried = o, true
-		}
-		m.changed()
-	})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.Copy(m.wanted, s)
+	for key := range s {
+		time.AfterFunc(20*time.Millisecond, func() { m.write(key) })
+	}
+}
+
+func (m *monthRules) write(key lb.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o := plan.Outcome{Applied: m.wanted[key]}
+	if m.refused > 0 {
+		m.refused--
+		o = plan.Outcome{Err: errors.New("no memory"), Alone: []lb.Family{lb.IPv4}}
+		time.AfterFunc(time.Minute, func() { m.write(key) })
+	}
+	m.outcomes[key], m.tried = o, true
+	m.changed()
 }
 
 func (m *monthRules) Outcomes() (map[lb.Key]plan.Outcome, bool) {
@@ -101,6 +106,7 @@ func TestMonth(t *testing.T) {
 		rules.changed, prober.changed = b.runner.PokeNow, b.runner.PokeNow
 		b.nodes.OnChange(b.markNode)
 		m := &month{gateBench: g, rules: rules, prober: prober}
+		b.from.update = m.news
 		for n := range 3 {
 			b.put(fmt.Sprint("always-", n), fmt.Sprint("198.51.100.", n+1), "10.200.1.2")
 		}
@@ -114,7 +120,7 @@ func TestMonth(t *testing.T) {
 			m.calm()
 			time.Sleep(3 * lb.FlowMemory)
 			synctest.Wait()
-			return leaktest.Entries(b.proxy), runtime.NumGoroutine()
+			return m.entries(), runtime.NumGoroutine()
 		}
 		for hour := range 24 {
 			m.hour(hour)
@@ -123,7 +129,7 @@ func TestMonth(t *testing.T) {
 		for hour := 24; hour < seeds.Of(30, 365)*24; hour++ {
 			m.hour(hour)
 		}
-		busy := leaktest.Entries(b.proxy)
+		busy := m.entries()
 		after, still := rest()
 		leaktest.Compare(t, before, after)
 		if still != goroutines {
@@ -162,6 +168,26 @@ type month struct {
 	hours  []int // whose Services are there
 	most   map[string]int
 	number uint64
+
+	mu          sync.Mutex // the loop hears in a goroutine of its own
+	said, heard lb.FeedUpdate
+}
+
+// say has the speaker say something else.
+func (m *month) say(change func(*lb.FeedUpdate)) {
+	m.mu.Lock()
+	change(&m.said)
+	m.mu.Unlock()
+	m.markFacts()
+}
+
+// news is what the feed's actor offers.
+func (m *month) news() (news lb.FeedUpdate, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	news = m.said.Since(m.heard)
+	news.Number, m.heard = m.said.Number, m.said
+	return news, true
 }
 
 const lives = 5 // hours of a Service
@@ -201,10 +227,9 @@ func (m *month) hour(hour int) {
 	m.pods.Set(key(pod), lb.GatedPod{UID: pod, Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.9")}, Ready: true})
 	m.wait(time.Second)
 	m.prober.fails(fmt.Sprint("probed-", hour), backend.String())
-	m.update.Dead, m.update.Gone = []string{node}, []netip.Addr{address(172, 16, hour)}
-	m.markFacts()
+	m.say(func(u *lb.FeedUpdate) { u.Dead, u.Gone = []string{node}, []netip.Addr{address(172, 16, hour)} })
 	m.wait(10 * time.Minute)
-	m.update.Dead, m.update.Gone = nil, nil
+	m.say(func(u *lb.FeedUpdate) { u.Dead, u.Gone = nil, nil })
 	m.rules.mu.Lock()
 	m.rules.refused = hour % 3
 	m.rules.mu.Unlock()
@@ -223,6 +248,15 @@ func (m *month) hour(hour int) {
 	m.wait(9 * time.Minute)
 }
 
+// entries returns how much is remembered. What steps change has the proxy's locks.
+func (m *month) entries() map[string]int {
+	m.proxy.mu.Lock()
+	defer m.proxy.mu.Unlock()
+	m.dirtyMu.Lock()
+	defer m.dirtyMu.Unlock()
+	return leaktest.Entries(m.proxy, "runner")
+}
+
 // wait lets time pass, and notes how much is remembered.
 func (m *month) wait(d time.Duration) {
 	if m.most == nil {
@@ -231,7 +265,7 @@ func (m *month) wait(d time.Duration) {
 	note := func() {
 		synctest.Wait()
 		if len(m.hours) > 0 && m.hours[len(m.hours)-1] < 24 { // a day of it is enough
-			for path, n := range leaktest.Entries(m.proxy) {
+			for path, n := range m.entries() {
 				m.most[path] = max(m.most[path], n)
 			}
 		}
@@ -254,19 +288,18 @@ func (m *month) service(hour int, kind string, vip netip.Addr, change func(*lb.S
 		Endpoints: []lb.Endpoint{
 			{Addr: address(10, 201, hour), Node: fmt.Sprint("node-", hour), Ready: true, Serving: true},
 			{Addr: netip.MustParseAddr("10.200.1.8"), Node: "here", Ready: true, Serving: true},
-			{Addr: netip.MustParseAddr("10.200.1.9"), Node: "here"}}}})
+			{Addr: netip.MustParseAddr("10.200.1.9"), Node: "here", Pod: fmt.Sprint("pod-", hour)}}}})
 	m.mark(s.Key)
 }
 
 // hear has the speaker name who may know connections to a VIP.
 func (m *month) hear(vip netip.Addr, hour int) {
-	previous := maps.Clone(m.update.Previous)
-	if previous == nil {
-		previous = map[netip.Addr][]netip.Addr{}
-	}
-	previous[vip] = []netip.Addr{address(172, 16, hour)}
-	m.update.Previous, m.update.Number = previous, m.number
-	m.markFacts()
+	m.say(func(u *lb.FeedUpdate) {
+		if u.Previous = maps.Clone(u.Previous); u.Previous == nil {
+			u.Previous = map[netip.Addr][]netip.Addr{}
+		}
+		u.Previous[vip], u.Number = []netip.Addr{address(172, 16, hour)}, m.number
+	})
 }
 
 // gone has the Services of an hour go.
@@ -275,9 +308,10 @@ func (m *month) gone(hour int) {
 	for _, kind := range []string{"plain", "direct", "probed", "relayed", "rival", "orphan"} {
 		m.delete(fmt.Sprint(kind, "-", hour))
 	}
-	m.update.Previous = maps.Clone(m.update.Previous)
-	delete(m.update.Previous, address(192, 0, hour))
-	m.markFacts()
+	m.say(func(u *lb.FeedUpdate) {
+		u.Previous = maps.Clone(u.Previous)
+		delete(u.Previous, address(192, 0, hour))
+	})
 	m.wait(time.Millisecond)
 }
 

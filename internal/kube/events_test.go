@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,9 +107,9 @@ func TestAnObjectGetsEventsAtALowRate(t *testing.T) {
 // for six hours each day: nothing stays in the queue, and each Event has its turn.
 func TestAMonthOfEvents(t *testing.T) {
 	core := fake.NewClientset()
-	away := false
+	var away atomic.Bool
 	core.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if away {
+		if away.Load() {
 			return true, nil, errors.New("connection refused")
 		}
 		return false, nil, nil
@@ -121,13 +122,13 @@ func TestAMonthOfEvents(t *testing.T) {
 		}
 		before := size()
 		for turn := range 30 * 4 {
-			away = turn%4 == 1
+			away.Store(turn%4 == 1)
 			for _, namespace := range []string{"shop", fmt.Sprint("space-", turn)} {
 				e.Normal(ServiceReference(lb.Service{Key: lb.Key{Namespace: namespace, Name: fmt.Sprint("web-", turn)}}),
 					lb.ReasonAssigned, "10.0.0.1 from pool p")
 				sent++
 			}
-			if time.Sleep(6 * time.Hour); away && size()[".waiting"] == 0 {
+			if time.Sleep(6 * time.Hour); away.Load() && size()[".waiting"] == 0 {
 				t.Error("nothing waits while the API server is away")
 			}
 		}

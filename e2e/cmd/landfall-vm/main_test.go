@@ -15,7 +15,7 @@ func TestSuitesAreChosen(t *testing.T) {
 	for _, c := range []struct {
 		names, pattern, want string
 	}{
-		{"", "", "iptables nftables auto l2 ipvs"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "iptables ipvs"},
+		{"", "", "iptables nftables auto l2 ipvs vrf"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "iptables ipvs"},
 	} {
 		chosen, err := choose(c.names, c.pattern)
 		if err != nil {
