@@ -23,7 +23,7 @@ func TestRelay(t *testing.T) {
 		cluster.Pods[i].UDP = cluster.Pods[i].TCP
 	}
 	l := labtest.Start(t, cluster, lab.Options{Values: map[string]any{
-		"relay": map[string]any{"enabled": true}, "proxy": map[string]any{"mode": "nftables"}}})
+		"relay": map[string]any{"enabled": true, "udp": true}, "proxy": map[string]any{"mode": "nftables"}}})
 	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
 		t.Fatal(err)
 	}

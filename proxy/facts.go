@@ -46,6 +46,8 @@ type settings struct {
 	direct map[lb.Family]bool
 	// relay has the rules send connections to a relay, if the mode can.
 	relay bool
+	// relayUDP has it do so for UDP too.
+	relayUDP bool
 }
 
 // facts are what is known of this node.
@@ -111,7 +113,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	f = facts{
 		self: self, object: node, node: plan.Node{
 			Name: self, Zone: node.Labels[labelZone], Addresses: node.Addresses, Scheduler: s.scheduler,
-			Relay: s.relay,
+			Relay: s.relay, RelayTCPOnly: !s.relayUDP,
 		},
 		known: ok, leaving: node.Leaving,
 		config: plan.Config{

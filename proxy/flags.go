@@ -46,7 +46,7 @@ type flags struct {
 	rescueLimit, rescueTunnelPort                            int
 	serviceCounters                                          string
 	probeInterval, gateTimeout                               time.Duration
-	relay                                                    bool
+	relay, relayUDP                                          bool
 	relaySocket                                              string
 	namespace                                                string
 	daemonSets                                               []string
@@ -139,8 +139,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
 	set.BoolVar(&f.relay, "relay", false,
-		"in nftables mode, send connections and flows of UDP to Services with the annotation "+lb.AnnotationRelay+
+		"in nftables mode, send connections to Services with the annotation "+lb.AnnotationRelay+
 			" to this node's relay, while that is there")
+	set.BoolVar(&f.relayUDP, "relay-udp", false,
+		"with --relay, send UDP there too; the relay needs --udp")
 	set.DurationVar(&f.gateTimeout, "readiness-gate-timeout", 0,
 		"open the readiness gate "+lb.ConditionProgrammed+" of this node's pods once the node's rules deliver to them, and "+
 			"after that time in any case; 0 leaves the gate to others")
@@ -173,7 +175,7 @@ func (f *flags) healthzAddress() string {
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing,
-		relay: f.relay, gateTimeout: f.gateTimeout}
+		relay: f.relay, relayUDP: f.relayUDP, gateTimeout: f.gateTimeout}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
 		ops.NotNegative("readiness-gate-timeout", f.gateTimeout),

@@ -35,6 +35,7 @@ const relayUsage = `The argument status prints the state of the running relay as
 type relayFlags struct {
 	options relay.Options
 	port    int
+	udp     bool
 }
 
 func (f *relayFlags) add(set *pflag.FlagSet) {
@@ -42,8 +43,9 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 	set.StringVar(&o.Socket, "relay-socket", wire.Socket,
 		"Unix socket of the node's proxy, which says what to relay and has the rules lead here")
 	set.IntVar(&f.port, "port", 7484,
-		"port of TCP and UDP that accepts what the rules lead here, at all addresses of the node; connections to the port "+
-			"itself are reset, and datagrams dropped; 0 takes any free one")
+		"port of TCP, and with --udp of UDP, that accepts what the rules lead here, at all addresses of the node; "+
+			"connections to the port itself are reset, and datagrams dropped; 0 takes any free one")
+	set.BoolVar(&f.udp, "udp", false, "relay UDP too; the proxy needs --relay-udp")
 	set.IntVar(&o.Tries, "tries", 3, "how many backends a connection tries at most")
 	set.DurationVar(&o.TryAfter, "try-after", 250*time.Millisecond,
 		"after which time without an answer of a backend the connection tries another as well; the first answer counts")
@@ -97,7 +99,7 @@ func (f *relayFlags) check() error {
 		return ops.Usagef("--connections, --service-connections and --client-connections: %d, %d and %d are not all above 0",
 			o.Limit, o.ServiceLimit, o.ClientLimit)
 	}
-	o.Port = uint16(f.port)
+	o.Port, o.TCPOnly = uint16(f.port), !f.udp
 	return ops.NotNegative("drain-time", o.Drain)
 }
 

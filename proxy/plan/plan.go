@@ -20,6 +20,8 @@ type Node struct {
 	Scheduler Scheduler
 	// Relay is set if the node's rules can send connections to a relay.
 	Relay bool
+	// RelayTCPOnly leaves UDP to the rules.
+	RelayTCPOnly bool
 	// Neighbors are the addresses of the other nodes to which the node can hand packets as they are, by
 	// the nodes' names. They are there only for Services that ask for direct forwarding.
 	Neighbors map[string][]netip.Addr
@@ -192,7 +194,9 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	}
 	for _, clusterIP := range svc.ClusterIPs {
 		for _, port := range svc.Ports {
-			s.Ports = append(s.Ports, newPort(svc, s.VIPs, clusterIP, port, choose, sources))
+			p := newPort(svc, s.VIPs, clusterIP, port, choose, sources)
+			p.Relay = p.Relay && (p.Protocol != lb.UDP || !node.RelayTCPOnly)
+			s.Ports = append(s.Ports, p)
 		}
 	}
 	return s

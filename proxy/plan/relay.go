@@ -254,7 +254,15 @@ func RelayLeavesUDP(svc lb.Service, planned Service) string {
 		svc.RelayProxyProtocol = ""
 		return p.Protocol == lb.UDP && isRelayed(svc, p)
 	}
-	if !planned.Relay || proxyProtocols[svc.RelayProxyProtocol] != 1 || !slices.ContainsFunc(svc.Ports, asks) {
+	if !planned.Relay || !slices.ContainsFunc(svc.Ports, asks) {
+		return ""
+	}
+	if proxyProtocols[svc.RelayProxyProtocol] != 1 {
+		if slices.ContainsFunc(planned.Ports, func(p Port) bool { return p.Protocol == lb.UDP && !p.Relay }) &&
+			!slices.ContainsFunc(planned.Ports, func(p Port) bool { return p.Protocol == lb.UDP && p.Relay }) {
+			return fmt.Sprintf("annotation %s: UDP goes straight to endpoints, as the node does not relay it "+
+				"(value relay.udp of the chart)", lb.AnnotationRelay)
+		}
 		return ""
 	}
 	return fmt.Sprintf("annotation %s: v1 of the PROXY protocol has no UDP, so UDP goes straight to endpoints; v2 has it",

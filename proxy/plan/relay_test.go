@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -271,6 +272,14 @@ func TestRelayLeavesUDP(t *testing.T) {
 		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}))
 		if (got != "") != test.want {
 			t.Errorf("%+v: %q", test, got)
+		}
+		tcpOnly := New(svc, endpoints, Node{Relay: true, RelayTCPOnly: true})
+		asks := test.relay == "true" || test.relay == "dns"
+		if got := RelayLeavesUDP(svc, tcpOnly); (got != "") != asks {
+			t.Errorf("%+v where TCP alone is relayed: %q", test, got)
+		}
+		if slices.ContainsFunc(tcpOnly.Ports, func(p Port) bool { return p.Protocol == lb.UDP && p.Relay }) {
+			t.Errorf("%+v: UDP is relayed where TCP alone is", test)
 		}
 		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{})); got != "" {
 			t.Errorf("%+v without a relay: %q", test, got)

@@ -80,7 +80,8 @@ func getsockopt(fd uintptr, level int, to unsafe.Pointer, length uintptr) error 
 	return nil
 }
 
-// listener accepts connections of one family, and receives datagrams at the port of the same number.
+// listener accepts connections of one family, and receives datagrams at the port of the same number; datagrams is
+// nil where TCP alone is relayed.
 type listener struct {
 	family            lb.Family
 	port              uint16
@@ -91,9 +92,9 @@ type listener struct {
 const backlog = 4096
 
 // listen opens a port at all addresses of each family that the node has; any free port for 0.
-func listen(port uint16) (all []listener, err error) {
+func listen(port uint16, tcpOnly bool) (all []listener, err error) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		l, failed := listenAt(family, port)
+		l, failed := listenAt(family, port, tcpOnly)
 		if failed != nil {
 			err = fmt.Errorf("listen (%s): %w", family, failed)
 			continue
@@ -109,9 +110,9 @@ func listen(port uint16) (all []listener, err error) {
 // maxListens is how many free ports of TCP are tried, of which that of UDP may be taken.
 const maxListens = 20
 
-func listenAt(family lb.Family, port uint16) (l listener, err error) {
+func listenAt(family lb.Family, port uint16, tcpOnly bool) (l listener, err error) {
 	for range maxListens {
-		if l, err = listenTCP(family, port); err != nil {
+		if l, err = listenTCP(family, port); err != nil || tcpOnly {
 			return l, err
 		}
 		if l.datagrams, err = openUDP(family, l.port); err == nil {

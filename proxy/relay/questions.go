@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +42,9 @@ func (q *questions) ask(ctx context.Context, about wire.Flow, within time.Durati
 	defer q.mu.Unlock()
 	if q.open[about] == answer {
 		delete(q.open, about)
+	}
+	if !ok { // nobody takes it away while the proxy is
+		q.queue = slices.DeleteFunc(q.queue, func(f wire.Flow) bool { return f == about })
 	}
 	return a, ok
 }

@@ -27,6 +27,8 @@ import (
 type Options struct {
 	Socket string // of the proxy's feed
 	Port   uint16 // 0 for any free one
+	// TCPOnly leaves UDP to the rules.
+	TCPOnly bool
 	// Tries is how many backends a connection tries at most, TryAfter after which time without an answer
 	// the next is tried as well, ConnectTimeout how long all have together.
 	Tries                    int
@@ -105,7 +107,7 @@ type Relay struct {
 
 // New returns a relay that is listening already.
 func New(options Options, deps Deps) (*Relay, error) {
-	listeners, err := listen(options.Port)
+	listeners, err := listen(options.Port, options.TCPOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +194,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	feed.Go(func() { _ = r.follow(talking) })
 	for _, l := range r.listeners {
 		accepting.Go(func() { r.accept(serving, l, &connections) })
-		receiving.Go(func() { r.receiveAll(flowing, l, &flows) })
+		if l.datagrams != nil {
+			receiving.Go(func() { r.receiveAll(flowing, l, &flows) })
+		}
 	}
 	<-ctx.Done()
 	close(r.leaving)
@@ -225,7 +229,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		time.Sleep(acceptAfter)
 	}
 	for _, l := range r.listeners {
-		l.datagrams.Close()
+		if l.datagrams != nil {
+			l.datagrams.Close()
+		}
 	}
 	receiving.Wait()
 	abortFlows(ends)

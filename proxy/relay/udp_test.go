@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -527,6 +528,35 @@ func TestWhatCountsAgainstUDPBackends(t *testing.T) {
 		unix.EPERM: false, os.ErrClosed: false} {
 		if got := isBackends(err); got != want {
 			t.Errorf("%v: %v", err, got)
+		}
+	}
+}
+
+// What nobody answers is not kept for when the proxy is back: it may be away for hours.
+func TestContract11QuestionsHaveAnEnd(t *testing.T) {
+	q := newQuestions()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for port := range uint16(300) {
+		if _, ok := q.ask(ctx, wire.Flow{Client: netip.AddrPortFrom(netip.IPv4Unspecified(), port)}, time.Hour); ok {
+			t.Error("an answer came from nowhere")
+		}
+	}
+	if len(q.queue)+len(q.open) > 0 {
+		t.Errorf("%d questions are queued, %d open", len(q.queue), len(q.open))
+	}
+}
+
+// A relay of TCP alone has no port of UDP.
+func TestTCPOnly(t *testing.T) {
+	listeners, err := listen(0, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range listeners {
+		l.socket.Close()
+		if l.datagrams != nil {
+			t.Errorf("%s: a port of UDP is open", l.family)
 		}
 	}
 }
