@@ -208,9 +208,7 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 		return err
 	}
 	if c.invalid[given.Key] {
-		c.refused++
-		return fmt.Errorf("write status: %w", apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, given.Key.Name,
-			field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)}))
+		return c.refuse(given.Key)
 	}
 	show(&s, h)
 	c.writes = append(c.writes, "service "+s.Key.Name)
@@ -222,6 +220,13 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 	}
 	c.store(s)
 	return err
+}
+
+// refuse returns what the API server says of a Service whose annotations leave no room. It needs the lock.
+func (c *cluster) refuse(key lb.Key) error {
+	c.refused++
+	return fmt.Errorf("write status: %w", apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, key.Name,
+		field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)}))
 }
 
 // show has s show h.
@@ -497,6 +502,9 @@ func (c *cluster) List(_ context.Context, given lb.Service, listed lb.Listing) e
 	s, ok := c.services[given.Key]
 	if !ok || s.UID != given.UID {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: "services"}, given.Key.Name)
+	}
+	if c.invalid[given.Key] {
+		return c.refuse(given.Key)
 	}
 	if s.Listed = nil; listed != nil {
 		s.Listed = lb.ParseListing(listed.String())

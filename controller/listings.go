@@ -34,12 +34,15 @@ type lister struct {
 	// listed are the listings as written, also those that the table does not show yet.
 	listed map[lb.Key]writtenListing
 	// latest is the latest time of any listing: the next is later, whatever the clocks of controllers say.
-	latest int64
+	latest     int64
+	unwritable unwritable
 }
 
 type writtenListing struct {
 	uid string
 	lb.Listing
+	// waits is set for one that is not written as the Service is now: what it has dropped since is not in it.
+	waits bool
 }
 
 func newLister(d deps) *lister {
@@ -82,7 +85,7 @@ func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 	l.changed, l.anew = map[lb.Key]bool{}, false
 	l.mu.Unlock()
 	if anew {
-		l.listed, l.latest = map[lb.Key]writtenListing{}, 0
+		l.listed, l.latest, l.unwritable = map[lb.Key]writtenListing{}, 0, unwritable{}
 		for key, s := range l.services.All() {
 			keys[key], l.latest = true, max(l.latest, s.Listed.Latest())
 		}
@@ -92,6 +95,7 @@ func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 		s, ok := l.services.Get(key)
 		if !ok {
 			delete(l.listed, key)
+			delete(l.unwritable, key)
 		} else if len(s.ExternalIPs) > 0 || s.Listed != nil {
 			services = append(services, s)
 		}
@@ -100,23 +104,37 @@ func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 	err = l.write(ctx, services)
 	l.failures.Log(l.log, "cannot write since when Services list their external IPs; trying again",
 		"wrote since when Services list their external IPs", err)
-	return 0, ignoreEnd(ctx, err)
+	return l.unwritable.due(l.now(), l.note), ignoreEnd(ctx, err)
 }
 
 // write writes the listings of Services in their order. One that cannot be written keeps those from being
-// written that list an address of it, which would come before it.
+// written that list an address of it, which would come before it; but not one that the API server refuses for
+// what it is, which would keep them for ever.
 func (l *lister) write(ctx context.Context, services []lb.Service) error {
 	var failed []error
 	kept := map[netip.Addr]bool{}
 	for _, s := range services {
-		next := l.next(&s)
-		if (next == nil) == (s.Listed == nil) && next.String() == s.Listed.String() {
+		before := l.before(&s)
+		next := before.Next(&s, max(l.now().UnixMilli(), l.latest+1))
+		shown := (next == nil) == (s.Listed == nil) && next.String() == s.Listed.String()
+		if !shown && !l.unwritable.allow(s) {
+			l.remain(&s, next, before)
+			continue
+		}
+		l.listed[s.Key], l.latest = writtenListing{uid: s.UID, Listing: next}, max(l.latest, next.Latest())
+		if shown {
 			continue
 		}
 		if !slices.ContainsFunc(s.ExternalIPs, func(addr netip.Addr) bool { return kept[addr] }) {
 			err := within(ctx, func(ctx context.Context) error { return l.status.List(ctx, s, next) })
 			loop.Progress(ctx)
+			if kube.IsUnwritable(err) {
+				l.refusedBy(l.unwritable, s, err)
+				l.remain(&s, next, s.Listed)
+				continue
+			}
 			if err == nil || kube.IsNotFound(err) || kube.IsConflict(err) { // it is gone, or created anew
+				delete(l.unwritable, s.Key)
 				continue
 			}
 			failed = append(failed, err)
@@ -129,16 +147,25 @@ func (l *lister) write(ctx context.Context, services []lb.Service) error {
 	return errors.Join(failed...)
 }
 
-// next returns what a Service shall show. What the table shows counts, as another controller may have written
-// it, and then what this one wrote.
-func (l *lister) next(s *lb.Service) lb.Listing {
-	before := lb.Listing{}
-	if ours := l.listed[s.Key]; ours.uid == s.UID {
-		maps.Copy(before, ours.Listing)
+// before returns what a Service lists so far. What the table shows counts, as another controller may have written
+// it, and then what this one wrote. What a Service has dropped that waits is new again, although it is shown.
+func (l *lister) before(s *lb.Service) lb.Listing {
+	ours := l.listed[s.Key]
+	switch {
+	case ours.uid != s.UID:
+		return s.Listed
+	case ours.waits:
+		return ours.Listing
 	}
+	before := lb.Listing{}
+	maps.Copy(before, ours.Listing)
 	maps.Copy(before, s.Listed)
-	next := before.Next(s, max(l.now().UnixMilli(), l.latest+1))
-	l.latest = max(l.latest, next.Latest())
-	l.listed[s.Key] = writtenListing{s.UID, next}
-	return next
+	return before
+}
+
+// remain takes note that next is not written now. What is new in it, and so differs from before, gets the time
+// at which it is: others may be listed until then, and nobody comes before them later.
+func (l *lister) remain(s *lb.Service, next, before lb.Listing) {
+	maps.DeleteFunc(next, func(item string, since int64) bool { return before[item] != since })
+	l.listed[s.Key] = writtenListing{s.UID, next, true}
 }

@@ -111,6 +111,52 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 	}
 }
 
+// A Service that the API server refuses keeps nobody else's listing from being written. It is tried again when it
+// has changed, and ever less often; once it can be written it comes after those that were listed meanwhile.
+func TestContract11UnwritableListingsHinderNobody(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	p.ticks = time.Millisecond
+	c.put(lists("full"))
+	c.put(lists("web", external))
+	p.deliver()
+	step := func() {
+		t.Helper()
+		p.deliver()
+		if _, err := p.lister.step(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	step()
+	c.remove("web")
+	c.invalid = map[lb.Key]bool{key("full"): true}
+	c.change("full", func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
+	c.put(lists("web", external))
+	step()
+	if c.since("web") == 0 || c.refused != 1 {
+		t.Errorf("the other one is listed since %d, after %d refusals", c.since("web"), c.refused)
+	}
+	for range 100 {
+		p.lister.serviceChanged(key("full"))
+		step()
+	}
+	if c.refused != 1 || !slices.Equal(p.events, []string{"Warning full StatusRefused"}) {
+		t.Errorf("%d refusals of one version, Events %q", c.refused, p.events)
+	}
+	p.clock = p.clock.Add(time.Minute)
+	for range 100 {
+		step()
+	}
+	if c.refused != 2 {
+		t.Errorf("%d refusals after a minute", c.refused)
+	}
+	c.invalid = nil
+	p.clock = p.clock.Add(time.Minute)
+	step()
+	step()
+	c.inOrder(t, "web", "full")
+}
+
 // A cleanup takes back the listing of a Service, and of one that Landfall has written nothing else to nothing else.
 func TestCleanupTakesListingsBack(t *testing.T) {
 	c := newCluster()
