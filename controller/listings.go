@@ -24,9 +24,10 @@ type lister struct {
 	failures loop.Failures
 
 	mu sync.Mutex
-	// changed are the Services that the table tells of since the last step, nil for one that does not lead;
-	// anew is set at the beginning of a time of leading.
+	// changed are the Services that the table tells of since the last step, nil for one that does not lead, and
+	// order has them as it told of them first; anew is set at the beginning of a time of leading.
 	changed map[lb.Key]bool
+	order   []lb.Key
 	anew    bool
 
 	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
@@ -34,8 +35,12 @@ type lister struct {
 	// listed are the listings as written, also those that the table does not show yet.
 	listed map[lb.Key]writtenListing
 	// latest is the latest time of any listing: the next is later, whatever the clocks of controllers say.
-	latest     int64
+	latest int64
+	// again are the Services whose write failed, and those that are kept behind them: they come before others.
+	again      []lb.Key
 	unwritable unwritable
+	// pauses are between the writes of one Service, so that one that never rests keeps nobody else waiting.
+	pauses replaces
 }
 
 type writtenListing struct {
@@ -58,7 +63,7 @@ func (l *lister) end()   { l.remember(nil) }
 func (l *lister) remember(changed map[lb.Key]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.changed, l.anew = changed, true
+	l.changed, l.order, l.anew = changed, nil, true
 }
 
 // serviceChanged says that a Service has changed.
@@ -70,41 +75,57 @@ func (l *lister) serviceChanged(key lb.Key) {
 func (l *lister) note(key lb.Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.changed != nil {
-		l.changed[key] = true
+	if l.changed != nil && !l.changed[key] {
+		l.changed[key], l.order = true, append(l.order, key)
 	}
 }
 
-// step writes the listings that differ, those of older Services first.
+// step writes the listings that differ: in the order in which it heard of them and, where it has heard of none as
+// it has just begun to lead, those of older Services first.
 func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 	if !l.services.Synced() {
 		return 0, nil // called again when they are
 	}
 	l.mu.Lock()
-	keys, anew := l.changed, l.anew
-	l.changed, l.anew = map[lb.Key]bool{}, false
+	keys, anew := append(l.again, l.order...), l.anew
+	l.changed, l.order, l.anew, l.again = map[lb.Key]bool{}, nil, false, nil
 	l.mu.Unlock()
 	if anew {
-		l.listed, l.latest, l.unwritable = map[lb.Key]writtenListing{}, 0, unwritable{}
-		for key, s := range l.services.All() {
-			keys[key], l.latest = true, max(l.latest, s.Listed.Latest())
+		l.listed, l.latest, l.unwritable, l.pauses = map[lb.Key]writtenListing{}, 0, unwritable{}, replaces{}
+		all := l.services.All()
+		for _, s := range all {
+			l.latest = max(l.latest, s.Listed.Latest())
 		}
+		keys = slices.SortedFunc(maps.Keys(all), func(a, b lb.Key) int {
+			older, younger := all[a], all[b]
+			return plan.Older(&older, &younger)
+		})
 	}
 	var services []lb.Service
-	for key := range keys {
+	seen := make(map[lb.Key]bool, len(keys))
+	for _, key := range keys {
+		if seen[key] {
+			continue
+		}
+		seen[key] = true
 		s, ok := l.services.Get(key)
 		if !ok {
 			delete(l.listed, key)
 			delete(l.unwritable, key)
+			delete(l.pauses, key)
 		} else if len(s.ExternalIPs) > 0 || s.Listed != nil {
 			services = append(services, s)
 		}
 	}
-	slices.SortFunc(services, func(a, b lb.Service) int { return plan.Older(&a, &b) })
 	err = l.write(ctx, services)
 	l.failures.Log(l.log, "cannot write since when Services list their external IPs; trying again",
 		"wrote since when Services list their external IPs", err)
-	return l.unwritable.due(l.now(), l.note), ignoreEnd(ctx, err)
+	for _, next := range []time.Duration{l.unwritable.due(l.now(), l.note), l.pauses.due(l.now(), l.note)} {
+		if next > 0 {
+			again = soonest(again, next)
+		}
+	}
+	return again, ignoreEnd(ctx, err)
 }
 
 // write writes the listings of Services in their order. One that cannot be written keeps those from being
@@ -117,7 +138,8 @@ func (l *lister) write(ctx context.Context, services []lb.Service) error {
 		before := l.before(&s)
 		next := before.Next(&s, max(l.now().UnixMilli(), l.latest+1))
 		shown := (next == nil) == (s.Listed == nil) && next.String() == s.Listed.String()
-		if !shown && !l.unwritable.allow(s) {
+		behind := slices.ContainsFunc(s.ExternalIPs, func(addr netip.Addr) bool { return kept[addr] })
+		if !shown && (!l.unwritable.allow(s) || !behind && !l.pauses.allow(s.Key, l.now())) {
 			l.remain(&s, next, before)
 			continue
 		}
@@ -125,7 +147,7 @@ func (l *lister) write(ctx context.Context, services []lb.Service) error {
 		if shown {
 			continue
 		}
-		if !slices.ContainsFunc(s.ExternalIPs, func(addr netip.Addr) bool { return kept[addr] }) {
+		if !behind {
 			err := within(ctx, func(ctx context.Context) error { return l.status.List(ctx, s, next) })
 			loop.Progress(ctx)
 			if kube.IsUnwritable(err) {
@@ -138,11 +160,12 @@ func (l *lister) write(ctx context.Context, services []lb.Service) error {
 				continue
 			}
 			failed = append(failed, err)
+			delete(l.pauses, s.Key) // that all are tried again is the loop's
 		}
 		for _, addr := range s.ExternalIPs {
 			kept[addr] = true
 		}
-		l.note(s.Key)
+		l.again = append(l.again, s.Key)
 	}
 	return errors.Join(failed...)
 }

@@ -118,8 +118,6 @@ func TestContract11UnwritableListingsHinderNobody(t *testing.T) {
 	p := newProcess(c)
 	p.ticks = time.Millisecond
 	c.put(lists("full"))
-	c.put(lists("web", external))
-	p.deliver()
 	step := func() {
 		t.Helper()
 		p.deliver()
@@ -128,7 +126,6 @@ func TestContract11UnwritableListingsHinderNobody(t *testing.T) {
 		}
 	}
 	step()
-	c.remove("web")
 	c.invalid = map[lb.Key]bool{key("full"): true}
 	c.change("full", func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
 	c.put(lists("web", external))
@@ -155,6 +152,79 @@ func TestContract11UnwritableListingsHinderNobody(t *testing.T) {
 	step()
 	step()
 	c.inOrder(t, "web", "full")
+}
+
+// Who is heard of first is listed first, also before an older Service that comes in the same step, and after a write
+// that failed.
+func TestContract11ListingsInTheOrderOfChanges(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	names := []string{"oldest", "older", "younger"}
+	for _, name := range names {
+		c.put(lists(name))
+	}
+	p.settle(t)
+	lists := func(name string) {
+		c.change(name, func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
+	}
+	c.fail(forbidden)
+	lists("younger")
+	p.deliver()
+	if _, err := p.lister.step(t.Context()); err == nil {
+		t.Error("no error of a write that failed")
+	}
+	lists("older")
+	lists("oldest")
+	p.deliver()
+	if _, err := p.lister.step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := c.written(); !slices.Equal(got, []string{"listing younger", "listing older", "listing oldest"}) {
+		t.Errorf("writes %q", got)
+	}
+	c.inOrder(t, "younger", "older", "oldest")
+}
+
+// A Service that never rests is written ever less often. What it lists again meanwhile it lists since it is written,
+// after another one that was there before.
+func TestContract11ListingsThatNeverRest(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	p.ticks = time.Millisecond
+	c.put(lists("restless", external))
+	step := func() {
+		t.Helper()
+		p.deliver()
+		if _, err := p.lister.step(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	turn := func(ips ...netip.Addr) {
+		t.Helper()
+		c.change("restless", func(s *lb.Service) { s.ExternalIPs = ips })
+		step()
+	}
+	step()
+	if c.since("restless") == 0 {
+		t.Error("the first time it waits")
+	}
+	turn()
+	c.put(lists("web", external))
+	step()
+	c.written()
+	turn(external)
+	for range 100 {
+		turn()
+		turn(external)
+	}
+	if got := c.written(); len(got) > 0 {
+		t.Errorf("%d writes at once", len(got))
+	}
+	p.clock = p.clock.Add(maxReplace)
+	step()
+	step()
+	step()
+	c.inOrder(t, "web", "restless")
 }
 
 // A cleanup takes back the listing of a Service, and of one that Landfall has written nothing else to nothing else.
