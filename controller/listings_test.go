@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"testing"
@@ -98,9 +99,17 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 		t.Error("the times have changed")
 	}
 
-	// The same name, created anew.
+	// The same name, created anew, which the controller hears of after a write to the one before.
+	c.change("holder", func(s *lb.Service) { s.ExternalIPs = nil })
+	p.deliver()
 	c.remove("holder")
 	c.put(lists("holder", external))
+	if _, err := p.lister.step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if slices.Contains(p.events, "Warning holder StatusRefused") {
+		t.Errorf("Events %q", p.events)
+	}
 	p.settle(t)
 	c.inOrder(t, "oldest", "older", "younger", "holder")
 	c.written()
@@ -251,4 +260,20 @@ func TestCleanupTakesListingsBack(t *testing.T) {
 	if written, err := cleaner.pass(t.Context()); written != 0 || err != nil {
 		t.Errorf("again: %d writes, %v", written, err)
 	}
+	c.put(s)
+	cleaner.services = readBefore{c}
+	if _, err := cleaner.pass(t.Context()); err != nil {
+		t.Errorf("of one that is gone, and one that was created anew: %v", err)
+	}
+}
+
+// readBefore is a cluster in which, after its Services are read, one goes and all are created anew.
+type readBefore struct{ *cluster }
+
+func (c readBefore) EachService(ctx context.Context, yield func(lb.Service)) error {
+	yield(lb.Service{Key: key("gone"), UID: "before", Listed: lb.Listing{external.String(): 1}})
+	return c.cluster.EachService(ctx, func(s lb.Service) {
+		s.UID = "before"
+		yield(s)
+	})
 }
