@@ -769,6 +769,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		{"proxy.metricsPort and speaker.metricsPort are both TCP port 7482", "speaker.metricsPort=7482"},
 		{"speaker.bindPort and speaker.bgpListen are both TCP port 7947", `speaker.bgpListen="[::]:7947"`},
 		{"proxy.rescueTunnelPort and speaker.bindPort are both UDP port 7947", "proxy.rescueTunnelPort=7947"},
+		{"proxy.rescueTunnelPort and relay.port are both UDP port 7948", "relay.enabled=true", "relay.port=7948"},
 		{"proxy.healthzBindAddress and relay.port are both TCP port 10256", "relay.enabled=true", "relay.port=10256"},
 		{"renewDeadline must be shorter", `controller.leaderElect.renewDeadline="15s"`},
 	} {

@@ -34,7 +34,10 @@ func (c *cluster) TakeBack(_ context.Context, given lb.Service, finalizer, addre
 	if err, _ := c.failing(given.Key); err != nil {
 		return err
 	}
-	s := c.services[given.Key]
+	s, err := c.patched(given)
+	if err != nil {
+		return err
+	}
 	h := kube.Holding{}
 	for _, in := range s.Ingress {
 		if !addresses {

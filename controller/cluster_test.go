@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -208,9 +209,7 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 		return err
 	}
 	if c.invalid[given.Key] {
-		c.refused++
-		return fmt.Errorf("write status: %w", apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, given.Key.Name,
-			field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)}))
+		return c.refuse(given.Key)
 	}
 	show(&s, h)
 	c.writes = append(c.writes, "service "+s.Key.Name)
@@ -222,6 +221,13 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 	}
 	c.store(s)
 	return err
+}
+
+// refuse returns what the API server says of a Service whose annotations leave no room. It needs the lock.
+func (c *cluster) refuse(key lb.Key) error {
+	c.refused++
+	return fmt.Errorf("write status: %w", apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, key.Name,
+		field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)}))
 }
 
 // show has s show h.
@@ -486,6 +492,21 @@ func service(name string) lb.Service {
 	return lb.Service{Key: key(name), Type: lb.LoadBalancer, Families: []lb.Family{lb.IPv4}, FamilyPolicy: lb.SingleStack}
 }
 
+// patched returns the Service that a patch without a version, but with its UID, changes, or what an API server says
+// if it is gone or another one. It needs the lock.
+func (c *cluster) patched(given lb.Service) (lb.Service, error) {
+	s, ok := c.services[given.Key]
+	switch {
+	case !ok:
+		err, _ := conflict(given.Key)
+		return s, err
+	case s.UID != given.UID:
+		return s, apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, given.Key.Name, field.ErrorList{
+			field.Invalid(field.NewPath("metadata", "uid"), given.UID, validation.FieldImmutableErrorMsg)})
+	}
+	return s, nil
+}
+
 // List implements statusWriter.
 func (c *cluster) List(_ context.Context, given lb.Service, listed lb.Listing) error {
 	c.mu.Lock()
@@ -494,9 +515,12 @@ func (c *cluster) List(_ context.Context, given lb.Service, listed lb.Listing) e
 	if err != nil && !late {
 		return err
 	}
-	s, ok := c.services[given.Key]
-	if !ok || s.UID != given.UID {
-		return apierrors.NewNotFound(schema.GroupResource{Resource: "services"}, given.Key.Name)
+	s, failed := c.patched(given)
+	if failed != nil {
+		return failed
+	}
+	if c.invalid[given.Key] {
+		return c.refuse(given.Key)
 	}
 	if s.Listed = nil; listed != nil {
 		s.Listed = lb.ParseListing(listed.String())

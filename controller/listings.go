@@ -24,9 +24,10 @@ type lister struct {
 	failures loop.Failures
 
 	mu sync.Mutex
-	// changed are the Services that the table tells of since the last step, nil for one that does not lead;
-	// anew is set at the beginning of a time of leading.
+	// changed are the Services that the table tells of since the last step, nil for one that does not lead, and
+	// order has them as it told of them first; anew is set at the beginning of a time of leading.
 	changed map[lb.Key]bool
+	order   []lb.Key
 	anew    bool
 
 	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
@@ -35,11 +36,18 @@ type lister struct {
 	listed map[lb.Key]writtenListing
 	// latest is the latest time of any listing: the next is later, whatever the clocks of controllers say.
 	latest int64
+	// again are the Services whose write failed, and those that are kept behind them: they come before others.
+	again      []lb.Key
+	unwritable unwritable
+	// pauses are between the writes of one Service, so that one that never rests keeps nobody else waiting.
+	pauses replaces
 }
 
 type writtenListing struct {
 	uid string
 	lb.Listing
+	// waits is set for one that is not written as the Service is now: what it has dropped since is not in it.
+	waits bool
 }
 
 func newLister(d deps) *lister {
@@ -55,7 +63,7 @@ func (l *lister) end()   { l.remember(nil) }
 func (l *lister) remember(changed map[lb.Key]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.changed, l.anew = changed, true
+	l.changed, l.order, l.anew = changed, nil, true
 }
 
 // serviceChanged says that a Service has changed.
@@ -67,78 +75,120 @@ func (l *lister) serviceChanged(key lb.Key) {
 func (l *lister) note(key lb.Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.changed != nil {
-		l.changed[key] = true
+	if l.changed != nil && !l.changed[key] {
+		l.changed[key], l.order = true, append(l.order, key)
 	}
 }
 
-// step writes the listings that differ, those of older Services first.
+// step writes the listings that differ: in the order in which it heard of them and, where it has heard of none as
+// it has just begun to lead, those of older Services first.
 func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 	if !l.services.Synced() {
 		return 0, nil // called again when they are
 	}
 	l.mu.Lock()
-	keys, anew := l.changed, l.anew
-	l.changed, l.anew = map[lb.Key]bool{}, false
+	keys, anew := append(l.again, l.order...), l.anew
+	l.changed, l.order, l.anew, l.again = map[lb.Key]bool{}, nil, false, nil
 	l.mu.Unlock()
 	if anew {
-		l.listed, l.latest = map[lb.Key]writtenListing{}, 0
-		for key, s := range l.services.All() {
-			keys[key], l.latest = true, max(l.latest, s.Listed.Latest())
+		l.listed, l.latest, l.unwritable, l.pauses = map[lb.Key]writtenListing{}, 0, unwritable{}, replaces{}
+		all := l.services.All()
+		for _, s := range all {
+			l.latest = max(l.latest, s.Listed.Latest())
 		}
+		keys = slices.SortedFunc(maps.Keys(all), func(a, b lb.Key) int {
+			older, younger := all[a], all[b]
+			return plan.Older(&older, &younger)
+		})
 	}
 	var services []lb.Service
-	for key := range keys {
+	seen := make(map[lb.Key]bool, len(keys))
+	for _, key := range keys {
+		if seen[key] {
+			continue
+		}
+		seen[key] = true
 		s, ok := l.services.Get(key)
 		if !ok {
 			delete(l.listed, key)
+			delete(l.unwritable, key)
+			delete(l.pauses, key)
 		} else if len(s.ExternalIPs) > 0 || s.Listed != nil {
 			services = append(services, s)
 		}
 	}
-	slices.SortFunc(services, func(a, b lb.Service) int { return plan.Older(&a, &b) })
 	err = l.write(ctx, services)
 	l.failures.Log(l.log, "cannot write since when Services list their external IPs; trying again",
 		"wrote since when Services list their external IPs", err)
-	return 0, ignoreEnd(ctx, err)
+	for _, next := range []time.Duration{l.unwritable.due(l.now(), l.note), l.pauses.due(l.now(), l.note)} {
+		if next > 0 {
+			again = soonest(again, next)
+		}
+	}
+	return again, ignoreEnd(ctx, err)
 }
 
 // write writes the listings of Services in their order. One that cannot be written keeps those from being
-// written that list an address of it, which would come before it.
+// written that list an address of it, which would come before it; but not one that the API server refuses for
+// what it is, which would keep them for ever.
 func (l *lister) write(ctx context.Context, services []lb.Service) error {
 	var failed []error
 	kept := map[netip.Addr]bool{}
 	for _, s := range services {
-		next := l.next(&s)
-		if (next == nil) == (s.Listed == nil) && next.String() == s.Listed.String() {
+		before := l.before(&s)
+		next := before.Next(&s, max(l.now().UnixMilli(), l.latest+1))
+		shown := (next == nil) == (s.Listed == nil) && next.String() == s.Listed.String()
+		behind := slices.ContainsFunc(s.ExternalIPs, func(addr netip.Addr) bool { return kept[addr] })
+		if !shown && (!l.unwritable.allow(s) || !behind && !l.pauses.allow(s.Key, l.now())) {
+			l.remain(&s, next, before)
 			continue
 		}
-		if !slices.ContainsFunc(s.ExternalIPs, func(addr netip.Addr) bool { return kept[addr] }) {
+		l.listed[s.Key], l.latest = writtenListing{uid: s.UID, Listing: next}, max(l.latest, next.Latest())
+		if shown {
+			continue
+		}
+		if !behind {
 			err := within(ctx, func(ctx context.Context) error { return l.status.List(ctx, s, next) })
 			loop.Progress(ctx)
+			if kube.IsUnwritable(err) {
+				l.refusedBy(l.unwritable, s, err)
+				l.remain(&s, next, s.Listed)
+				continue
+			}
 			if err == nil || kube.IsNotFound(err) || kube.IsConflict(err) { // it is gone, or created anew
+				delete(l.unwritable, s.Key)
 				continue
 			}
 			failed = append(failed, err)
+			delete(l.pauses, s.Key) // that all are tried again is the loop's
 		}
 		for _, addr := range s.ExternalIPs {
 			kept[addr] = true
 		}
-		l.note(s.Key)
+		l.again = append(l.again, s.Key)
 	}
 	return errors.Join(failed...)
 }
 
-// next returns what a Service shall show. What the table shows counts, as another controller may have written
-// it, and then what this one wrote.
-func (l *lister) next(s *lb.Service) lb.Listing {
-	before := lb.Listing{}
-	if ours := l.listed[s.Key]; ours.uid == s.UID {
-		maps.Copy(before, ours.Listing)
+// before returns what a Service lists so far. What the table shows counts, as another controller may have written
+// it, and then what this one wrote. What a Service has dropped that waits is new again, although it is shown.
+func (l *lister) before(s *lb.Service) lb.Listing {
+	ours := l.listed[s.Key]
+	switch {
+	case ours.uid != s.UID:
+		return s.Listed
+	case ours.waits:
+		return ours.Listing
 	}
+	before := lb.Listing{}
+	maps.Copy(before, ours.Listing)
 	maps.Copy(before, s.Listed)
-	next := before.Next(s, max(l.now().UnixMilli(), l.latest+1))
-	l.latest = max(l.latest, next.Latest())
-	l.listed[s.Key] = writtenListing{s.UID, next}
-	return next
+	return before
+}
+
+// remain takes note that next is not written now. What is new in it, and so differs from before, gets the time
+// at which it is: others may be listed until then, and nobody comes before them later.
+func (l *lister) remain(s *lb.Service, next, before lb.Listing) {
+	maps.DeleteFunc(next, func(item string, since int64) bool { return before[item] != since })
+	l.listed[s.Key] = writtenListing{s.UID, next, true}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net/netip"
 	"slices"
 	"testing"
@@ -98,9 +99,17 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 		t.Error("the times have changed")
 	}
 
-	// The same name, created anew.
+	// The same name, created anew, which the controller hears of after a write to the one before.
+	c.change("holder", func(s *lb.Service) { s.ExternalIPs = nil })
+	p.deliver()
 	c.remove("holder")
 	c.put(lists("holder", external))
+	if _, err := p.lister.step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if slices.Contains(p.events, "Warning holder StatusRefused") {
+		t.Errorf("Events %q", p.events)
+	}
 	p.settle(t)
 	c.inOrder(t, "oldest", "older", "younger", "holder")
 	c.written()
@@ -109,6 +118,122 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 	if got := c.written(); len(got) > 0 {
 		t.Errorf("a restart writes %v", got)
 	}
+}
+
+// A Service that the API server refuses keeps nobody else's listing from being written. It is tried again when it
+// has changed, and ever less often; once it can be written it comes after those that were listed meanwhile.
+func TestContract11UnwritableListingsHinderNobody(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	p.ticks = time.Millisecond
+	c.put(lists("full"))
+	step := func() {
+		t.Helper()
+		p.deliver()
+		if _, err := p.lister.step(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	step()
+	c.invalid = map[lb.Key]bool{key("full"): true}
+	c.change("full", func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
+	c.put(lists("web", external))
+	step()
+	if c.since("web") == 0 || c.refused != 1 {
+		t.Errorf("the other one is listed since %d, after %d refusals", c.since("web"), c.refused)
+	}
+	for range 100 {
+		p.lister.serviceChanged(key("full"))
+		step()
+	}
+	if c.refused != 1 || !slices.Equal(p.events, []string{"Warning full StatusRefused"}) {
+		t.Errorf("%d refusals of one version, Events %q", c.refused, p.events)
+	}
+	p.clock = p.clock.Add(time.Minute)
+	for range 100 {
+		step()
+	}
+	if c.refused != 2 {
+		t.Errorf("%d refusals after a minute", c.refused)
+	}
+	c.invalid = nil
+	p.clock = p.clock.Add(time.Minute)
+	step()
+	step()
+	c.inOrder(t, "web", "full")
+}
+
+// Who is heard of first is listed first, also before an older Service that comes in the same step, and after a write
+// that failed.
+func TestContract11ListingsInTheOrderOfChanges(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	names := []string{"oldest", "older", "younger"}
+	for _, name := range names {
+		c.put(lists(name))
+	}
+	p.settle(t)
+	lists := func(name string) {
+		c.change(name, func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
+	}
+	c.fail(forbidden)
+	lists("younger")
+	p.deliver()
+	if _, err := p.lister.step(t.Context()); err == nil {
+		t.Error("no error of a write that failed")
+	}
+	lists("older")
+	lists("oldest")
+	p.deliver()
+	if _, err := p.lister.step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := c.written(); !slices.Equal(got, []string{"listing younger", "listing older", "listing oldest"}) {
+		t.Errorf("writes %q", got)
+	}
+	c.inOrder(t, "younger", "older", "oldest")
+}
+
+// A Service that never rests is written ever less often. What it lists again meanwhile it lists since it is written,
+// after another one that was there before.
+func TestContract11ListingsThatNeverRest(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	p.ticks = time.Millisecond
+	c.put(lists("restless", external))
+	step := func() {
+		t.Helper()
+		p.deliver()
+		if _, err := p.lister.step(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	turn := func(ips ...netip.Addr) {
+		t.Helper()
+		c.change("restless", func(s *lb.Service) { s.ExternalIPs = ips })
+		step()
+	}
+	step()
+	if c.since("restless") == 0 {
+		t.Error("the first time it waits")
+	}
+	turn()
+	c.put(lists("web", external))
+	step()
+	c.written()
+	turn(external)
+	for range 100 {
+		turn()
+		turn(external)
+	}
+	if got := c.written(); len(got) > 0 {
+		t.Errorf("%d writes at once", len(got))
+	}
+	p.clock = p.clock.Add(maxReplace)
+	step()
+	step()
+	step()
+	c.inOrder(t, "web", "restless")
 }
 
 // A cleanup takes back the listing of a Service, and of one that Landfall has written nothing else to nothing else.
@@ -135,4 +260,20 @@ func TestCleanupTakesListingsBack(t *testing.T) {
 	if written, err := cleaner.pass(t.Context()); written != 0 || err != nil {
 		t.Errorf("again: %d writes, %v", written, err)
 	}
+	c.put(s)
+	cleaner.services = readBefore{c}
+	if _, err := cleaner.pass(t.Context()); err != nil {
+		t.Errorf("of one that is gone, and one that was created anew: %v", err)
+	}
+}
+
+// readBefore is a cluster in which, after its Services are read, one goes and all are created anew.
+type readBefore struct{ *cluster }
+
+func (c readBefore) EachService(ctx context.Context, yield func(lb.Service)) error {
+	yield(lb.Service{Key: key("gone"), UID: "before", Listed: lb.Listing{external.String(): 1}})
+	return c.cluster.EachService(ctx, func(s lb.Service) {
+		s.UID = "before"
+		yield(s)
+	})
 }

@@ -119,7 +119,7 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 		if w.only {
 			delete(c.writes, key) // it did not take place, and so reserves nothing
 		}
-		c.refusedBy(ch.service, err)
+		c.refusedBy(c.unwritable, ch.service, err)
 		return nil
 	}
 	defer func() {
@@ -151,10 +151,10 @@ func (c *controller) wrote(ctx context.Context, ch change, err error) error {
 }
 
 // refusedBy takes note that the API server refuses a Service with what Landfall writes to it.
-func (c *controller) refusedBy(s lb.Service, err error) {
-	if c.unwritable.refused(s, c.now()) {
-		c.log.Warn("the API server refuses the status of a Service", "service", s.Key, "error", err)
-		c.events.Warning(kube.ServiceReference(s), lb.ReasonStatusRefused,
+func (d *deps) refusedBy(u unwritable, s lb.Service, err error) {
+	if u.refused(s, d.now()) {
+		d.log.Warn("the API server refuses the status of a Service", "service", s.Key, "error", err)
+		d.events.Warning(kube.ServiceReference(s), lb.ReasonStatusRefused,
 			fmt.Sprintf("the API server refuses what Landfall writes to this Service: %.300s", err))
 	}
 }

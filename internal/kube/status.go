@@ -130,13 +130,10 @@ func (s *Status) Hold(ctx context.Context, service lb.Service, h Holding) error 
 func (s *Status) List(ctx context.Context, service lb.Service, listed lb.Listing) error {
 	written := removedCondition(lb.ConditionExternalIPs)
 	if listed != nil {
-		c := patchedCondition{Type: lb.ConditionExternalIPs, Status: metav1.ConditionTrue, Reason: lb.ReasonListed,
-			Message: listed.String()}
-		if service.Listed == nil {
-			now := metav1.NewTime(s.now())
-			c.LastTransitionTime = &now
-		}
-		written = c
+		// The time goes along each time: without it, the API server refuses a condition that somebody has removed.
+		now := metav1.NewTime(s.now())
+		written = patchedCondition{Type: lb.ConditionExternalIPs, Status: metav1.ConditionTrue, Reason: lb.ReasonListed,
+			Message: listed.String(), LastTransitionTime: &now}
 	}
 	return s.patchService(ctx, service, statusPatch{Status: patchedStatus{Conditions: []any{written}}})
 }
@@ -194,19 +191,30 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 // from a snapshot.
 var ErrWentBack = errors.New("the API server holds an older state than before")
 
-// IsConflict reports whether a write failed because the object has changed, or was created anew,
-// since it was read.
+// IsConflict reports whether a write failed because the object has changed, or was created anew, since it was read,
+// or, where the write names no version but the UID, because it is gone.
 func IsConflict(err error) bool { return apierrors.IsConflict(err) }
 
 // IsUnwritable reports whether the API server refused a write because of the object that would have come of it,
 // as one with too many annotations or one that is too large. The write has not taken place.
 func IsUnwritable(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) ||
+	return apierrors.IsInvalid(err) && !createdAnew(err) || apierrors.IsRequestEntityTooLargeError(err) ||
 		err != nil && strings.Contains(err.Error(), "etcdserver: request is too large")
 }
 
-// IsNotFound reports whether a write failed because the object is gone.
-func IsNotFound(err error) bool { return apierrors.IsNotFound(err) }
+// IsNotFound reports whether a write failed because the object is gone, also if there is another one of its name.
+func IsNotFound(err error) bool { return apierrors.IsNotFound(err) || createdAnew(err) }
+
+// createdAnew reports whether a patch failed because it names the UID of an object that was there before. Without
+// a version in the patch, it is a change of a field that cannot change.
+func createdAnew(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes,
+		func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
+}
 
 // statusPatch is a strategic merge patch of a Service or a pod: conditions merge by type, everything that is
 // not named stays.

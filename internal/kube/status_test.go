@@ -13,8 +13,11 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
@@ -185,6 +188,34 @@ func TestList(t *testing.T) {
 	read.Listed = want
 	if err := status.List(t.Context(), read, nil); err != nil {
 		t.Error(err)
+	}
+	// An API server refuses a condition without a time, which one that was there when it was read would have kept.
+	if err := status.List(t.Context(), read, want); err != nil {
+		t.Error(err)
+	}
+	got, _ = get()
+	if condition := byType(got.Status.Conditions)[lb.ConditionExternalIPs]; condition.LastTransitionTime.IsZero() {
+		t.Errorf("after somebody removed it, wrote %+v", condition)
+	}
+}
+
+// TestContract8CreatedAnew tells a patch of a Service that is gone, and whose name another one has, from one that
+// the API server refuses for what would come of it.
+func TestContract8CreatedAnew(t *testing.T) {
+	_, service := convertRequestingService(testService(), false)
+	for _, name := range []string{"uid", "annotations"} {
+		core := fake.NewClientset(testService())
+		core.PrependReactor("patch", "services", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, "web", field.ErrorList{
+				field.Invalid(field.NewPath("metadata", name), "uid-1", validation.FieldImmutableErrorMsg)})
+		})
+		status := &Status{core: fakeKinds{core}, now: time.Now}
+		for _, err := range []error{status.List(t.Context(), service, lb.Listing{"80/TCP": 1}),
+			status.TakeBack(t.Context(), service, false, false)} {
+			if gone := name == "uid"; IsNotFound(err) != gone || IsUnwritable(err) == gone || IsConflict(err) {
+				t.Errorf("%s: gone %v, unwritable %v: %v", name, IsNotFound(err), IsUnwritable(err), err)
+			}
+		}
 	}
 }
 

@@ -163,7 +163,8 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
   (list $v.speaker.enabled "UDP" "speaker.bindPort" $v.speaker.bindPort)
   (list (and $v.speaker.enabled $v.speaker.bgpListen) "TCP" "speaker.bgpListen" ($v.speaker.bgpListen | default "" | regexFind "[0-9]+$"))
   (list $v.relay.enabled "TCP" "relay.metricsPort" $v.relay.metricsPort)
-  (list $v.relay.enabled "TCP" "relay.port" $v.relay.port) -}}
+  (list $v.relay.enabled "TCP" "relay.port" $v.relay.port)
+  (list $v.relay.enabled "UDP" "relay.port" $v.relay.port) -}}
 {{- if first . -}}
 {{- $name := index . 2 -}}
 {{- $port := printf "%s port %d" (index . 1) (index . 3 | int) -}}
