@@ -92,9 +92,7 @@ func (a *assembly) read() {
 		if a.walker != nil {
 			a.walker.Poke()
 		}
-		if a.through != nil {
-			a.through.Poke()
-		}
+		a.pokeVRFs()
 	})
 	facts := func(string) { p.markFacts() }
 	p.from = sources{
@@ -102,10 +100,21 @@ func (a *assembly) read() {
 		slices:   kube.Slices(a.client, m.counting(m.endpoints, p.markEndpoints)),
 		nodes:    kube.Nodes(a.client, "", p.markNode), interfaces: a.watcher.All,
 		networks: kube.ServiceNetworks(a.client, facts), pools: kube.PoolRanges(a.client, facts),
-		routers: kube.RouterAddresses(a.client, facts),
+		routers: kube.Routers(a.client, func(string) {
+			p.markFacts()
+			a.pokeVRFs()
+		}),
 	}
 	a.client.OnSync(p.markFacts)
+	a.client.OnSync(a.pokeVRFs)
 	a.actors["watches"], a.actors["interfaces"], a.actors["events"] = a.client, a.watcher, a.events
+}
+
+// pokeVRFs says that VRFs have changed, or which of them routers are in.
+func (a *assembly) pokeVRFs() {
+	if a.through != nil {
+		a.through.Poke()
+	}
 }
 
 // write gives the loop the actors that every proxy has.
@@ -409,6 +418,7 @@ func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families [
 	a = vrf.New(vrf.Deps{
 		Log: p.log, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families, Narrow: f.pathCheck == pathStrict,
 		Interfaces: p.from.interfaces, Way: fib.WayIn,
+		Wanted:   func() (map[string]bool, bool) { return vrfsOf(p.from.routers.All()), p.from.routers.Synced() },
 		Backends: func() []netip.Addr { return someEndpoints(p.from.slices.All(), vrfBackends) },
 		Changed: func() {
 			states, _ := a.States()
@@ -417,6 +427,17 @@ func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families [
 		},
 	})
 	return a
+}
+
+// vrfsOf returns the VRFs that routers are in.
+func vrfsOf(routers map[string]lb.Router) map[string]bool {
+	vrfs := map[string]bool{}
+	for _, r := range routers {
+		if r.VRF != "" {
+			vrfs[r.VRF] = true
+		}
+	}
+	return vrfs
 }
 
 // vrfBackends is for how many endpoints the kernel is asked where packets from a VRF go.

@@ -89,10 +89,10 @@ func (m Marks) rules(vrfs []marked, narrow bool) []links.MarkRule {
 	return all
 }
 
-// vrfsOf returns the VRFs among the interfaces, by name.
-func vrfsOf(interfaces []lb.Interface) (vrfs []lb.Interface) {
+// vrfsOf returns the VRFs among the interfaces that are wanted, by name.
+func vrfsOf(interfaces []lb.Interface, wanted map[string]bool) (vrfs []lb.Interface) {
 	for _, i := range interfaces {
-		if i.Table != 0 {
+		if i.Table != 0 && wanted[i.Name] {
 			vrfs = append(vrfs, i)
 		}
 	}

@@ -32,6 +32,9 @@ type Deps struct {
 	Narrow bool
 	// Interfaces returns those of the node; false while they are not known.
 	Interfaces func() ([]lb.Interface, bool)
+	// Wanted returns the names of the VRFs that a router is in, and false while they are not known. Others are left
+	// alone.
+	Wanted func() (names map[string]bool, known bool)
 	// Backends returns some addresses of endpoints, to see where the kernel sends packets for them.
 	Backends func() []netip.Addr
 	// Way returns where the kernel sends packets; see links.FIB.
@@ -71,7 +74,7 @@ func New(deps Deps) *Actor {
 	return a
 }
 
-// Poke says that interfaces have changed. It never blocks.
+// Poke says that interfaces have changed, or which VRFs are wanted. It never blocks.
 func (a *Actor) Poke() { a.runner.Poke() }
 
 // Busy returns for how long the actor has been at one thing.
@@ -80,7 +83,7 @@ func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 // Run works until ctx ends, and leaves the rules in the kernel.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
-// States returns for each VRF on the node why the kernel does not deliver what comes in through it, or "". known is
+// States returns for each wanted VRF on the node why the kernel does not deliver what comes in through it, or "". known is
 // false until the actor has looked. The caller must not change the map.
 func (a *Actor) States() (states map[string]string, known bool) {
 	a.mu.Lock()
@@ -89,11 +92,12 @@ func (a *Actor) States() (states map[string]string, known bool) {
 }
 
 func (a *Actor) step(context.Context) (again time.Duration, err error) {
-	interfaces, known := a.deps.Interfaces()
-	if !known {
+	interfaces, listed := a.deps.Interfaces()
+	wanted, known := a.deps.Wanted()
+	if !listed || !known {
 		return 0, nil
 	}
-	states, err := a.apply(interfaces)
+	states, err := a.apply(vrfsOf(interfaces, wanted), interfaces)
 	a.failures.Log(a.deps.Log, "cannot deliver what comes in through VRFs; trying again",
 		"can deliver what comes in through VRFs again", err)
 	if a.failed++; err == nil {
@@ -115,8 +119,7 @@ func (a *Actor) step(context.Context) (again time.Duration, err error) {
 }
 
 // apply makes the rules as they shall be, and returns what is so then.
-func (a *Actor) apply(interfaces []lb.Interface) (states map[string]string, err error) {
-	vrfs := vrfsOf(interfaces)
+func (a *Actor) apply(vrfs, interfaces []lb.Interface) (states map[string]string, err error) {
 	problems := map[string][]string{}
 	for _, v := range vrfs {
 		problems[v.Name] = nil

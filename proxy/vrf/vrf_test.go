@@ -17,9 +17,11 @@ type fakeKernel struct {
 	fails int
 	left  []string
 	sets  int
+	vrfs  []lb.Interface // of the last call
 }
 
-func (k *fakeKernel) set(lb.Family, []lb.Interface, bool) ([]string, error) {
+func (k *fakeKernel) set(_ lb.Family, vrfs []lb.Interface, _ bool) ([]string, error) {
+	k.vrfs = vrfs
 	if k.sets++; k.fails > 0 {
 		k.fails--
 		return nil, errors.New("no buffer space")
@@ -32,6 +34,7 @@ type world struct {
 	kernel     *fakeKernel
 	interfaces []lb.Interface
 	listed     bool
+	wanted     map[string]bool // nil while they are not known
 	// ways are by VRF, and by address in the form of text.
 	ways    map[string]links.Way
 	changes int
@@ -40,6 +43,7 @@ type world struct {
 func (w *world) actor() *Actor {
 	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: w.kernel, Marks: DefaultMarks, Families: []lb.Family{lb.IPv4},
 		Narrow: true, Interfaces: func() ([]lb.Interface, bool) { return w.interfaces, w.listed },
+		Wanted: func() (map[string]bool, bool) { return w.wanted, w.wanted != nil },
 		Backends: func() []netip.Addr {
 			return []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("10.1.0.3"), netip.MustParseAddr("10.0.0.1")}
 		},
@@ -54,7 +58,7 @@ func (w *world) actor() *Actor {
 
 func newWorld() *world {
 	own := links.Way{Kind: lb.RouteOwn, Link: 3}
-	return &world{kernel: &fakeKernel{}, listed: true, interfaces: []lb.Interface{device("red", 100),
+	return &world{kernel: &fakeKernel{}, listed: true, wanted: map[string]bool{"red": true}, interfaces: []lb.Interface{device("red", 100),
 		{Name: "up0", VRF: "red", Enslaved: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")}}},
 		ways: map[string]links.Way{" 10.1.0.2": own, "red 10.1.0.2": own, " 10.1.0.3": own, "red 10.1.0.3": own,
 			" 10.0.0.1": {Kind: lb.RouteOwn, Local: true}}}
@@ -95,6 +99,25 @@ func TestStates(t *testing.T) {
 			!strings.Contains(state, test.want) {
 			t.Errorf("%s: %v, %q, again in %s, %v; want %q", test.name, known, states, again, err, test.want)
 		}
+	}
+}
+
+// Rules are for those VRFs alone that a router is in; those of other programs stay as they are.
+func TestOnlyWantedVRFs(t *testing.T) {
+	w := newWorld()
+	w.interfaces = append(w.interfaces, device("other", 200))
+	a := w.actor()
+	w.wanted = nil
+	if _, err := a.step(t.Context()); err != nil || w.kernel.sets > 0 {
+		t.Errorf("wrote %d times before it is known which VRFs are wanted: %v", w.kernel.sets, err)
+	}
+	w.wanted = map[string]bool{"red": true, "not here": true}
+	if _, err := a.step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	states, known := a.States()
+	if _, ours := states["red"]; !known || !ours || len(states) != 1 || len(w.kernel.vrfs) != 1 {
+		t.Errorf("%v, %v; rules for %v, want those for red", known, states, w.kernel.vrfs)
 	}
 }
 
