@@ -60,7 +60,9 @@ type Actor struct {
 	deps     Deps
 	runner   *loop.Runner
 	failures loop.Failures
-	failed   int // how often in a row
+	failed   int  // how often in a row
+	wrote    bool // rules, ever
+	clean    bool // there is nothing to do while no VRF is wanted
 
 	mu     sync.Mutex
 	known  bool
@@ -97,7 +99,17 @@ func (a *Actor) step(context.Context) (again time.Duration, err error) {
 	if !listed || !known {
 		return 0, nil
 	}
-	states, err := a.apply(vrfsOf(interfaces, wanted), interfaces)
+	vrfs := vrfsOf(interfaces, wanted)
+	if len(vrfs) == 0 && a.clean {
+		return 0, nil
+	}
+	states, err := a.apply(vrfs, interfaces)
+	a.wrote = a.wrote || len(vrfs) > 0
+	if err != nil && !a.wrote {
+		a.deps.Log.Debug("cannot look for rules for VRFs that an earlier proxy has left", "error", err)
+		err = nil
+	}
+	a.clean = err == nil && len(vrfs) == 0
 	a.failures.Log(a.deps.Log, "cannot deliver what comes in through VRFs; trying again",
 		"can deliver what comes in through VRFs again", err)
 	if a.failed++; err == nil {

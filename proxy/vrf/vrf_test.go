@@ -38,10 +38,11 @@ type world struct {
 	// ways are by VRF, and by address in the form of text.
 	ways    map[string]links.Way
 	changes int
+	log     strings.Builder
 }
 
 func (w *world) actor() *Actor {
-	return New(Deps{Log: slog.New(slog.DiscardHandler), Kernel: w.kernel, Marks: DefaultMarks, Families: []lb.Family{lb.IPv4},
+	return New(Deps{Log: slog.New(slog.NewTextHandler(&w.log, nil)), Kernel: w.kernel, Marks: DefaultMarks, Families: []lb.Family{lb.IPv4},
 		Narrow: true, Interfaces: func() ([]lb.Interface, bool) { return w.interfaces, w.listed },
 		Wanted: func() (map[string]bool, bool) { return w.wanted, w.wanted != nil },
 		Backends: func() []netip.Addr {
@@ -118,6 +119,35 @@ func TestOnlyWantedVRFs(t *testing.T) {
 	states, known := a.States()
 	if _, ours := states["red"]; !known || !ours || len(states) != 1 || len(w.kernel.vrfs) != 1 {
 		t.Errorf("%v, %v; rules for %v, want those for red", known, states, w.kernel.vrfs)
+	}
+}
+
+// On a node without such a VRF the actor looks once for what an earlier proxy has left, and warns of nothing.
+func TestNothingWithoutVRFs(t *testing.T) {
+	for _, fails := range []int{0, 9} {
+		w := newWorld()
+		w.kernel.fails, w.wanted = fails, map[string]bool{"not here": true}
+		a := w.actor()
+		for range 3 {
+			if again, err := a.step(t.Context()); again != 0 || err != nil {
+				t.Errorf("again in %s, %v", again, err)
+			}
+		}
+		if _, known := a.States(); !known || w.kernel.sets != 1 || w.log.Len() > 0 {
+			t.Errorf("known %v, asked the kernel %d times, logged %q", known, w.kernel.sets, w.log.String())
+		}
+	}
+	w := newWorld()
+	a := w.actor()
+	if _, err := a.step(t.Context()); err != nil {
+		t.Error(err)
+	}
+	w.wanted, w.kernel.fails = map[string]bool{}, 1
+	if _, err := a.step(t.Context()); err == nil {
+		t.Error("the rules of a VRF may be left, and it does not try again")
+	}
+	if _, err := a.step(t.Context()); err != nil || w.kernel.sets != 3 || w.kernel.vrfs != nil {
+		t.Errorf("%v, %d calls, the last for %v", err, w.kernel.sets, w.kernel.vrfs)
 	}
 }
 
