@@ -416,7 +416,8 @@ func openVRFs(marks vrf.Marks) (*vrf.Kernel, *links.FIB, error) {
 func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families []lb.Family,
 	tell func(map[string]string)) (a *vrf.Actor) {
 	a = vrf.New(vrf.Deps{
-		Log: p.log, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families, Narrow: f.pathCheck == pathStrict,
+		Log: p.log, Now: p.now, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families,
+		Narrow: f.pathCheck == pathStrict,
 		Interfaces: p.from.interfaces, Way: fib.WayIn,
 		Wanted:   func() (map[string]bool, bool) { return vrfsOf(p.from.routers.All()), p.from.routers.Synced() },
 		Backends: func() []netip.Addr { return someEndpoints(p.from.slices.All(), vrfBackends) },

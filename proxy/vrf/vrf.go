@@ -9,6 +9,7 @@ package vrf
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -25,6 +26,7 @@ import (
 // Deps are what an Actor needs.
 type Deps struct {
 	Log      *slog.Logger
+	Now      func() time.Time
 	Kernel   kernel
 	Marks    Marks
 	Families []lb.Family
@@ -51,7 +53,10 @@ type kernel interface {
 const (
 	// lookEvery is how often the actor looks whether the rules are there, while there is a VRF.
 	lookEvery = 5 * time.Second
-	// patience is how many failures in a row leave open whether the rules are there: what was so stays so.
+	// hold is for how long what was so stays so, while the kernel does not say whether the rules are there. It is as
+	// long as speakers by default wait for a proxy.
+	hold = 30 * time.Second
+	// patience is how many failures in a row the first States waits for: all of the proxy waits for it.
 	patience = 3
 )
 
@@ -60,9 +65,10 @@ type Actor struct {
 	deps     Deps
 	runner   *loop.Runner
 	failures loop.Failures
-	failed   int  // how often in a row
-	wrote    bool // rules, ever
-	clean    bool // there is nothing to do while no VRF is wanted
+	failed   int       // how often in a row
+	since    time.Time // of the first of these
+	wrote    bool      // rules, ever
+	clean    bool      // there is nothing to do while no VRF is wanted
 
 	mu     sync.Mutex
 	known  bool
@@ -112,9 +118,9 @@ func (a *Actor) step(context.Context) (again time.Duration, err error) {
 	a.clean = err == nil && len(vrfs) == 0
 	a.failures.Log(a.deps.Log, "cannot deliver what comes in through VRFs; trying again",
 		"can deliver what comes in through VRFs again", err)
-	if a.failed++; err == nil {
+	if err == nil {
 		a.failed = 0
-	} else if len(states) > 0 && a.failed < patience {
+	} else if a.failed++; len(states) > 0 && !a.known && a.failed < patience {
 		return 0, err
 	}
 	a.mu.Lock()
@@ -139,12 +145,17 @@ func (a *Actor) apply(vrfs, interfaces []lb.Interface) (states map[string]string
 			problems[v.Name] = append(problems[v.Name], text)
 		}
 	}
+	open := false // the kernel has not said whether the rules are there
 	for _, family := range a.deps.Families {
 		left, failed := a.deps.Kernel.set(family, vrfs, a.deps.Narrow)
 		if failed != nil {
 			err = fmt.Errorf("%s: %w", family, failed)
+			lacks := errors.As(failed, new(missingError))
+			open = open || !lacks
 			for name := range problems {
-				problems[name] = append(problems[name], err.Error())
+				if _, said := a.states[name]; lacks || !said || a.overdue() {
+					problems[name] = append(problems[name], err.Error())
+				}
 			}
 		}
 		for _, name := range left {
@@ -153,12 +164,24 @@ func (a *Actor) apply(vrfs, interfaces []lb.Interface) (states map[string]string
 	}
 	states = make(map[string]string, len(problems))
 	for name, texts := range problems {
-		if len(texts) == 0 {
+		switch {
+		case len(texts) > 0:
+		case open:
+			texts = []string{a.states[name]}
+		default:
 			texts = a.astray(name)
 		}
 		states[name] = strings.Join(texts, "; ")
 	}
 	return states, err
+}
+
+// overdue reports whether the kernel has failed for so long that what was so no longer counts.
+func (a *Actor) overdue() bool {
+	if a.failed == 0 {
+		a.since = a.deps.Now()
+	}
+	return a.deps.Now().Sub(a.since) >= hold
 }
 
 // astray asks the kernel where it sends packets from a VRF for backends, and says so if that is for none of them where

@@ -2,10 +2,12 @@ package vrf
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -16,6 +18,7 @@ import (
 type fakeKernel struct {
 	fails int
 	left  []string
+	lacks bool // it fails so that rules are known to be missing
 	sets  int
 	vrfs  []lb.Interface // of the last call
 }
@@ -24,6 +27,9 @@ func (k *fakeKernel) set(_ lb.Family, vrfs []lb.Interface, _ bool) ([]string, er
 	k.vrfs = vrfs
 	if k.sets++; k.fails > 0 {
 		k.fails--
+		if k.lacks {
+			return nil, fmt.Errorf("table: %w", missingError{errors.New("no buffer space")})
+		}
 		return nil, errors.New("no buffer space")
 	}
 	return k.left, nil
@@ -39,10 +45,12 @@ type world struct {
 	ways    map[string]links.Way
 	changes int
 	log     strings.Builder
+	clock   time.Time
 }
 
 func (w *world) actor() *Actor {
-	return New(Deps{Log: slog.New(slog.NewTextHandler(&w.log, nil)), Kernel: w.kernel, Marks: DefaultMarks, Families: []lb.Family{lb.IPv4},
+	return New(Deps{Log: slog.New(slog.NewTextHandler(&w.log, nil)),
+		Now: func() time.Time { return w.clock }, Kernel: w.kernel, Marks: DefaultMarks, Families: []lb.Family{lb.IPv4},
 		Narrow: true, Interfaces: func() ([]lb.Interface, bool) { return w.interfaces, w.listed },
 		Wanted: func() (map[string]bool, bool) { return w.wanted, w.wanted != nil },
 		Backends: func() []netip.Addr {
@@ -151,47 +159,55 @@ func TestNothingWithoutVRFs(t *testing.T) {
 	}
 }
 
-// A kernel that fails for a moment leaves what was said, and one that goes on failing does not.
+// A kernel that does not say whether the rules are there leaves what was said for as long as a speaker waits for a proxy.
+// One that lacks them and does not take them is news at once.
 func TestFailuresAreNoNewsAtOnce(t *testing.T) {
 	w := newWorld()
 	a := w.actor()
-	w.listed = false
-	if _, err := a.step(t.Context()); err != nil || w.kernel.sets > 0 {
-		t.Errorf("wrote %d times before the interfaces are known: %v", w.kernel.sets, err)
-	}
-	w.listed = true
-	said := func() string {
+	step := func(what string, fails bool, want string, changes int) {
+		t.Helper()
+		_, err := a.step(t.Context())
 		states, known := a.States()
+		got := states["red"]
 		if !known {
-			return "unknown"
+			got = "unknown"
 		}
-		return states["red"]
-	}
-	for _, fails := range []int{0, 2, 9} { // from nothing, and then from what was said
-		w.kernel.fails = fails
-		before := said()
-		for try := 1; try <= max(fails, 1); try++ {
-			_, err := a.step(t.Context())
-			switch got := said(); {
-			case fails == 0 && (err != nil || got != ""):
-				t.Errorf("%v, %q", err, got)
-			case fails > 0 && err == nil, fails > 0 && try < patience && got != before, try >= patience && got == "":
-				t.Errorf("failure %d: %v, %q, before %q", try, err, got, before)
-			}
-		}
-		if w.kernel.fails = 0; fails == 2 {
-			if _, err := a.step(t.Context()); err != nil {
-				t.Error(err)
-			}
+		if (err != nil) != fails || want == "" && got != "" || !strings.Contains(got, want) || w.changes != changes {
+			t.Errorf("%s: %v, %q, %d changes; want %q, %d", what, err, got, w.changes, want, changes)
 		}
 	}
-	if w.changes != 2 {
-		t.Errorf("%d changes, want 2", w.changes)
+	w.listed = false
+	step("before the interfaces are known", false, "unknown", 0)
+	if w.listed = true; w.kernel.sets > 0 {
+		t.Errorf("wrote %d times before the interfaces are known", w.kernel.sets)
 	}
+	w.kernel.fails = 9
+	step("the first failure", true, "unknown", 0)
+	step("the second", true, "unknown", 0)
+	step("the third, as the whole proxy waits", true, "no buffer space", 1)
+	w.kernel.fails = 0
+	step("well", false, "", 2)
+	for range 2 { // an end of the failures ends the time
+		w.kernel.fails = 9
+		step("fails", true, "", 2)
+		w.clock = w.clock.Add(hold - 1)
+		step("fails for less than the hold", true, "", 2)
+		w.kernel.fails = 0
+		step("well again", false, "", 2)
+	}
+	w.kernel.fails = 9
+	step("fails", true, "", 2)
+	w.interfaces[0].Disabled = true
+	step("the VRF goes down meanwhile", true, "the VRF is down", 3)
+	w.interfaces[0].Disabled = false
+	w.clock = w.clock.Add(hold)
+	step("fails for the hold", true, "no buffer space", 4)
+	w.kernel.fails = 0
+	step("well after the hold", false, "", 5)
+	w.kernel.fails, w.kernel.lacks = 1, true
+	step("lacks the rules", true, "no buffer space", 6)
 	w.interfaces = nil
-	if again, err := a.step(t.Context()); again != 0 || err != nil || w.changes != 3 {
-		t.Errorf("without a VRF: again in %s, %v, %d changes", again, err, w.changes)
-	}
+	step("without a VRF", false, "", 7)
 }
 
 // TestKernelRules writes the rules into a real kernel, changes them, repairs them, and removes them. The VM's suite vrf
