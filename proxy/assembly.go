@@ -417,10 +417,10 @@ func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families [
 	tell func(map[string]string)) (a *vrf.Actor) {
 	a = vrf.New(vrf.Deps{
 		Log: p.log, Now: p.now, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families,
-		Narrow: f.pathCheck == pathStrict,
+		Narrow:     f.pathCheck == pathStrict,
 		Interfaces: p.from.interfaces, Way: fib.WayIn,
 		Wanted:   func() (map[string]bool, bool) { return vrfsOf(p.from.routers.All()), p.from.routers.Synced() },
-		Backends: func() []netip.Addr { return someEndpoints(p.from.slices.All(), vrfBackends) },
+		Backends: func() []netip.Addr { return leastEndpoints(p.from.slices.All(), vrfBackends) },
 		Changed: func() {
 			states, _ := a.States()
 			tell(states)
@@ -441,18 +441,20 @@ func vrfsOf(routers map[string]lb.Router) map[string]bool {
 	return vrfs
 }
 
-// vrfBackends is for how many endpoints the kernel is asked where packets from a VRF go.
-const vrfBackends = 16
+// vrfBackends is how many endpoints are looked at for some to which the node has a way.
+const vrfBackends = 64
 
-// someEndpoints returns the addresses of some endpoints.
-func someEndpoints(all map[lb.Key][]lb.Slice, most int) (addrs []netip.Addr) {
-	for _, slices := range all {
-		for _, s := range slices {
+// leastEndpoints returns the least addresses of endpoints, in order.
+func leastEndpoints(all map[lb.Key][]lb.Slice, most int) (addrs []netip.Addr) {
+	for _, of := range all {
+		for _, s := range of {
 			for _, e := range s.Endpoints {
-				if len(addrs) == most {
-					return addrs
+				if len(addrs) == most && e.Addr.Compare(addrs[most-1]) >= 0 {
+					continue
 				}
-				addrs = append(addrs, e.Addr)
+				if at, found := slices.BinarySearchFunc(addrs, e.Addr, netip.Addr.Compare); !found {
+					addrs = slices.Insert(addrs[:min(len(addrs), most-1)], at, e.Addr)
+				}
 			}
 		}
 	}

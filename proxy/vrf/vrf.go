@@ -37,7 +37,8 @@ type Deps struct {
 	// Wanted returns the names of the VRFs that a router is in, and false while they are not known. Others are left
 	// alone.
 	Wanted func() (names map[string]bool, known bool)
-	// Backends returns some addresses of endpoints, to see where the kernel sends packets for them.
+	// Backends returns addresses of endpoints, to see where the kernel sends packets for them: the same ones in the same
+	// order, while there are no others.
 	Backends func() []netip.Addr
 	// Way returns where the kernel sends packets; see links.FIB.
 	Way func(vrf string, mark uint32, addr netip.Addr) (links.Way, error)
@@ -65,10 +66,11 @@ type Actor struct {
 	deps     Deps
 	runner   *loop.Runner
 	failures loop.Failures
-	failed   int       // how often in a row
-	since    time.Time // of the first of these
-	wrote    bool      // rules, ever
-	clean    bool      // there is nothing to do while no VRF is wanted
+	failed   int               // how often in a row
+	since    time.Time         // of the first of these
+	wrote    bool              // rules, ever
+	strays   map[string]string // what astray last said, by VRF
+	clean    bool              // there is nothing to do while no VRF is wanted
 
 	mu     sync.Mutex
 	known  bool
@@ -162,17 +164,25 @@ func (a *Actor) apply(vrfs, interfaces []lb.Interface) (states map[string]string
 			problems[name] = append(problems[name], "the node has more VRFs than --vrf-mark has room for")
 		}
 	}
-	states = make(map[string]string, len(problems))
+	var targets []target
+	if len(vrfs) > 0 && !open {
+		targets = a.targets()
+	}
+	states, strays := make(map[string]string, len(problems)), map[string]string{}
 	for name, texts := range problems {
+		if strays[name] = a.strays[name]; !open && len(texts) == 0 {
+			strays[name] = a.astray(name, targets)
+		}
 		switch {
 		case len(texts) > 0:
 		case open:
 			texts = []string{a.states[name]}
 		default:
-			texts = a.astray(name)
+			texts = []string{strays[name]}
 		}
 		states[name] = strings.Join(texts, "; ")
 	}
+	a.strays = strays
 	return states, err
 }
 
@@ -184,20 +194,43 @@ func (a *Actor) overdue() bool {
 	return a.deps.Now().Sub(a.since) >= hold
 }
 
-// astray asks the kernel where it sends packets from a VRF for backends, and says so if that is for none of them where
-// it sends those from outside of VRFs.
-func (a *Actor) astray(vrf string) (problem []string) {
+// target is an endpoint, and where the kernel sends packets for it that come from outside of VRFs.
+type target struct {
+	addr netip.Addr
+	way  links.Way
+}
+
+// asked is for how many endpoints the kernel is asked where packets from a VRF go.
+const asked = 16
+
+// targets returns the first endpoints that the node has a way to.
+func (a *Actor) targets() (targets []target) {
 	for _, addr := range a.deps.Backends() {
-		main, err := a.deps.Way("", 0, addr)
-		if err != nil || main.Kind == lb.RouteNone || main.Local || a.deps.Narrow && main.Kind != lb.RouteOwn {
-			continue // no way for anybody
+		way, err := a.deps.Way("", 0, addr)
+		if err != nil || way.Kind == lb.RouteNone || way.Local || a.deps.Narrow && way.Kind != lb.RouteOwn {
+			continue
 		}
-		way, err := a.deps.Way(vrf, a.deps.Marks.inward(), addr)
-		if err == nil && way.Kind == main.Kind && way.Link == main.Link {
-			return nil
+		if targets = append(targets, target{addr, way}); len(targets) == asked {
+			break
 		}
-		problem = []string{fmt.Sprintf("packets from the VRF for the endpoint %s take another way than packets from "+
-			"elsewhere; see ip rule for rules ahead of %d", addr, Priority)}
+	}
+	return targets
+}
+
+// astray asks the kernel where it sends packets from a VRF for targets, and says so if that is for none of them where
+// it sends those from outside of VRFs. Without an answer it is as it was.
+func (a *Actor) astray(vrf string, targets []target) (problem string) {
+	problem = a.strays[vrf]
+	for _, t := range targets {
+		way, err := a.deps.Way(vrf, a.deps.Marks.inward(), t.addr)
+		if err != nil {
+			continue
+		}
+		if way.Kind == t.way.Kind && way.Link == t.way.Link {
+			return ""
+		}
+		problem = fmt.Sprintf("packets from the VRF for the endpoint %s take another way than packets from elsewhere; "+
+			"see ip rule for rules ahead of %d", t.addr, Priority)
 	}
 	return problem
 }

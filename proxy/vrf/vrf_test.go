@@ -43,6 +43,8 @@ type world struct {
 	wanted     map[string]bool // nil while they are not known
 	// ways are by VRF, and by address in the form of text.
 	ways    map[string]links.Way
+	asked   int  // for ways
+	unknown bool // the kernel does not say which way packets take
 	changes int
 	log     strings.Builder
 	clock   time.Time
@@ -59,6 +61,10 @@ func (w *world) actor() *Actor {
 		Way: func(vrf string, mark uint32, addr netip.Addr) (links.Way, error) {
 			if (vrf == "") != (mark == 0) {
 				return links.Way{}, errors.New("a mark without a VRF")
+			}
+			w.asked++
+			if w.unknown {
+				return links.Way{}, errors.New("no buffer space")
 			}
 			return w.ways[vrf+" "+addr.String()], nil
 		},
@@ -208,6 +214,37 @@ func TestFailuresAreNoNewsAtOnce(t *testing.T) {
 	step("lacks the rules", true, "no buffer space", 6)
 	w.interfaces = nil
 	step("without a VRF", false, "", 7)
+}
+
+// The kernel is asked once about each endpoint, and what it said stays while it says nothing.
+func TestStraysStay(t *testing.T) {
+	w := newWorld()
+	w.interfaces, w.wanted["blue"] = append(w.interfaces, device("blue", 200)), true
+	w.ways["blue 10.1.0.2"] = links.Way{Kind: lb.RouteOwn, Link: 3}
+	a := w.actor()
+	step := func(what, want string) {
+		t.Helper()
+		w.asked = 0
+		_, err := a.step(t.Context())
+		if states, _ := a.States(); err != nil || !strings.Contains(states["red"], want) ||
+			(want == "") != (states["red"] == "") || states["blue"] != "" {
+			t.Errorf("%s: %v, %v; want %q for red", what, states, err, want)
+		}
+	}
+	step("well", "")
+	if w.asked != 5 { // three endpoints, and the first for each VRF
+		t.Errorf("asked %d times", w.asked)
+	}
+	w.ways["red 10.1.0.2"], w.ways["red 10.1.0.3"] = links.Way{}, links.Way{}
+	step("red goes astray", "the endpoint 10.1.0.3 take")
+	w.unknown = true
+	step("the kernel says nothing", "take another way")
+	w.unknown, w.ways[" 10.1.0.2"], w.ways[" 10.1.0.3"] = false, links.Way{}, links.Way{}
+	step("nobody has a way", "take another way")
+	w.interfaces[0].Disabled = true
+	step("and down", "the VRF is down")
+	w.interfaces[0].Disabled = false
+	step("nobody has a way, and up", "take another way")
 }
 
 // TestKernelRules writes the rules into a real kernel, changes them, repairs them, and removes them. The VM's suite vrf
