@@ -414,20 +414,15 @@ func openVRFs(marks vrf.Marks) (*vrf.Kernel, *links.FIB, error) {
 
 // newVRFs returns the actor that delivers what comes in through VRFs; tell is told of which this is so.
 func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families []lb.Family,
-	tell func(map[string]string)) (a *vrf.Actor) {
-	a = vrf.New(vrf.Deps{
+	tell func(map[string]string)) *vrf.Actor {
+	return vrf.New(vrf.Deps{
 		Log: p.log, Now: p.now, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families,
 		Narrow:     f.pathCheck == pathStrict,
 		Interfaces: p.from.interfaces, Way: fib.WayIn,
 		Wanted:   func() (map[string]bool, bool) { return vrfsOf(p.from.routers.All()), p.from.routers.Synced() },
 		Backends: func() []netip.Addr { return leastEndpoints(p.from.slices.All(), vrfBackends) },
-		Changed: func() {
-			states, _ := a.States()
-			tell(states)
-			p.markFacts()
-		},
+		Tell:     tell, Changed: p.markFacts,
 	})
-	return a
 }
 
 // vrfsOf returns the VRFs that routers are in.

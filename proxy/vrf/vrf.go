@@ -42,7 +42,8 @@ type Deps struct {
 	Backends func() []netip.Addr
 	// Way returns where the kernel sends packets; see links.FIB.
 	Way func(vrf string, mark uint32, addr netip.Addr) (links.Way, error)
-	// Changed is called when States returns something else; it must not block.
+	// Tell is called with what States will return, and Changed once it does; they must not block.
+	Tell    func(states map[string]string)
 	Changed func()
 }
 
@@ -125,8 +126,11 @@ func (a *Actor) step(context.Context) (again time.Duration, err error) {
 	} else if a.failed++; len(states) > 0 && !a.known && a.failed < patience {
 		return 0, err
 	}
-	a.mu.Lock()
 	changed := !a.known || !maps.Equal(a.states, states)
+	if changed {
+		a.deps.Tell(states)
+	}
+	a.mu.Lock()
 	a.known, a.states = true, states
 	a.mu.Unlock()
 	if changed {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -45,13 +46,16 @@ type world struct {
 	ways    map[string]links.Way
 	asked   int  // for ways
 	unknown bool // the kernel does not say which way packets take
+	told    map[string]string
+	early   bool // States has returned something before it was told
+	late    bool // or not yet when it had changed
 	changes int
 	log     strings.Builder
 	clock   time.Time
 }
 
-func (w *world) actor() *Actor {
-	return New(Deps{Log: slog.New(slog.NewTextHandler(&w.log, nil)),
+func (w *world) actor() (a *Actor) {
+	a = New(Deps{Log: slog.New(slog.NewTextHandler(&w.log, nil)),
 		Now: func() time.Time { return w.clock }, Kernel: w.kernel, Marks: DefaultMarks, Families: []lb.Family{lb.IPv4},
 		Narrow: true, Interfaces: func() ([]lb.Interface, bool) { return w.interfaces, w.listed },
 		Wanted: func() (map[string]bool, bool) { return w.wanted, w.wanted != nil },
@@ -68,7 +72,18 @@ func (w *world) actor() *Actor {
 			}
 			return w.ways[vrf+" "+addr.String()], nil
 		},
-		Changed: func() { w.changes++ }})
+		Tell: func(states map[string]string) { w.told, w.early = states, w.early || a.saysSo(states) },
+		Changed: func() {
+			w.changes++
+			w.late = w.late || !a.saysSo(w.told)
+		}})
+	return a
+}
+
+// saysSo reports whether States returns this.
+func (a *Actor) saysSo(states map[string]string) bool {
+	got, known := a.States()
+	return known && maps.Equal(got, states)
 }
 
 func newWorld() *world {
@@ -214,6 +229,9 @@ func TestFailuresAreNoNewsAtOnce(t *testing.T) {
 	step("lacks the rules", true, "no buffer space", 6)
 	w.interfaces = nil
 	step("without a VRF", false, "", 7)
+	if w.early || w.late {
+		t.Errorf("told after States returned it: %v; before States returns it: %v", w.early, w.late)
+	}
 }
 
 // The kernel is asked once about each endpoint, and what it said stays while it says nothing.
