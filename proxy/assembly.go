@@ -309,9 +309,6 @@ func (a *assembly) addWalker() error {
 // addVRFs delivers what comes in through VRFs.
 func (a *assembly) addVRFs() error {
 	if a.vrfMark == 0 {
-		if err := vrf.Cleanup(); err != nil {
-			a.rt.Log.Debug("cannot remove the rules for VRFs", "error", err)
-		}
 		return nil
 	}
 	marks, fib, err := openVRFs(vrf.Marks(a.vrfMark))
@@ -323,6 +320,16 @@ func (a *assembly) addVRFs() error {
 	a.through = a.newVRFs(a.proxy, marks, fib, a.kernel.families, a.offer.SetVRFs)
 	a.proxy.from.vrfs, a.actors["VRFs"] = a.through.States, a.through
 	return nil
+}
+
+// leaveVRFs removes what an earlier proxy has written for VRFs, with --vrf-mark=0.
+func (a *assembly) leaveVRFs() {
+	if a.vrfMark != 0 {
+		return
+	}
+	if err := vrf.Cleanup(); err != nil {
+		a.rt.Log.Debug("cannot remove the rules for VRFs", "error", err)
+	}
 }
 
 // show has the program say what it does.
@@ -346,6 +353,7 @@ func (a *assembly) runs() []func(context.Context) error {
 		case <-ctx.Done():
 		case <-a.proxy.settled:
 			a.kernel.leaveOther(ctx, a.rt.Log, a.parameters)
+			a.leaveVRFs()
 		}
 		return nil
 	})
