@@ -425,13 +425,17 @@ func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families [
 	tell func(map[string]string)) *vrf.Actor {
 	return vrf.New(vrf.Deps{
 		Log: p.log, Now: p.now, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families,
-		Narrow:     f.pathCheck == pathStrict,
+		Narrow:     f.narrowVRFs(),
 		Interfaces: p.from.interfaces, Way: fib.WayIn,
 		Wanted:   func() (map[string]bool, bool) { return vrfsOf(p.from.routers.All()), p.from.routers.Synced() },
 		Backends: func() []netip.Addr { return leastEndpoints(p.from.slices.All(), vrfBackends) },
 		Tell:     tell, Changed: p.markFacts,
 	})
 }
+
+// narrowVRFs reports whether packets from VRFs to endpoints take no default route: not even where nothing looks at the
+// way to endpoints.
+func (f *flags) narrowVRFs() bool { return f.pathCheck != pathDefaultRoute }
 
 // vrfsOf returns the VRFs that routers are in.
 func vrfsOf(routers map[string]lb.Router) map[string]bool {

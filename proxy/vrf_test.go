@@ -17,6 +17,14 @@ func TestVRFsOfRouters(t *testing.T) {
 	}
 }
 
+func TestOnlyOneCheckOfThePathGivesVRFsTheDefaultRoute(t *testing.T) {
+	for check, want := range map[string]bool{pathStrict: true, pathDefaultRoute: false, pathOff: true} {
+		if f := (flags{pathCheck: check}); f.narrowVRFs() != want {
+			t.Errorf("--path-check=%s: narrow is not %v", check, want)
+		}
+	}
+}
+
 func TestLeastEndpointsForVRFs(t *testing.T) {
 	all := map[lb.Key][]lb.Slice{}
 	for i := range 40 {
