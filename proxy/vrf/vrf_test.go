@@ -294,7 +294,7 @@ func TestKernelRules(t *testing.T) {
 			}
 		}
 	}
-	const inward, ours = "from all fwmark 0x3c00/0x3c00 lookup main suppress_prefixlength 0 proto 76", " proto 76"
+	const inward, ours = "from all fwmark 0x70/0x70 lookup main suppress_prefixlength 0 proto 76", " proto 76"
 	red, blue := device("red", 100), device("blue", 200)
 	ns.Run(t, "ip", "rule", "add", "pref", "990", "fwmark", "0x1/0x1", "lookup", "5") // somebody else's
 	ns.Run(t, "ip", "-6", "rule", "add", "pref", "990", "fwmark", "0x1/0x1", "lookup", "5")
@@ -302,30 +302,30 @@ func TestKernelRules(t *testing.T) {
 	set()
 	rules("no VRF", others)
 	set(red)
-	rules("red", others, inward, "from all fwmark 0x400/0x3c00 lookup 100"+ours)
+	rules("red", others, inward, "from all fwmark 0x10/0x70 lookup 100"+ours)
 	listing := ns.Run(t, "nft", "list", "table", "ip", TableName)
 	for _, want := range []string{
-		`iifname "red"`, "ct direction original", "ct status dnat", "ct mark set ct mark & 0xffffc7ff | 0x00000400",
-		"meta mark set meta mark | 0x00003c00", "ct direction reply", "ct mark & 0x00003c00 == 0x00000400",
-		"meta mark set meta mark & 0xffffc7ff | 0x00000400", "priority mangle",
+		`iifname "red"`, "ct direction original", "ct status dnat", "ct mark set ct mark & 0xffffff9f | 0x00000010",
+		"meta mark set meta mark | 0x00000070", "ct direction reply", "ct mark & 0x00000070 == 0x00000010",
+		"meta mark set meta mark & 0xffffff9f | 0x00000010", "priority mangle",
 	} {
 		if !strings.Contains(listing, want) {
 			t.Errorf("the table lacks %q:\n%s", want, listing)
 		}
 	}
 	set(blue, red)
-	rules("blue comes", others, inward, "from all fwmark 0x400/0x3c00 lookup 100"+ours, "from all fwmark 0x800/0x3c00 lookup 200"+ours)
+	rules("blue comes", others, inward, "from all fwmark 0x10/0x70 lookup 100"+ours, "from all fwmark 0x20/0x70 lookup 200"+ours)
 	ns.Run(t, "nft", "flush", "table", "ip", TableName)
-	ns.Run(t, "ip", "rule", "del", "pref", "990", "fwmark", "0x400/0x3c00")
-	ns.Run(t, "ip", "-6", "rule", "del", "pref", "990", "fwmark", "0x400/0x3c00")
+	ns.Run(t, "ip", "rule", "del", "pref", "990", "fwmark", "0x10/0x70")
+	ns.Run(t, "ip", "-6", "rule", "del", "pref", "990", "fwmark", "0x10/0x70")
 	set(blue, red)
-	rules("repaired", others, inward, "from all fwmark 0x800/0x3c00 lookup 200"+ours, "from all fwmark 0x400/0x3c00 lookup 100"+ours)
+	rules("repaired", others, inward, "from all fwmark 0x20/0x70 lookup 200"+ours, "from all fwmark 0x10/0x70 lookup 100"+ours)
 	if listing := ns.Run(t, "nft", "list", "table", "ip", TableName); !strings.Contains(listing, `"blue"`) {
 		t.Errorf("the table is not repaired:\n%s", listing)
 	}
 	ns.Run(t, "ip", "rule", "add", "pref", "990", "fwmark", "0x8/0xf", "lookup", "100", "protocol", "76") // by another --vrf-mark
 	set(blue)
-	rules("red goes", others, inward, "from all fwmark 0x800/0x3c00 lookup 200"+ours)
+	rules("red goes", others, inward, "from all fwmark 0x20/0x70 lookup 200"+ours)
 	ns.Do(t, func() error { return Cleanup() })
 	rules("cleaned up", others)
 	if tables := ns.Run(t, "nft", "list", "tables"); strings.Contains(tables, TableName) {
