@@ -94,8 +94,8 @@ func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 // Run works until ctx ends, and leaves the rules in the kernel.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
-// States returns for each wanted VRF on the node why the kernel does not deliver what comes in through it, or "". known is
-// false until the actor has looked. The caller must not change the map.
+// States returns for each wanted VRF on the node why the kernel does not deliver what comes in through it, or "". known
+// is false until the actor has looked. The caller must not change the map.
 func (a *Actor) States() (states map[string]string, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
