@@ -92,9 +92,7 @@ func (a *assembly) read() {
 		if a.walker != nil {
 			a.walker.Poke()
 		}
-		if a.through != nil {
-			a.through.Poke()
-		}
+		a.pokeVRFs()
 	})
 	facts := func(string) { p.markFacts() }
 	p.from = sources{
@@ -102,10 +100,21 @@ func (a *assembly) read() {
 		slices:   kube.Slices(a.client, m.counting(m.endpoints, p.markEndpoints)),
 		nodes:    kube.Nodes(a.client, "", p.markNode), interfaces: a.watcher.All,
 		networks: kube.ServiceNetworks(a.client, facts), pools: kube.PoolRanges(a.client, facts),
-		routers: kube.RouterAddresses(a.client, facts),
+		routers: kube.Routers(a.client, func(string) {
+			p.markFacts()
+			a.pokeVRFs()
+		}),
 	}
 	a.client.OnSync(p.markFacts)
+	a.client.OnSync(a.pokeVRFs)
 	a.actors["watches"], a.actors["interfaces"], a.actors["events"] = a.client, a.watcher, a.events
+}
+
+// pokeVRFs says that VRFs have changed, or which of them routers are in.
+func (a *assembly) pokeVRFs() {
+	if a.through != nil {
+		a.through.Poke()
+	}
 }
 
 // write gives the loop the actors that every proxy has.
@@ -300,9 +309,6 @@ func (a *assembly) addWalker() error {
 // addVRFs delivers what comes in through VRFs.
 func (a *assembly) addVRFs() error {
 	if a.vrfMark == 0 {
-		if err := vrf.Cleanup(); err != nil {
-			a.rt.Log.Debug("cannot remove the rules for VRFs", "error", err)
-		}
 		return nil
 	}
 	marks, fib, err := openVRFs(vrf.Marks(a.vrfMark))
@@ -314,6 +320,16 @@ func (a *assembly) addVRFs() error {
 	a.through = a.newVRFs(a.proxy, marks, fib, a.kernel.families, a.offer.SetVRFs)
 	a.proxy.from.vrfs, a.actors["VRFs"] = a.through.States, a.through
 	return nil
+}
+
+// leaveVRFs removes what an earlier proxy has written for VRFs, with --vrf-mark=0.
+func (a *assembly) leaveVRFs() {
+	if a.vrfMark != 0 {
+		return
+	}
+	if err := vrf.Cleanup(); err != nil {
+		a.rt.Log.Debug("cannot remove the rules for VRFs", "error", err)
+	}
 }
 
 // show has the program say what it does.
@@ -337,6 +353,7 @@ func (a *assembly) runs() []func(context.Context) error {
 		case <-ctx.Done():
 		case <-a.proxy.settled:
 			a.kernel.leaveOther(ctx, a.rt.Log, a.parameters)
+			a.leaveVRFs()
 		}
 		return nil
 	})
@@ -405,32 +422,46 @@ func openVRFs(marks vrf.Marks) (*vrf.Kernel, *links.FIB, error) {
 
 // newVRFs returns the actor that delivers what comes in through VRFs; tell is told of which this is so.
 func (f *flags) newVRFs(p *proxy, kernel *vrf.Kernel, fib *links.FIB, families []lb.Family,
-	tell func(map[string]string)) (a *vrf.Actor) {
-	a = vrf.New(vrf.Deps{
-		Log: p.log, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families, Narrow: f.pathCheck == pathStrict,
+	tell func(map[string]string)) *vrf.Actor {
+	return vrf.New(vrf.Deps{
+		Log: p.log, Now: p.now, Kernel: kernel, Marks: vrf.Marks(f.vrfMark), Families: families,
+		Narrow:     f.narrowVRFs(),
 		Interfaces: p.from.interfaces, Way: fib.WayIn,
-		Backends: func() []netip.Addr { return someEndpoints(p.from.slices.All(), vrfBackends) },
-		Changed: func() {
-			states, _ := a.States()
-			tell(states)
-			p.markFacts()
-		},
+		Wanted:   func() (map[string]bool, bool) { return vrfsOf(p.from.routers.All()), p.from.routers.Synced() },
+		Backends: func() []netip.Addr { return leastEndpoints(p.from.slices.All(), vrfBackends) },
+		Tell:     tell, Changed: p.markFacts,
 	})
-	return a
 }
 
-// vrfBackends is for how many endpoints the kernel is asked where packets from a VRF go.
-const vrfBackends = 16
+// narrowVRFs reports whether packets from VRFs to endpoints take no default route: not even where nothing looks at the
+// way to endpoints.
+func (f *flags) narrowVRFs() bool { return f.pathCheck != pathDefaultRoute }
 
-// someEndpoints returns the addresses of some endpoints.
-func someEndpoints(all map[lb.Key][]lb.Slice, most int) (addrs []netip.Addr) {
-	for _, slices := range all {
-		for _, s := range slices {
+// vrfsOf returns the VRFs that routers are in.
+func vrfsOf(routers map[string]lb.Router) map[string]bool {
+	vrfs := map[string]bool{}
+	for _, r := range routers {
+		if r.VRF != "" {
+			vrfs[r.VRF] = true
+		}
+	}
+	return vrfs
+}
+
+// vrfBackends is how many endpoints are looked at for some to which the node has a way.
+const vrfBackends = 64
+
+// leastEndpoints returns the least addresses of endpoints, in order.
+func leastEndpoints(all map[lb.Key][]lb.Slice, most int) (addrs []netip.Addr) {
+	for _, of := range all {
+		for _, s := range of {
 			for _, e := range s.Endpoints {
-				if len(addrs) == most {
-					return addrs
+				if len(addrs) == most && e.Addr.Compare(addrs[most-1]) >= 0 {
+					continue
 				}
-				addrs = append(addrs, e.Addr)
+				if at, found := slices.BinarySearchFunc(addrs, e.Addr, netip.Addr.Compare); !found {
+					addrs = slices.Insert(addrs[:min(len(addrs), most-1)], at, e.Addr)
+				}
 			}
 		}
 	}

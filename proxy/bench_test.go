@@ -72,7 +72,7 @@ func loaded(n int) (*proxy, *kubetest.Table[lb.Key, []lb.Slice]) {
 	p.from = sources{services: services, slices: slices, nodes: nodes,
 		interfaces: func() ([]lb.Interface, bool) { return nil, true },
 		update:     func() (lb.FeedUpdate, bool) { return lb.FeedUpdate{}, false }, networks: networks,
-		pools: kubetest.NewTable[string, []lb.Range](), routers: kubetest.NewTable[string, netip.Addr]()}
+		pools: kubetest.NewTable[string, []lb.Range](), routers: kubetest.NewTable[string, lb.Router]()}
 	p.to = sinks{
 		rules: &confirming{outcomes: map[lb.Key]plan.Outcome{}}, flows: &fakeFlows{applied: map[lb.Key]plan.Service{}},
 		health: health.New(health.Deps{Log: log, Now: time.Now}),

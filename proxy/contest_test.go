@@ -328,7 +328,7 @@ func TestContract11ATenantTakesNoPortOfARouter(t *testing.T) {
 	const router, other = "192.0.2.1", "192.0.2.2"
 	b := newBench(t)
 	b.list("x", time.Time{}, 179, router, other)
-	b.routers.Set("tor", netip.MustParseAddr(router))
+	b.routers.Set("tor", lb.Router{Addr: netip.MustParseAddr(router)})
 	b.synced()
 	b.routers.SetSynced(false)
 	b.run()
@@ -351,7 +351,7 @@ func TestContract11ATenantTakesNoPortOfARouter(t *testing.T) {
 		" is the address of a BGPPeer") {
 		t.Errorf("Events %v", b.warnings)
 	}
-	b.routers.Set("second", netip.MustParseAddr(other))
+	b.routers.Set("second", lb.Router{Addr: netip.MustParseAddr(other)})
 	b.markFacts()
 	serves(other, false)
 	b.routers.Delete("tor")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -128,7 +127,10 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	f.networks = networksOf(f.lans)
 	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
 	f.external.APIServers = s.allAPIServers(from)
-	f.external.Routers = distinct(slices.Collect(maps.Values(from.routers.All())))
+	for _, r := range from.routers.All() {
+		f.external.Routers = append(f.external.Routers, r.Addr)
+	}
+	f.external.Routers = distinct(f.external.Routers)
 	f.healthAddresses = f.config.NodePortAddresses
 	switch {
 	case s.allAddresses:

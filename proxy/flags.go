@@ -134,7 +134,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.Uint32Var(&f.vrfMark, "vrf-mark", uint32(vrf.DefaultMarks),
 		"bits of the packet mark and the connection mark, at least two that are adjacent, that have answers to connections "+
 			"from a VRF leave by it; change them if another program uses the same bits; 0 leaves VRFs alone, and speakers "+
-			"announce nothing there (default: 0x3c00)")
+			"announce nothing there (default: 0x70)")
 	set.StringVar(&f.serviceCounters, "service-counters", string(counters.Off),
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")

@@ -42,7 +42,7 @@ type sources struct {
 	update   func() (lb.FeedUpdate, bool)
 	networks table[string, []netip.Prefix] // of cluster IPs
 	pools    table[string, []lb.Range]     // the addresses of IPAddressPools
-	routers  table[string, netip.Addr]     // the addresses of BGPPeers
+	routers  table[string, lb.Router]      // of BGPPeers
 	// gated are this node's pods with a readiness gate; nil if none waits for the proxy.
 	gated table[lb.Key, lb.GatedPod]
 	// path returns what of the way to endpoints has changed, and whether it is known; nil if nothing

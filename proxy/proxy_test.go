@@ -164,7 +164,7 @@ type bench struct {
 	nodes    *kubetest.Table[string, lb.Node]
 	networks *kubetest.Table[string, []netip.Prefix]
 	pools    *kubetest.Table[string, []lb.Range]
-	routers  *kubetest.Table[string, netip.Addr]
+	routers  *kubetest.Table[string, lb.Router]
 	own      []lb.Interface
 	rules    *fakeRules
 	flows    *fakeFlows
@@ -188,7 +188,7 @@ func newBench(t *testing.T, change ...func(*settings)) *bench {
 		nodes:    kubetest.NewTable[string, lb.Node](),
 		networks: kubetest.NewTable[string, []netip.Prefix](),
 		pools:    kubetest.NewTable[string, []lb.Range](),
-		routers:  kubetest.NewTable[string, netip.Addr](),
+		routers:  kubetest.NewTable[string, lb.Router](),
 		own: []lb.Interface{{Index: 7, Name: "eth0", Up: true, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Addresses: []netip.Prefix{
 			netip.MustParsePrefix("172.31.0.1/24"), netip.MustParsePrefix("10.9.0.1/24")}}},
 		flows:  &fakeFlows{applied: map[lb.Key]plan.Service{}},

@@ -222,7 +222,7 @@ func TestVRF(t *testing.T) {
 				dash, table = "-6", "ip6"
 			}
 			n.Node.Run(t, "ip", dash, "route", "add", "blackhole", "default", "table", "77")
-			n.Node.Run(t, "ip", dash, "rule", "add", "pref", "100", "fwmark", "0x3c00/0x3c00", "lookup", "77")
+			n.Node.Run(t, "ip", dash, "rule", "add", "pref", "100", "fwmark", "0x70/0x70", "lookup", "77")
 			eventually(t, "the router has no route while the node does not deliver", func() bool {
 				return !strings.Contains(n.routes(t), n.World.VIP.String())
 			})
@@ -251,7 +251,7 @@ func TestVRF(t *testing.T) {
 			n.Node.Run(t, "ip", dash, "rule", "del", "pref", "990")
 			eventually(t, "the proxy has its rules again", func() bool {
 				return strings.Contains(n.Node.Run(t, "nft", "list", "tables"), "table "+table+" landfall-vrf") &&
-					strings.Contains(n.Node.Run(t, "ip", dash, "rule"), "fwmark 0x3c00/0x3c00")
+					strings.Contains(n.Node.Run(t, "ip", dash, "rule"), "fwmark 0x70/0x70")
 			})
 			n.answered(t, "after somebody removed the rules", nil)
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -46,14 +45,14 @@ func BGPPeers(c *Client, changed, status func(name string)) *Table[string, lb.Pe
 	return table
 }
 
-// RouterAddresses watches the addresses of BGPPeers. Where the API server does not have the resource, or
+// Routers watches which routers BGPPeers name. Where the API server does not have the resource, or
 // we may not see it, the table is empty.
-func RouterAddresses(c *Client, changed func(name string)) *Table[string, netip.Addr] {
-	table := newTable[string, netip.Addr](nil, changed)
+func Routers(c *Client, changed func(name string)) *Table[string, lb.Router] {
+	table := newTable[string, lb.Router](nil, changed)
 	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}, optional: true},
-		objects[string, netip.Addr, *v1beta1.BGPPeer]{table, func(o *v1beta1.BGPPeer) (string, netip.Addr) {
+		objects[string, lb.Router, *v1beta1.BGPPeer]{table, func(o *v1beta1.BGPPeer) (string, lb.Router) {
 			name, peer := convertBGPPeer(o)
-			return strings.Clone(name), peer.Addr.WithZone("")
+			return strings.Clone(name), lb.Router{Addr: peer.Addr.WithZone(""), VRF: strings.Clone(peer.VRF)}
 		}})
 	return table
 }

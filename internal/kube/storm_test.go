@@ -178,7 +178,7 @@ func agents(t *testing.T, api http.RoundTripper) (clients []*Client) {
 	Nodes(proxy, "", name)
 	ServiceNetworks(proxy, name)
 	PoolRanges(proxy, name)
-	RouterAddresses(proxy, name)
+	Routers(proxy, name)
 	DaemonSet(proxy, "landfall-system", "landfall-proxy", name)
 	return clients
 }

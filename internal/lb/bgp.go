@@ -56,6 +56,12 @@ type Peer struct {
 	Status map[string]PeerNode
 }
 
+// Router is what a BGPPeer says of the way to the router.
+type Router struct {
+	Addr netip.Addr // not valid for an unnumbered session
+	VRF  string     // "" for the main routing table
+}
+
 // PeerNode is one node's entry in the status of a peer: the state of its session.
 type PeerNode struct {
 	State   string // a state of RFC 4271, or Refused

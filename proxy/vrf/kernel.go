@@ -41,8 +41,13 @@ func (k *Kernel) Close() {
 	k.rules.Close()
 }
 
+// missingError is why a rule that delivers is known not to be in the kernel.
+type missingError struct{ error }
+
+func (e missingError) Unwrap() error { return e.error }
+
 // set makes the rules of a family as they shall be. Routing rules come first and go last: a mark leads nowhere without
-// them. left are VRFs without a mark.
+// them. left are VRFs without a mark. The error holds a missingError if rules that were missing could not be added.
 func (k *Kernel) set(family lb.Family, vrfs []lb.Interface, narrow bool) (left []string, err error) {
 	have, err := k.rules.List(family)
 	if err != nil {
@@ -53,7 +58,7 @@ func (k *Kernel) set(family lb.Family, vrfs []lb.Interface, narrow bool) (left [
 	for _, rule := range want {
 		if !slices.Contains(have, rule) {
 			if err := k.rules.Add(family, rule); err != nil {
-				return left, err
+				return left, missingError{err}
 			}
 		}
 	}
@@ -96,7 +101,10 @@ func (k *Kernel) setChain(family lb.Family, rules []nft.Rule) error {
 			b.AddRule(chainName, r)
 		}
 	}
-	return b.Commit(k.conn)
+	if err := b.Commit(k.conn); err != nil {
+		return missingError{err}
+	}
+	return nil
 }
 
 // Cleanup removes what is ours, whichever marks it is for.

@@ -15,8 +15,9 @@ import (
 // connection to a Service came in through a VRF; any other number but 0 is that of a VRF.
 type Marks uint32
 
-// DefaultMarks leave out what kube-proxy and most network plugins use.
-const DefaultMarks Marks = 0x3c00
+// DefaultMarks leave out 0xff00, of which Cilium (0x0f00), the portmap plugin (0x2000) and kube-proxy (0xc000) use bits,
+// 0xffff0000 (Calico, Tailscale, Weave), 0x80 (the AWS plugin), and small numbers.
+const DefaultMarks Marks = 0x70
 
 // Check says what is wrong with a mask.
 func (m Marks) Check() error {
@@ -89,10 +90,10 @@ func (m Marks) rules(vrfs []marked, narrow bool) []links.MarkRule {
 	return all
 }
 
-// vrfsOf returns the VRFs among the interfaces, by name.
-func vrfsOf(interfaces []lb.Interface) (vrfs []lb.Interface) {
+// vrfsOf returns the VRFs among the interfaces that are wanted, by name.
+func vrfsOf(interfaces []lb.Interface, wanted map[string]bool) (vrfs []lb.Interface) {
 	for _, i := range interfaces {
-		if i.Table != 0 {
+		if i.Table != 0 && wanted[i.Name] {
 			vrfs = append(vrfs, i)
 		}
 	}

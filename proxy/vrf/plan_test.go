@@ -20,8 +20,18 @@ func TestMasks(t *testing.T) {
 			t.Errorf("%#x: %v", uint32(mask), err)
 		}
 	}
-	if room := DefaultMarks.room(); room != 14 || DefaultMarks.mark(0) != 0x400 || DefaultMarks.mark(room-1) != 0x3800 {
+	if room := DefaultMarks.room(); room != 6 || DefaultMarks.mark(0) != 0x10 || DefaultMarks.mark(room-1) != 0x60 {
 		t.Errorf("room for %d VRFs: %#x to %#x", room, DefaultMarks.mark(0), DefaultMarks.mark(room-1))
+	}
+}
+
+// The default bits are none that common programs use.
+func TestDefaultMarksAreFree(t *testing.T) {
+	for program, bits := range map[string]Marks{"Cilium": 0xf00, "the portmap plugin": 0x2000, "kube-proxy": 0xc000,
+		"Calico, Tailscale, Weave": 0xffff0000, "the AWS plugin": 0x80} {
+		if DefaultMarks&bits != 0 {
+			t.Errorf("%s uses %#x", program, uint32(DefaultMarks&bits))
+		}
 	}
 }
 
@@ -55,8 +65,8 @@ func TestRoutingRules(t *testing.T) {
 	if rules := DefaultMarks.rules(nil, true); len(rules) > 0 {
 		t.Errorf("without a VRF: %v", rules)
 	}
-	got := DefaultMarks.rules([]marked{{"red", 100, 0x400}}, true)
-	want := []links.MarkRule{{Mark: 0x3c00, Mask: 0x3c00, Table: links.MainTable, Narrow: true}, {Mark: 0x400, Mask: 0x3c00, Table: 100}}
+	got := DefaultMarks.rules([]marked{{"red", 100, 0x10}}, true)
+	want := []links.MarkRule{{Mark: 0x70, Mask: 0x70, Table: links.MainTable, Narrow: true}, {Mark: 0x10, Mask: 0x70, Table: 100}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

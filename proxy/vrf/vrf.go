@@ -9,6 +9,7 @@ package vrf
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -25,6 +26,7 @@ import (
 // Deps are what an Actor needs.
 type Deps struct {
 	Log      *slog.Logger
+	Now      func() time.Time
 	Kernel   kernel
 	Marks    Marks
 	Families []lb.Family
@@ -32,11 +34,16 @@ type Deps struct {
 	Narrow bool
 	// Interfaces returns those of the node; false while they are not known.
 	Interfaces func() ([]lb.Interface, bool)
-	// Backends returns some addresses of endpoints, to see where the kernel sends packets for them.
+	// Wanted returns the names of the VRFs that a router is in, and false while they are not known. Others are left
+	// alone.
+	Wanted func() (names map[string]bool, known bool)
+	// Backends returns addresses of endpoints, to see where the kernel sends packets for them: the same ones in the same
+	// order, while there are no others.
 	Backends func() []netip.Addr
 	// Way returns where the kernel sends packets; see links.FIB.
 	Way func(vrf string, mark uint32, addr netip.Addr) (links.Way, error)
-	// Changed is called when States returns something else; it must not block.
+	// Tell is called with what States will return, and Changed once it does; they must not block.
+	Tell    func(states map[string]string)
 	Changed func()
 }
 
@@ -48,7 +55,10 @@ type kernel interface {
 const (
 	// lookEvery is how often the actor looks whether the rules are there, while there is a VRF.
 	lookEvery = 5 * time.Second
-	// patience is how many failures in a row leave open whether the rules are there: what was so stays so.
+	// hold is for how long what was so stays so, while the kernel does not say whether the rules are there. It is as
+	// long as speakers by default wait for a proxy.
+	hold = 30 * time.Second
+	// patience is how many failures in a row the first States waits for: all of the proxy waits for it.
 	patience = 3
 )
 
@@ -57,7 +67,11 @@ type Actor struct {
 	deps     Deps
 	runner   *loop.Runner
 	failures loop.Failures
-	failed   int // how often in a row
+	failed   int               // how often in a row
+	since    time.Time         // of the first of these
+	wrote    bool              // rules, ever
+	strays   map[string]string // what astray last said, by VRF
+	clean    bool              // there is nothing to do while no VRF is wanted
 
 	mu     sync.Mutex
 	known  bool
@@ -71,7 +85,7 @@ func New(deps Deps) *Actor {
 	return a
 }
 
-// Poke says that interfaces have changed. It never blocks.
+// Poke says that interfaces have changed, or which VRFs are wanted. It never blocks.
 func (a *Actor) Poke() { a.runner.Poke() }
 
 // Busy returns for how long the actor has been at one thing.
@@ -80,8 +94,8 @@ func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 // Run works until ctx ends, and leaves the rules in the kernel.
 func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
 
-// States returns for each VRF on the node why the kernel does not deliver what comes in through it, or "". known is
-// false until the actor has looked. The caller must not change the map.
+// States returns for each wanted VRF on the node why the kernel does not deliver what comes in through it, or "". known
+// is false until the actor has looked. The caller must not change the map.
 func (a *Actor) States() (states map[string]string, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,20 +103,34 @@ func (a *Actor) States() (states map[string]string, known bool) {
 }
 
 func (a *Actor) step(context.Context) (again time.Duration, err error) {
-	interfaces, known := a.deps.Interfaces()
-	if !known {
+	interfaces, listed := a.deps.Interfaces()
+	wanted, known := a.deps.Wanted()
+	if !listed || !known {
 		return 0, nil
 	}
-	states, err := a.apply(interfaces)
+	vrfs := vrfsOf(interfaces, wanted)
+	if len(vrfs) == 0 && a.clean {
+		return 0, nil
+	}
+	states, err := a.apply(vrfs, interfaces)
+	a.wrote = a.wrote || len(vrfs) > 0
+	if err != nil && !a.wrote {
+		a.deps.Log.Debug("cannot look for rules for VRFs that an earlier proxy has left", "error", err)
+		err = nil
+	}
+	a.clean = err == nil && len(vrfs) == 0
 	a.failures.Log(a.deps.Log, "cannot deliver what comes in through VRFs; trying again",
 		"can deliver what comes in through VRFs again", err)
-	if a.failed++; err == nil {
+	if err == nil {
 		a.failed = 0
-	} else if len(states) > 0 && a.failed < patience {
+	} else if a.failed++; len(states) > 0 && !a.known && a.failed < patience {
 		return 0, err
 	}
-	a.mu.Lock()
 	changed := !a.known || !maps.Equal(a.states, states)
+	if changed {
+		a.deps.Tell(states)
+	}
+	a.mu.Lock()
 	a.known, a.states = true, states
 	a.mu.Unlock()
 	if changed {
@@ -115,8 +143,7 @@ func (a *Actor) step(context.Context) (again time.Duration, err error) {
 }
 
 // apply makes the rules as they shall be, and returns what is so then.
-func (a *Actor) apply(interfaces []lb.Interface) (states map[string]string, err error) {
-	vrfs := vrfsOf(interfaces)
+func (a *Actor) apply(vrfs, interfaces []lb.Interface) (states map[string]string, err error) {
 	problems := map[string][]string{}
 	for _, v := range vrfs {
 		problems[v.Name] = nil
@@ -124,42 +151,90 @@ func (a *Actor) apply(interfaces []lb.Interface) (states map[string]string, err 
 			problems[v.Name] = append(problems[v.Name], text)
 		}
 	}
+	open := false // the kernel has not said whether the rules are there
 	for _, family := range a.deps.Families {
 		left, failed := a.deps.Kernel.set(family, vrfs, a.deps.Narrow)
 		if failed != nil {
 			err = fmt.Errorf("%s: %w", family, failed)
+			lacks := errors.As(failed, new(missingError))
+			open = open || !lacks
 			for name := range problems {
-				problems[name] = append(problems[name], err.Error())
+				if _, said := a.states[name]; lacks || !said || a.overdue() {
+					problems[name] = append(problems[name], err.Error())
+				}
 			}
 		}
 		for _, name := range left {
 			problems[name] = append(problems[name], "the node has more VRFs than --vrf-mark has room for")
 		}
 	}
-	states = make(map[string]string, len(problems))
+	var targets []target
+	if len(vrfs) > 0 && !open {
+		targets = a.targets()
+	}
+	states, strays := make(map[string]string, len(problems)), map[string]string{}
 	for name, texts := range problems {
-		if len(texts) == 0 {
-			texts = a.astray(name)
+		if strays[name] = a.strays[name]; !open && len(texts) == 0 {
+			strays[name] = a.astray(name, targets)
+		}
+		switch {
+		case len(texts) > 0:
+		case open:
+			texts = []string{a.states[name]}
+		default:
+			texts = []string{strays[name]}
 		}
 		states[name] = strings.Join(texts, "; ")
 	}
+	a.strays = strays
 	return states, err
 }
 
-// astray asks the kernel where it sends packets from a VRF for backends, and says so if that is for none of them where
-// it sends those from outside of VRFs.
-func (a *Actor) astray(vrf string) (problem []string) {
+// overdue reports whether the kernel has failed for so long that what was so no longer counts.
+func (a *Actor) overdue() bool {
+	if a.failed == 0 {
+		a.since = a.deps.Now()
+	}
+	return a.deps.Now().Sub(a.since) >= hold
+}
+
+// target is an endpoint, and where the kernel sends packets for it that come from outside of VRFs.
+type target struct {
+	addr netip.Addr
+	way  links.Way
+}
+
+// asked is for how many endpoints the kernel is asked where packets from a VRF go.
+const asked = 16
+
+// targets returns the first endpoints that the node has a way to.
+func (a *Actor) targets() (targets []target) {
 	for _, addr := range a.deps.Backends() {
-		main, err := a.deps.Way("", 0, addr)
-		if err != nil || main.Kind == lb.RouteNone || main.Local || a.deps.Narrow && main.Kind != lb.RouteOwn {
-			continue // no way for anybody
+		way, err := a.deps.Way("", 0, addr)
+		if err != nil || way.Kind == lb.RouteNone || way.Local || a.deps.Narrow && way.Kind != lb.RouteOwn {
+			continue
 		}
-		way, err := a.deps.Way(vrf, a.deps.Marks.inward(), addr)
-		if err == nil && way.Kind == main.Kind && way.Link == main.Link {
-			return nil
+		if targets = append(targets, target{addr, way}); len(targets) == asked {
+			break
 		}
-		problem = []string{fmt.Sprintf("packets from the VRF for the endpoint %s take another way than packets from "+
-			"elsewhere; see ip rule for rules ahead of %d", addr, Priority)}
+	}
+	return targets
+}
+
+// astray asks the kernel where it sends packets from a VRF for targets, and says so if that is for none of them where
+// it sends those from outside of VRFs. Without an answer it is as it was.
+func (a *Actor) astray(vrf string, targets []target) (problem string) {
+	problem = a.strays[vrf]
+	for _, t := range targets {
+		way, err := a.deps.Way(vrf, a.deps.Marks.inward(), t.addr)
+		if err != nil {
+			continue
+		}
+		if way.Kind == t.way.Kind && way.Link == t.way.Link {
+			return ""
+		}
+		problem = fmt.Sprintf("packets from the VRF for the endpoint %s take another way than packets from elsewhere; "+
+			"see ip rule for rules ahead of %d", t.addr, Priority)
 	}
 	return problem
 }

@@ -76,8 +76,8 @@ func dial(ctx context.Context, t Target) (net.Conn, error) {
 // admits reports whether a connection that a peer has opened is in the VRF of the session, and
 // between its addresses.
 func (t Target) admits(conn net.Conn) bool {
-	device := deviceOf(conn)
-	return (device == t.VRF || device == t.Peer.Addr().Zone()) && addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() &&
+	device, zone := deviceOf(conn), t.Peer.Addr().Zone()
+	return (device == t.VRF || zone != "" && device == zone) && addrPort(conn.RemoteAddr()).Addr() == t.Peer.Addr() &&
 		(!t.Source.IsValid() || addrPort(conn.LocalAddr()).Addr() == t.Source)
 }
 

@@ -50,6 +50,12 @@ func TestSocketsInVRFs(t *testing.T) {
 			t.Errorf("a session in VRF %q: admits is not %v", vrf, want)
 		}
 	}
+	outside := fakeConn{&net.TCPConn{}, "127.0.0.1"} // bound to no device
+	for vrf, want := range map[string]bool{"": true, "red": false} {
+		if target.VRF = vrf; target.admits(outside) != want {
+			t.Errorf("a session in VRF %q, a connection from outside of VRFs: admits is not %v", vrf, want)
+		}
+	}
 	target = Target{Peer: netip.AddrPortFrom(netip.MustParseAddr("fe80::1%lo"), 179)}
 	if linked := (fakeConn{theirs, "fe80::1%lo"}); !target.admits(linked) {
 		t.Error("a connection of a link-local peer, which the kernel binds to the interface, is not admitted")
