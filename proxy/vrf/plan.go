@@ -15,8 +15,8 @@ import (
 // connection to a Service came in through a VRF; any other number but 0 is that of a VRF.
 type Marks uint32
 
-// DefaultMarks leave out 0xff00, of which Cilium (0x0f00), the portmap plugin (0x2000) and kube-proxy (0xc000) use some,
-// 0xffff0000 (Calico, Tailscale, Weave), 0x80 (the AWS plugin), and small numbers.
+// DefaultMarks leave out 0xff00, of which Cilium (0x0f00), the portmap plugin (0x2000) and kube-proxy (0xc000) use
+// bits; 0xffff0000 (Calico, Tailscale, Weave); 0x80 (the AWS plugin); and small numbers.
 const DefaultMarks Marks = 0x70
 
 // Check says what is wrong with a mask.
