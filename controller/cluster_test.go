@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -371,6 +372,7 @@ type process struct {
 	events   []string
 	clock    time.Time
 	ticks    time.Duration // by which the clock goes forward at each look
+	clockMu  sync.Mutex    // loops look at the clock side by side
 }
 
 // processes gives each its own identity.
@@ -388,7 +390,7 @@ func newProcess(c *cluster) *process {
 	p.controller = newController(deps{
 		services: p.services, pools: p.pools, nodes: p.nodes, namespaces: p.spaces, around: p.around, status: c,
 		events:  (*eventLog)(&p.events),
-		catchUp: func(context.Context) error { p.deliverServices(len(c.log)); return nil },
+		catchUp: func(context.Context) error { p.deliverServices(math.MaxInt); return nil },
 		forgetAround: func(_ context.Context, nodes []string) error {
 			told, _ := p.around.Get(lb.SurroundingsConfigMap)
 			told = maps.Clone(told)
@@ -405,7 +407,12 @@ func newProcess(c *cluster) *process {
 		},
 		parallel: 1, identity: fmt.Sprintf("process-%d", processes.Add(1)),
 		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
-		now: func() time.Time { p.clock = p.clock.Add(p.ticks); return p.clock },
+		now: func() time.Time {
+			p.clockMu.Lock()
+			defer p.clockMu.Unlock()
+			p.clock = p.clock.Add(p.ticks)
+			return p.clock
+		},
 	})
 	p.begin()
 	return p
@@ -414,7 +421,7 @@ func newProcess(c *cluster) *process {
 // deliver brings the watches up to date.
 func (p *process) deliver() {
 	p.deliverPools()
-	p.deliverServices(len(p.cluster.log))
+	p.deliverServices(math.MaxInt)
 }
 
 func (p *process) deliverPools() {
