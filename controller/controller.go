@@ -248,8 +248,8 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 		again = time.Millisecond
 	}
 	retry := func(key lb.Key) { c.again[key] = true }
-	for _, next := range []time.Duration{c.replaces.due(c.now(), retry), c.withdrawals.due(c.now(), retry),
-		c.unwritable.due(c.now(), retry)} {
+	for _, next := range []time.Duration{due(c.replaces, c.now(), retry), due(c.withdrawals, c.now(), retry),
+		due(c.unwritable, c.now(), retry)} {
 		if next > 0 {
 			again = soonest(again, next)
 		}

@@ -120,7 +120,7 @@ func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 	err = l.write(ctx, services)
 	l.failures.Log(l.log, "cannot write since when Services list their external IPs; trying again",
 		"wrote since when Services list their external IPs", err)
-	for _, next := range []time.Duration{l.unwritable.due(l.now(), l.note), l.pauses.due(l.now(), l.note)} {
+	for _, next := range []time.Duration{due(l.unwritable, l.now(), l.note), due(l.pauses, l.now(), l.note)} {
 		if next > 0 {
 			again = soonest(again, next)
 		}

@@ -20,38 +20,20 @@ const (
 type replaces map[lb.Key]*replace
 
 type replace struct {
+	wait
 	backoff loop.Backoff
-	next    time.Time
-	waiting bool
 }
 
 // allow reports whether the Service's status may be replaced now, and takes note of it.
 func (r replaces) allow(key lb.Key, now time.Time) bool {
 	last := r[key]
-	if last == nil || now.Sub(last.next) > forgetReplace {
+	if last == nil || now.Sub(last.until) > forgetReplace {
 		last = &replace{backoff: loop.Backoff{Min: minReplace, Max: maxReplace}}
 		r[key] = last
 	}
-	if last.waiting = now.Before(last.next); last.waiting {
+	if last.waiting = now.Before(last.until); last.waiting {
 		return false
 	}
-	last.next = now.Add(last.backoff.Next())
+	last.until = now.Add(last.backoff.Next())
 	return true
-}
-
-// due calls yield for the Services that have waited long enough, and returns how long the next has
-// to wait; 0 if none does.
-func (r replaces) due(now time.Time, yield func(lb.Key)) (again time.Duration) {
-	for key, last := range r {
-		switch left := last.next.Sub(now); {
-		case !last.waiting:
-		case left <= 0:
-			last.waiting = false
-			yield(key)
-			again = time.Millisecond
-		default:
-			again = soonest(again, left)
-		}
-	}
-	return again
 }

@@ -18,10 +18,9 @@ const (
 type unwritable map[lb.Key]*unwritten
 
 type unwritten struct {
+	wait
 	uid, version string // of the Service
 	backoff      loop.Backoff
-	next         time.Time
-	waiting      bool
 }
 
 // refused takes note of a refusal, and reports whether it is the first one of that Service.
@@ -31,7 +30,7 @@ func (u unwritable) refused(s lb.Service, now time.Time) (first bool) {
 		of = &unwritten{uid: s.UID, backoff: loop.Backoff{Min: minUnwritable, Max: maxUnwritable}}
 		u[s.Key] = of
 	}
-	of.version, of.next, of.waiting = s.Version, now.Add(of.backoff.Next()), true
+	of.version, of.until, of.waiting = s.Version, now.Add(of.backoff.Next()), true
 	return first
 }
 
@@ -39,21 +38,4 @@ func (u unwritable) refused(s lb.Service, now time.Time) (first bool) {
 func (u unwritable) allow(s lb.Service) bool {
 	of := u[s.Key]
 	return of == nil || !of.waiting || of.version != s.Version
-}
-
-// due calls yield for the Services that have waited long enough, and returns how long the next has to wait;
-// 0 if none does.
-func (u unwritable) due(now time.Time, yield func(lb.Key)) (again time.Duration) {
-	for key, of := range u {
-		switch left := of.next.Sub(now); {
-		case !of.waiting:
-		case left <= 0:
-			of.waiting = false
-			yield(key)
-			again = time.Millisecond
-		default:
-			again = soonest(again, left)
-		}
-	}
-	return again
 }

@@ -17,9 +17,8 @@ const withdrawWithin = 10 * time.Second
 type withdrawals map[lb.Key]*withdrawal
 
 type withdrawal struct {
-	uid     string // of the Service
-	until   time.Time
-	waiting bool
+	wait
+	uid string // of the Service
 }
 
 // announced reports whether a Service shows that somebody announces it.
@@ -33,25 +32,8 @@ func announced(s lb.Service) bool {
 // Service was ours.
 func (w withdrawals) allow(key lb.Key, uid string, now time.Time) bool {
 	if w[key] == nil || w[key].uid != uid {
-		w[key] = &withdrawal{uid: uid, until: now.Add(withdrawWithin)}
+		w[key] = &withdrawal{uid: uid, wait: wait{until: now.Add(withdrawWithin)}}
 	}
 	w[key].waiting = now.Before(w[key].until)
 	return !w[key].waiting
-}
-
-// due calls yield for the Services that have waited long enough, and returns how long the next has
-// to wait; 0 if none does.
-func (w withdrawals) due(now time.Time, yield func(lb.Key)) (again time.Duration) {
-	for key, of := range w {
-		switch left := of.until.Sub(now); {
-		case !of.waiting:
-		case left <= 0:
-			of.waiting = false
-			yield(key)
-			again = time.Millisecond
-		default:
-			again = soonest(again, left)
-		}
-	}
-	return again
 }
