@@ -39,6 +39,8 @@ var events = strings.ReplaceAll(`{"Action":"start","Package":"MODULE/a"}
 {"Action":"run","Package":"MODULE/a","Test":"TestBad"}
 {"Action":"run","Package":"MODULE/a","Test":"TestBad/one"}
 {"Action":"output","Package":"MODULE/a","Test":"TestBad/one","Output":"of a bad subtest\n"}
+{"Action":"output","Package":"MODULE/a","Test":"TestBad/one","Output":"    a_test.go:7: no answer\n"}
+{"Action":"output","Package":"MODULE/a","Test":"TestBad/one","Output":"    a_test.go:7: no answer again\n"}
 {"Action":"fail","Package":"MODULE/a","Test":"TestBad/one","Elapsed":0.5}
 {"Action":"fail","Package":"MODULE/a","Test":"TestBad","Elapsed":0.5}
 {"Action":"run","Package":"MODULE/a","Test":"TestNo"}
@@ -87,6 +89,7 @@ The 5 slowest tests:
 
 Failed:
   a TestBad/one
+    a_test.go:7: no answer
   a TestBad
   b
   c TestPanic
@@ -162,7 +165,7 @@ func TestOnce(t *testing.T) {
 		want   string // in the summary
 		fails  bool
 	}{
-		"flaky":    {once, "1", "passed 3 times alone. Each is a defect, of the test or of what it tests:\n  example.com/x TestOnce\n\n3 tests passed, 0 failed", false},
+		"flaky":    {once, "1", "passed 3 times alone. Each is a defect, of the test or of what it tests:\n  example.com/x TestOnce\n    x_test.go:8: the first time\n\n3 tests passed, 0 failed", false},
 		"never":    {once, "0", "1 tests passed, 2 failed", true},
 		"too many": {once + `func TestBad(t *testing.T) { t.Error("bad") }`, "1", "1 tests passed, 3 failed", true},
 		"always":   {once + `func TestBad(t *testing.T) { t.Error("bad") }`, "2", "3 tests passed, 1 failed", true},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,9 @@ import (
 const (
 	modulePath = "github.com/landfall-lb/landfall/"
 	slowest    = 10 // rows of the table
+
+	messages      = 12  // of a test that failed, in the summary
+	messageLength = 600 // bytes
 )
 
 // event is a line of "go test -json".
@@ -55,6 +59,7 @@ type report struct {
 	running                 map[test]time.Time     // units that have not
 	parallel                map[test]bool          // subtests that run beside others of their function
 	output                  map[test]*bytes.Buffer // what functions wrote, and packages outside of them
+	said                    map[test][]string      // the first message of each place in a test's code
 	broken                  []test                 // what failed
 	fatal                   map[test]bool          // functions with a panic, a time-out or a data race
 	flaky                   []test                 // functions that failed, and passed when they ran again
@@ -62,7 +67,7 @@ type report struct {
 
 func newReport(out io.Writer, verbose string) *report {
 	return &report{out: out, verbose: verbose, took: map[test]float64{}, running: map[test]time.Time{},
-		parallel: map[test]bool{}, output: map[test]*bytes.Buffer{}, fatal: map[test]bool{}}
+		parallel: map[test]bool{}, output: map[test]*bytes.Buffer{}, said: map[test][]string{}, fatal: map[test]bool{}}
 }
 
 // read takes the events of a suite until they end. A line that is no event is printed.
@@ -105,10 +110,27 @@ func (r *report) take(suite string, e event) {
 		}
 		r.running[t] = time.Now()
 	case "output", "build-output":
+		r.note(t, e.Output)
 		r.keep(t, e.Output)
 	case "pass", "fail", "skip":
 		r.end(t, e)
 	}
+}
+
+// place is where a message of a test comes from.
+var place = regexp.MustCompile(`^ +\w+_test\.go:\d+: `)
+
+// note keeps the first message of each place in a test's code, for the summary of what failed. go test
+// does not tell errors from other messages.
+func (r *report) note(t test, text string) {
+	at := strings.TrimSpace(place.FindString(text))
+	if at == "" || len(r.said[t]) == messages || slices.ContainsFunc(r.said[t], func(message string) bool {
+		return strings.HasPrefix(message, at)
+	}) {
+		return
+	}
+	message := strings.TrimSpace(text)
+	r.said[t] = append(r.said[t], message[:min(len(message), messageLength)])
 }
 
 // keep keeps what a test wrote until the test function has ended.
@@ -132,6 +154,7 @@ func (r *report) end(t test, e event) {
 	switch e.Action {
 	case "pass":
 		r.passed++
+		delete(r.said, t)
 	case "skip":
 		r.skipped++
 	default:
@@ -173,6 +196,11 @@ func (r *report) excuse(function test) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := len(r.broken)
+	for _, t := range r.broken {
+		if t != function && t.top() == function {
+			r.said[function] = append(r.said[function], r.said[t]...)
+		}
+	}
 	r.broken = slices.DeleteFunc(r.broken, func(t test) bool { return t.top() == function })
 	r.failed -= before - len(r.broken)
 	r.passed += before - len(r.broken)
@@ -297,17 +325,25 @@ func (r *report) summary(took time.Duration) string {
 	if len(r.broken) > 0 {
 		fmt.Fprintln(&b, "\nFailed:")
 		for _, t := range r.broken {
-			fmt.Fprintf(&b, "  %s\n", t)
+			r.writeFailed(&b, t)
 		}
 	}
 	if len(r.flaky) > 0 {
 		fmt.Fprintf(&b, "\nFlaky: failed, and passed %d times alone. Each is a defect, of the test or of what it tests:\n",
 			repeats)
 		for _, t := range r.flaky {
-			fmt.Fprintf(&b, "  %s\n", t)
+			r.writeFailed(&b, t)
 		}
 	}
 	fmt.Fprintf(&b, "\n%d tests passed, %d failed, %d were skipped, in %.0f s (subtests are counted too)\n", r.passed,
 		r.failed, r.skipped, took.Seconds())
 	return b.String()
+}
+
+// writeFailed writes the name of a test that failed, and what it said.
+func (r *report) writeFailed(out io.Writer, t test) {
+	fmt.Fprintf(out, "  %s\n", t)
+	for _, message := range r.said[t] {
+		fmt.Fprintf(out, "    %s\n", message)
+	}
 }
