@@ -111,8 +111,8 @@ func duration(t testing.TB, variable string, otherwise time.Duration) time.Durat
 }
 
 // tally counts connections through addresses that a node which came back did not own: long-lived ones,
-// of both policies, and new ones.
-type tally struct{ returns, long, broken, requests, failed int }
+// of both policies, and new ones; and the addresses that have another owner afterwards.
+type tally struct{ returns, long, broken, requests, failed, moved int }
 
 // add counts a probe and so many flows. moves is how often routers have changed their route, for which
 // FRR refuses a request each: see [wantNoneLostFar].
@@ -131,6 +131,9 @@ func (c *tally) judge(t testing.TB) {
 		c.requests, c.returns)
 	if c.broken+c.failed > 0 {
 		t.Errorf("%d connections broke", c.broken+c.failed)
+	}
+	if c.moved > 0 {
+		t.Errorf("%d addresses moved from nodes that served them well", c.moved)
 	}
 }
 
@@ -204,6 +207,7 @@ func TestContract11AReturningNodeHarmsNobody(t *testing.T) {
 func returnOf(t *testing.T, l *lab.Lab, a absence, away time.Duration, all []netip.AddrPort, c *tally) {
 	t.Helper()
 	const each = 20
+	before := c.broken + c.failed + c.moved
 	owned := map[string][]netip.AddrPort{}
 	for _, target := range all {
 		owner := answerer(t, l, target.Addr())
@@ -234,11 +238,12 @@ func returnOf(t *testing.T, l *lab.Lab, a absence, away time.Duration, all []net
 	for i, target := range targets {
 		c.add(t, a.name+" of "+node, target, long[i], each, probes[i], 0)
 		if now := answerers(t, l, target.Addr()); !slices.Equal(now, owners[i:i+1]) {
-			t.Errorf("%v answer for %s, which %s served well", now, target.Addr(), owners[i])
+			t.Logf("%v answer for %s, which %s served well", now, target.Addr(), owners[i])
+			c.moved++
 		}
 	}
 	c.returns++
-	if t.Failed() {
+	if c.broken+c.failed+c.moved > before {
 		t.Log(decidedSince(l, back.Add(-away)))
 	}
 }
