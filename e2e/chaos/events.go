@@ -260,12 +260,19 @@ func (r *runner) crash(ctx context.Context, node string) error {
 // rollPod plays one step of a rolling update: the new pod is ready and known before the old one terminates, which
 // serves until it is known to terminate.
 func (r *runner) rollPod(ctx context.Context, e story.Event, span *contract.Span) error {
-	old := slices.MinFunc(r.lab.Pods(e.Service), func(a, b lab.Pod) int { return strings.Compare(a.Name, b.Name) })
+	pods := r.lab.Pods(e.Service)
+	old := slices.MinFunc(pods, func(a, b lab.Pod) int { return strings.Compare(a.Name, b.Name) })
+	var pod lab.Pod
 	r.mu.Lock()
-	r.rolled++
-	number := 50 + r.rolled
+	// Never beside the other one: with policy Local and all pods on one node, no other node could stand in for it.
+	for pod.Name == "" || slices.ContainsFunc(pods, func(p lab.Pod) bool {
+		return p.Name != old.Name && p.Node == pod.Node
+	}) {
+		r.rolled++
+		number := 50 + r.rolled
+		pod = podOf(r.lab.Cluster(), e.Service, fmt.Sprintf("%s-%d", e.Service, number), number)
+	}
 	r.mu.Unlock()
-	pod := podOf(r.lab.Cluster(), e.Service, fmt.Sprintf("%s-%d", e.Service, number), number)
 	if err := r.lab.AddPod(ctx, pod); err != nil {
 		return err
 	}

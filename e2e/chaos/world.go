@@ -89,7 +89,8 @@ func cluster() lab.Cluster {
 			c.Pods = append(c.Pods, podOf(c, s.App, fmt.Sprintf("%s-%d", s.App, i), len(c.Pods)))
 		}
 	}
-	for i := range 2 {
+	// A pod on each node: what is created while some proxies hang can be announced, with policy Local too.
+	for i := range workers(c) {
 		c.Pods = append(c.Pods, podOf(c, churnApp, fmt.Sprintf("%s-%d", churnApp, i), len(c.Pods)))
 	}
 	return c

@@ -16,8 +16,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Agent is one container of the chart on one node: a process in the node's network namespace, with
@@ -150,15 +148,31 @@ func (a *Agent) LimitFiles(descriptors uint64) (before uint64, err error) {
 	if p == nil {
 		return 0, fmt.Errorf("%s does not run", a.Name())
 	}
-	var now unix.Rlimit
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &now); err != nil {
+	// The kernel lets a process limit others of its own user; and root those of others only with CAP_SYS_RESOURCE.
+	pid := p.cmd.Process.Pid
+	folder, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	if err != nil {
 		return 0, fmt.Errorf("limit of %s: %w", a.Name(), err)
 	}
-	before, now.Cur = now.Cur, descriptors
-	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &now, nil); err != nil {
-		return 0, fmt.Errorf("limit %s: %w", a.Name(), err)
+	owner := folder.Sys().(*syscall.Stat_t)
+	prlimit := func(args ...string) (string, error) {
+		cmd := exec.Command("prlimit", append([]string{"--pid", strconv.Itoa(pid)}, args...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return "", fmt.Errorf("limit of %s: %w: %s", a.Name(), err, out)
+		}
+		return strings.TrimSpace(string(out)), nil
 	}
-	return before, nil
+	text, err := prlimit("--nofile", "--output=SOFT", "--noheadings", "--raw")
+	if err != nil {
+		return 0, err
+	}
+	if before, err = strconv.ParseUint(text, 10, 64); err != nil {
+		return 0, fmt.Errorf("limit of %s: %w", a.Name(), err)
+	}
+	_, err = prlimit(fmt.Sprintf("--nofile=%d:", descriptors))
+	return before, err
 }
 
 // tracerPackages says where the program comes from by which system calls fail.
