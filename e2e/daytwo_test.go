@@ -278,20 +278,23 @@ func drainUnderTraffic(t *testing.T, l *lab.Lab, vips map[string][]netip.AddrPor
 	run := startDayTwoTraffic(t, l, vips)
 	time.Sleep(300 * time.Millisecond)
 
-	code, out := landfallctl(t, l, "drain", node, "--timeout", "10s")
-	if code != 1 || !strings.Contains(out, node+" is not drained yet: ") ||
-		!strings.Contains(out, "  Service default/") || !containsAny(out, l.Cluster().LAN.Client.String()+": ",
-		lab.Twin(l.Cluster().LAN.Client).String()+": ") ||
-		!strings.Contains(out, "landfallctl undrain "+node) {
-		t.Errorf("drain with standing connections ends with %d, and does not name them:\n%s", code, out)
-	}
+	eventually(t, "drain names the standing connections", func() error { // a busy node may not answer in time
+		code, out := landfallctl(t, l, "drain", node, "--timeout", "10s")
+		if code != 1 || !strings.Contains(out, node+" is not drained yet: ") ||
+			!strings.Contains(out, "  Service default/") || !containsAny(out, l.Cluster().LAN.Client.String()+": ",
+			lab.Twin(l.Cluster().LAN.Client).String()+": ") ||
+			!strings.Contains(out, "landfallctl undrain "+node) {
+			return fmt.Errorf("it ends with %d:\n%s", code, out)
+		}
+		return nil
+	})
 	type state struct {
 		Done                           bool
 		Answering, Routes, Connections int
 		Unknown                        string
 	}
 	var left state
-	eventually(t, "drain -o json says what is left", func() error { // a busy node may not answer in time
+	eventually(t, "drain -o json says what is left", func() error {
 		code, out := landfallctl(t, l, "drain", node, "--timeout", "10s", "-o", "json")
 		left = state{}
 		// What drain writes on the way comes first, as both outputs are one here.
