@@ -24,8 +24,8 @@ const (
 	otherAddress = "an address of the network"
 )
 
-// maxUnassignable is how many addresses count of one node: one that was taken over shall not keep whole pools from being
-// assigned.
+// maxUnassignable is how many addresses count of one node: one that was taken over shall not keep whole pools
+// from being assigned.
 const maxUnassignable = 32
 
 // FormatUnassignable returns one line for each of the first 32, sorted by address: the address, a space and what it
