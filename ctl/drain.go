@@ -395,7 +395,9 @@ func newProgress(to io.Writer) *progress {
 	return &progress{to: to, terminal: ok && term.IsTerminal(int(file.Fd()))}
 }
 
+// show shows a summary, in which a program of the node may have its say.
 func (p *progress) show(bar, summary string, since time.Duration) {
+	summary = plain(oneLine(summary))
 	switch {
 	case p.terminal:
 		fmt.Fprintf(p.to, "\r\x1b[K%s %s, %s", bar, summary, since.Truncate(time.Second))

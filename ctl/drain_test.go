@@ -243,3 +243,16 @@ func TestProgress(t *testing.T) {
 		t.Errorf("addresses left: %s", got)
 	}
 }
+
+// A program of the node that drains has its say in the progress, and perhaps somebody has taken over the node.
+func TestProgressOfAHostileNode(t *testing.T) {
+	for _, terminal := range []bool{true, false} {
+		var out strings.Builder
+		p := &progress{to: &out, terminal: terminal}
+		p.show("[]", drainState{Unknown: "the proxy does not say what is left: \x1b]0;owned\a\r\nall drained\u202e"}.summary(), 0)
+		if got := strings.TrimPrefix(out.String(), "\r\x1b[K"); strings.ContainsAny(got, "\x1b\a\r\u202e") ||
+			strings.Count(got, "\n") != map[bool]int{true: 0, false: 1}[terminal] {
+			t.Errorf("%q", got)
+		}
+	}
+}

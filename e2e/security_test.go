@@ -34,6 +34,33 @@ func TestContract11WhoMayAskAndWrite(t *testing.T) {
 	t.Run("conditions of Services", func(t *testing.T) { conditionsAreLandfalls(t, l) })
 	t.Run("Events about Nodes", func(t *testing.T) { eventsAreOfTheirNode(t, l) })
 	t.Run("writes of a node", func(t *testing.T) { nodesWriteTheirOwn(t, l) })
+	t.Run("what a node says of its networks", func(t *testing.T) { nodesStopNoAssignment(t, l) })
+}
+
+// nodesStopNoAssignment has a node without a speaker, which would mend it, report gateways in the way of whoever has
+// taken it over, where no policy bounds the text.
+func nodesStopNoAssignment(t *testing.T, l *lab.Lab) {
+	const node = "taken-over"
+	if _, err := l.Kube().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+		metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	says := func(text string) {
+		t.Helper()
+		if _, err := l.Kube().CoreV1().ConfigMaps(lab.Namespace).Patch(t.Context(), "landfall-surroundings",
+			types.MergePatchType, fmt.Appendf(nil, `{"data":{%q:%q}}`, node, text), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says("172.26.236.199 " + strings.Repeat("x", 40_000))
+	wantPool(t, l, "vmware", "True", "Ready", "172.26.236.199 (an address of the network of node "+node+")")
+	var many strings.Builder
+	for i := range 200 {
+		fmt.Fprintf(&many, "10.0.0.%d the gateway\n", i)
+	}
+	says(many.String() + "172.26.236.181 the gateway\n")
+	createService(t, l, "beside", nil)
+	wantAddresses(t, l, "beside", "172.26.236.181")
 }
 
 // conditionsAreLandfalls has a tenant who may write services/status of its namespace try to forge
@@ -321,6 +348,9 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 			`{"status":{"conditions":[{"type":"landfall.dev/Announced","status":"False","reason":"Test","message":"x"}]}}`, ""},
 		{"the annotation", service, types.MergePatchType,
 			`{"metadata":{"annotations":{"landfall.dev/announcements":"x"}}}`, ""},
+		{"an annotation that leaves no room to others", service, types.MergePatchType,
+			fmt.Sprintf(`{"metadata":{"annotations":{"landfall.dev/announcements":%q}}}`, strings.Repeat("x", 20_000)),
+			"at most 16384 characters"},
 		{"the controller's condition", service, types.StrategicMergePatchType,
 			`{"status":{"conditions":[{"type":"landfall.dev/Assigned","status":"False","reason":"Test","message":"x"}]}}`,
 			"denied request"}, // by two policies, of which the API server names one
@@ -342,6 +372,8 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		{"no session of another", peers, types.MergePatchType, `{"status":{"nodes":null}}`, "its own entry"},
 		{"a session of no node", peers, types.ApplyPatchType, entry("nowhere", "Idle"), "its own entry"},
 		{"its gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:""}}`, self), ""},
+		{"gateways that leave no room to others", gateways, types.MergePatchType,
+			fmt.Sprintf(`{"data":{%q:%q}}`, self, strings.Repeat("172.26.236.1 x\n", 300)), "at most 4096 characters"},
 		{"another's gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:"172.26.236.1 x"}}`, other),
 			"node " + self + " may write its own key in data only"},
 		{"no gateways of another", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:null}}`, other), "its own key"},

@@ -16,14 +16,19 @@ type gates struct {
 	pods map[lb.Key]*gatedPod
 	// of has the pods with each of their addresses: those in the node's network share its own.
 	of map[netip.Addr]map[lb.Key]bool
-	// naming are the Services that name an address of this node as an endpoint that is not ready, and unready
-	// those endpoints by Service.
-	naming  map[netip.Addr]map[lb.Key]bool
+	// naming are the Services that name a pod of this node as an endpoint that is not ready, and unready those
+	// endpoints by Service.
+	naming  map[place]map[lb.Key]bool
 	unready map[lb.Key][]lb.Endpoint
-	// selectors are those of Services, by their namespaces; changes counts how often one has changed.
+	// selectors are those of Services, by their namespaces.
 	selectors map[string]map[lb.Key]string
-	changes   int
 	told      int // how many gates the actor was told to open
+}
+
+// place is a pod at one of its addresses.
+type place struct {
+	pod  lb.Key
+	addr netip.Addr
 }
 
 // gatedPod is a pod that waits for its gate, or did so a moment ago.
@@ -32,16 +37,18 @@ type gatedPod struct {
 	// since is since when only the gate keeps it from being ready, opened when the gate was seen to be open;
 	// zero if it was not.
 	since, opened time.Time
-	// selected are the Services that select it, as of so many changes of selectors; negative if unknown.
-	selected []lb.Key
-	asOf     int
+	// selected are the Services that select it.
+	selected map[lb.Key]bool
+	// missing is a Service for which it was seen to wait. While it does, no other one is looked at: many may
+	// select many pods, and each step of the planner asks.
+	missing lb.Key
 	// opening is why the gate shall open; nil if it shall not yet.
 	opening *plan.Opening
 }
 
 func newGates() gates {
 	return gates{pods: map[lb.Key]*gatedPod{}, of: map[netip.Addr]map[lb.Key]bool{},
-		naming: map[netip.Addr]map[lb.Key]bool{}, unready: map[lb.Key][]lb.Endpoint{},
+		naming: map[place]map[lb.Key]bool{}, unready: map[lb.Key][]lb.Endpoint{},
 		selectors: map[string]map[lb.Key]string{}}
 }
 
@@ -68,19 +75,20 @@ func (p *proxy) meetGated(now time.Time) {
 		switch {
 		case have != nil:
 			if !maps.Equal(have.Labels, pod.Labels) {
-				have.Labels, have.asOf = pod.Labels, -1
+				have.Labels = pod.Labels
+				have.selected = g.selecting(key.Namespace, pod)
 			}
 			if pod.Opened && have.opened.IsZero() {
 				have.opened = now
 			}
 		case pod.Ready && !pod.Opened: // of one that was open before, EndpointSlices say what it is
-			g.pods[key] = &gatedPod{GatedPod: pod, since: now, asOf: -1}
+			g.pods[key] = &gatedPod{GatedPod: pod, since: now, selected: g.selecting(key.Namespace, pod)}
 			for _, addr := range pod.Addrs {
 				if g.of[addr] == nil {
 					g.of[addr] = map[lb.Key]bool{}
 				}
 				g.of[addr][key] = true
-				p.markNaming(addr, now)
+				p.markNaming(place{key, addr}, now)
 			}
 		}
 	}
@@ -91,13 +99,13 @@ func (p *proxy) dropGated(key lb.Key, now time.Time) {
 		if delete(p.gates.of[addr], key); len(p.gates.of[addr]) == 0 {
 			delete(p.gates.of, addr)
 		}
-		p.markNaming(addr, now)
+		p.markNaming(place{key, addr}, now)
 	}
 	delete(p.gates.pods, key)
 }
 
-func (p *proxy) markNaming(addr netip.Addr, now time.Time) {
-	p.markEndpointsOf(slices.Collect(maps.Keys(p.gates.naming[addr])), now)
+func (p *proxy) markNaming(at place, now time.Time) {
+	p.markEndpointsOf(slices.Collect(maps.Keys(p.gates.naming[at])), now)
 }
 
 // selects notes the selector of a Service; "" if it has none or is gone.
@@ -106,7 +114,15 @@ func (g *gates) selects(key lb.Key, selector string) {
 	if of[key] == selector {
 		return
 	}
-	g.changes++
+	for pod, waiting := range g.pods {
+		switch {
+		case pod.Namespace != key.Namespace:
+		case selector != "" && waiting.SelectedBy(selector):
+			waiting.selected[key] = true
+		default:
+			delete(waiting.selected, key)
+		}
+	}
 	switch {
 	case selector != "" && of == nil:
 		g.selectors[key.Namespace] = map[lb.Key]string{key: selector}
@@ -119,17 +135,15 @@ func (g *gates) selects(key lb.Key, selector string) {
 	}
 }
 
-// selecting returns the Services that select a pod.
-func (g *gates) selecting(of lb.Key, pod *gatedPod) []lb.Key {
-	if pod.asOf != g.changes {
-		pod.asOf, pod.selected = g.changes, nil
-		for key, selector := range g.selectors[of.Namespace] {
-			if pod.SelectedBy(selector) {
-				pod.selected = append(pod.selected, key)
-			}
+// selecting returns the Services of a namespace that select a pod.
+func (g *gates) selecting(namespace string, pod lb.GatedPod) map[lb.Key]bool {
+	selected := map[lb.Key]bool{}
+	for key, selector := range g.selectors[namespace] {
+		if pod.SelectedBy(selector) {
+			selected[key] = true
 		}
 	}
-	return pod.selected
+	return selected
 }
 
 // admit notes which pods a Service selects, and which of this node's endpoints it names that are not ready. It
@@ -141,8 +155,9 @@ func (p *proxy) admit(key lb.Key, selector string, all []lb.Slice) []lb.Slice {
 	g := &p.gates
 	g.selects(key, selector)
 	for _, ep := range g.unready[key] {
-		if delete(g.naming[ep.Addr], key); len(g.naming[ep.Addr]) == 0 {
-			delete(g.naming, ep.Addr)
+		at := placeOf(key.Namespace, ep)
+		if delete(g.naming[at], key); len(g.naming[at]) == 0 {
+			delete(g.naming, at)
 		}
 	}
 	unready := plan.Unready(all, p.self)
@@ -152,25 +167,28 @@ func (p *proxy) admit(key lb.Key, selector string, all []lb.Slice) []lb.Slice {
 	}
 	admitted := false
 	for _, ep := range unready {
-		if g.naming[ep.Addr] == nil {
-			g.naming[ep.Addr] = map[lb.Key]bool{}
+		at := placeOf(key.Namespace, ep)
+		if g.naming[at] == nil {
+			g.naming[at] = map[lb.Key]bool{}
 		}
-		g.naming[ep.Addr][key] = true
-		admitted = admitted || g.waits(key.Namespace, ep)
+		g.naming[at][key] = true
+		admitted = admitted || g.waits(at)
 	}
 	if !admitted {
 		return all
 	}
 	return plan.Admit(all, lb.Place{Node: p.self, Zone: p.facts.node.Zone}, func(ep lb.Endpoint) bool {
-		return g.waits(key.Namespace, ep)
+		return g.waits(placeOf(key.Namespace, ep))
 	})
+}
+
+func placeOf(namespace string, ep lb.Endpoint) place {
+	return place{lb.Key{Namespace: namespace, Name: ep.Pod}, ep.Addr}
 }
 
 // waits reports whether the pod behind an endpoint waits. Another one may have its address: in the node's
 // network, or after it.
-func (g *gates) waits(namespace string, ep lb.Endpoint) bool {
-	return g.of[ep.Addr][lb.Key{Namespace: namespace, Name: ep.Pod}]
-}
+func (g *gates) waits(at place) bool { return g.of[at.addr][at.pod] }
 
 // openGates decides which gates open, tells the actor, and returns when to look again.
 func (p *proxy) openGates(now time.Time) (again time.Duration) {
@@ -191,7 +209,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 		}
 		if pod.opening == nil {
 			var wait time.Duration
-			pod.opening, wait = p.gate(key, pod).Open(p.self, now, p.settings.gateTimeout)
+			pod.opening, wait = p.gate(key, pod, now).Open(p.self, now, p.settings.gateTimeout)
 			again = sooner(again, wait)
 		}
 		if pod.opening != nil {
@@ -207,26 +225,65 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 
 // gate returns what is known of a pod that waits. Only Services of its namespace count: others would have it
 // wait for what somebody else has written into an EndpointSlice.
-func (p *proxy) gate(of lb.Key, pod *gatedPod) plan.Gate {
+func (p *proxy) gate(of lb.Key, pod *gatedPod, now time.Time) plan.Gate {
+	timeout := p.settings.gateTimeout
 	gate := plan.Gate{Since: pod.since, Programmed: map[lb.Key]bool{}}
-	add := func(key lb.Key) {
-		r := p.records[key]
-		if r == nil || !r.live.HasFamilyOf(pod.Addrs) {
-			return // another proxy serves it, there is none of that name, or it can never name the pod
+	if p.gates.concerns(pod.missing, of, pod) && now.Sub(pod.since) < timeout {
+		if programmed, counts := p.programs(pod.missing, pod); counts && !programmed {
+			gate.Programmed[pod.missing] = false
+			return gate
 		}
-		gate.Programmed[key] = p.written && !r.pending() && r.failure == nil && r.applied.DeliversTo(pod.Addrs)
 	}
-	for _, key := range p.gates.selecting(of, pod) {
-		add(key)
+	pod.missing = lb.Key{}
+	// add reports whether there is nothing more to know: the pod waits for one of the Services. Once it does not
+	// wait any longer, it is told for which ones it did.
+	add := func(key lb.Key) (done bool) {
+		programmed, counts := p.programs(key, pod)
+		if counts {
+			gate.Programmed[key] = programmed
+		}
+		if counts && !programmed {
+			pod.missing = key
+			return now.Sub(pod.since) < timeout
+		}
+		return false
+	}
+	for key := range pod.selected {
+		if add(key) {
+			return gate
+		}
 	}
 	for _, addr := range pod.Addrs {
-		for key := range p.gates.naming[addr] {
-			if key.Namespace == of.Namespace && slices.ContainsFunc(p.gates.unready[key], func(ep lb.Endpoint) bool {
-				return ep.Addr == addr && ep.Pod == of.Name
-			}) {
-				add(key)
+		for key := range p.gates.naming[place{of, addr}] {
+			if add(key) {
+				return gate
 			}
 		}
 	}
 	return gate
+}
+
+// concerns reports whether a Service selects or names a pod.
+func (g *gates) concerns(key, of lb.Key, pod *gatedPod) bool {
+	return pod.selected[key] || slices.ContainsFunc(pod.Addrs, func(addr netip.Addr) bool {
+		return g.naming[place{of, addr}][key]
+	})
+}
+
+// programs reports whether the rules of a Service deliver to a pod. The Service does not count if another proxy
+// serves it, there is none of that name, or it can never name the pod.
+func (p *proxy) programs(key lb.Key, pod *gatedPod) (programmed, counts bool) {
+	r := p.records[key]
+	if r == nil || !slices.ContainsFunc(pod.Addrs, func(a netip.Addr) bool {
+		return slices.Contains(r.families, lb.FamilyOf(a))
+	}) {
+		return false, false
+	}
+	if !p.written || r.pending() || r.failure != nil {
+		return false, true
+	}
+	if r.delivers == nil {
+		r.delivers = r.applied.Endpoints()
+	}
+	return slices.ContainsFunc(pod.Addrs, func(a netip.Addr) bool { return r.delivers[a] }), true
 }

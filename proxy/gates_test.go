@@ -265,3 +265,93 @@ func TestGatesIgnoreOtherNamespaces(t *testing.T) {
 	g.runAlone()
 	g.expect("no Service of its own names it", "10.200.1.2", "new NoService")
 }
+
+// selecting has a Service of one endpoint select pods.
+func (g *gateBench) selecting(name, vip, selector string) {
+	if _, ok := g.services.Get(key(name)); !ok {
+		g.put(name, vip, "10.200.1.2")
+	}
+	s, _ := g.services.Get(key(name))
+	s.Selector, s.HealthCheckNodePort = selector, 0
+	g.services.Set(key(name), s)
+	g.mark(key(name))
+}
+
+// While a pod waits for one Service the others are not looked at, and none is forgotten.
+func TestGatesOfPodsThatManyServicesSelect(t *testing.T) {
+	g := newGateBench(t)
+	for i, name := range []string{"a", "b", "c"} {
+		g.selecting(name, fmt.Sprint("192.0.2.", 10+i), "app=shop")
+	}
+	g.pods.Set(key("new"), lb.GatedPod{UID: "new", Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.4")}, Ready: true,
+		Labels: map[string]string{"app": "shop"}})
+	g.synced()
+	g.run()
+	g.confirm()
+	g.expect("no slice names it", "10.200.1.2", "")
+	for _, name := range []string{"a", "b", "c"} {
+		all, _ := g.slices.Get(key(name))
+		all[0].Endpoints = append(all[0].Endpoints, lb.Endpoint{Addr: netip.MustParseAddr("10.200.1.4"), Node: "here",
+			Pod: "new"})
+		g.mark(key(name))
+		g.runAlone()
+		g.expect(name+" is not confirmed", "10.200.1.2", "")
+		g.rules.confirm()
+	}
+	g.selecting("d", "192.0.2.13", "app=shop")
+	g.runAlone()
+	g.expect("another Service selects it", "10.200.1.2", "")
+	g.rules.confirm()
+	g.runAlone()
+	g.expect("and has no slice that names it", "10.200.1.2", "")
+	g.selecting("d", "192.0.2.13", "app=other")
+	g.confirm()
+	g.expect("it selects it no more", "10.200.1.2", "new Programmed")
+}
+
+func TestGatesThatOpenInTimeNameAllServices(t *testing.T) {
+	g := newGateBench(t)
+	for i, name := range []string{"a", "b", "c"} {
+		g.selecting(name, fmt.Sprint("192.0.2.", 10+i), "app=shop")
+	}
+	g.pods.Set(key("new"), lb.GatedPod{UID: "new", Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.4")}, Ready: true,
+		Labels: map[string]string{"app": "shop"}})
+	g.synced()
+	g.run()
+	g.confirm()
+	g.clock = g.clock.Add(30 * time.Second)
+	g.runAlone()
+	if got, want := g.open[key("new")].Message, "the rules of here did not deliver to the pod for default/a, default/b, "+
+		"default/c within 30s"; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+}
+
+// What a pod that waits costs each step of the planner does not grow with the Services that select it, nor with
+// their endpoints: a tenant decides about both, and all others wait for the step.
+func TestGatesThatWaitCostNothing(t *testing.T) {
+	allocations := func(services, endpoints int) float64 {
+		g := newGateBench(t)
+		for i := range services {
+			name := fmt.Sprint("many-", i)
+			g.selecting(name, fmt.Sprintf("198.51.%d.%d", i>>8, i&255), "app=shop")
+			all, _ := g.slices.Get(key(name))
+			for e := range endpoints {
+				all[0].Endpoints = append(all[0].Endpoints, lb.Endpoint{Node: "there", Ready: true, Serving: true,
+					Addr: netip.AddrFrom4([4]byte{10, 201, byte(e >> 8), byte(e)})})
+			}
+		}
+		for i := range 100 {
+			g.pods.Set(key(fmt.Sprint("pod-", i)), lb.GatedPod{UID: "pod", Ready: true,
+				Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 200, 2, byte(i)})}, Labels: map[string]string{"app": "shop"}})
+		}
+		g.synced()
+		g.run()
+		g.confirm()
+		return testing.AllocsPerRun(5, func() { g.runAlone() })
+	}
+	few, many, large := allocations(2, 1), allocations(500, 1), allocations(2, 1000)
+	if many > 2*few || large > 2*few {
+		t.Errorf("a step allocates %.0f times with 2 Services, %.0f with 500, %.0f with 1,000 endpoints each", few, many, large)
+	}
+}

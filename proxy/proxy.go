@@ -455,7 +455,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
 		r.whole = &whole
 	}
 	if !r.live.Equal(live) { // else they are worth keeping once
-		r.live = live
+		r.live, r.families = live, live.Families()
 	}
 	if svc.Forwarding != "" || p.direct.asking[key] || p.direct.held[key] {
 		p.forward(r, svc, named, now)
@@ -583,7 +583,7 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 		}
 		keys[key] = true
 		p.counts.add(r, -1)
-		r.applied, r.failure, r.alone = o.Applied, o.Err, o.Alone
+		r.applied, r.failure, r.alone, r.delivers = o.Applied, o.Err, o.Alone, nil
 		r.untried = false
 		flows[key] = o.Applied
 		for i, family := range allFamilies {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"net/netip"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -16,6 +17,10 @@ type record struct {
 	live    plan.Service // what the API server asks for
 	planned plan.Service // with what lingers
 	applied plan.Service
+	// families are those of live, and delivers has the endpoints to which applied delivers; nil until a readiness
+	// gate asks.
+	families []lb.Family
+	delivers map[netip.Addr]bool
 	// whole is live with what routes and probes leave out, and with a relay that is refused; nil if that
 	// is nothing.
 	whole *plan.Service

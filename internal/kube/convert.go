@@ -227,13 +227,17 @@ func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condit
 	return converted
 }
 
+// maxNodeAddresses is how many addresses of each type count of one node. A kubelet writes its own: one that was taken
+// over shall neither keep pools from being assigned nor have all speakers probe whole networks.
+const maxNodeAddresses = 32
+
 func convertNode(o *corev1.Node) (string, lb.Node) {
 	n := lb.Node{Name: o.Name, Labels: o.Labels, PodCIDRs: parsePrefixes(o.Spec.PodCIDRs)}
 	for _, a := range o.Status.Addresses {
-		switch a.Type {
-		case corev1.NodeInternalIP:
+		switch {
+		case a.Type == corev1.NodeInternalIP && len(n.Addresses) < maxNodeAddresses:
 			n.Addresses = append(n.Addresses, parseAddrs([]string{a.Address})...)
-		case corev1.NodeExternalIP:
+		case a.Type == corev1.NodeExternalIP && len(n.ExternalAddresses) < maxNodeAddresses:
 			n.ExternalAddresses = append(n.ExternalAddresses, parseAddrs([]string{a.Address})...)
 		}
 	}

@@ -269,6 +269,18 @@ func TestConvertNode(t *testing.T) {
 	}
 }
 
+func TestConvertNodeBoundsAddresses(t *testing.T) {
+	o := &corev1.Node{}
+	for i := range 40_000 {
+		addr := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String()
+		o.Status.Addresses = append(o.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr},
+			corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: addr})
+	}
+	if _, n := convertNode(o); len(n.Addresses) != maxNodeAddresses || len(n.ExternalAddresses) != maxNodeAddresses {
+		t.Errorf("%d and %d addresses", len(n.Addresses), len(n.ExternalAddresses))
+	}
+}
+
 // TestConvertConditions reads the conditions of a Node; without one, nothing speaks against it.
 func TestConvertConditions(t *testing.T) {
 	for _, test := range []struct {

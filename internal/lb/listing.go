@@ -19,24 +19,28 @@ const (
 	listedAt    = "2006-01-02T15:04:05.000Z"
 	// maxListing bounds the message of the condition. What does not fit is not told.
 	maxListing = 32 << 10
+	// maxListed is how many addresses a Service lists, and how many ports: no fewer than fit. A tenant can write
+	// 80,000 addresses into one Service.
+	maxListed = 4096
 )
 
 func (p ServicePort) listed() string {
 	return string(appendPort(nil, p))
 }
 
-// Next returns what a Service lists: what it listed before since then, and what is new since now. It is nil
-// for one that serves no external IP. A Service without a cluster IP serves none.
+// Next returns what a Service lists: what it listed before since then, and what is new since now, of its first 4,096
+// addresses and ports. It is nil for one that serves no external IP. A Service without a cluster IP serves none.
 func (l Listing) Next(s *Service, now int64) Listing {
 	if len(s.ExternalIPs) == 0 || len(s.ClusterIPs) == 0 || len(s.Ports) == 0 {
 		return nil
 	}
-	next := make(Listing, len(s.ExternalIPs)+len(s.Ports))
+	addrs, ports := s.ExternalIPs[:min(len(s.ExternalIPs), maxListed)], s.Ports[:min(len(s.Ports), maxListed)]
+	next := make(Listing, len(addrs)+len(ports))
 	list := func(item string) { next[item] = cmp.Or(l[item], now) }
-	for _, addr := range s.ExternalIPs {
+	for _, addr := range addrs {
 		list(addr.String())
 	}
-	for _, p := range s.Ports {
+	for _, p := range ports {
 		list(p.listed())
 	}
 	return next

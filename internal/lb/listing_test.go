@@ -90,3 +90,23 @@ func FuzzParseListing(f *testing.F) {
 		}
 	})
 }
+
+// What a tenant writes into one Service costs no more than what can be told of it. Even the shortest addresses do not
+// all fit.
+func TestListingOfManyAddressesIsBounded(t *testing.T) {
+	s := Service{ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}}
+	for i := range 80_000 {
+		s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{byte(i >> 16), byte(i >> 8), byte(i), 1}))
+	}
+	for i := range 16_000 {
+		s.Ports = append(s.Ports, ServicePort{Protocol: TCP, Port: uint16(i + 1)})
+	}
+	l := Listing(nil).Next(&s, 1)
+	if len(l) != 2*maxListed {
+		t.Errorf("%d items", len(l))
+	}
+	s.Ports = s.Ports[:1]
+	if told := ParseListing(Listing(nil).Next(&s, 1).String()); len(told) >= maxListed {
+		t.Errorf("all of %d items are told, and more would be", len(told))
+	}
+}

@@ -13,12 +13,25 @@ const SurroundingsConfigMap = "landfall-surroundings"
 // Unassignable is an address of a node's network that no Service can have.
 type Unassignable struct {
 	Addr netip.Addr
-	What string // such as "the gateway"
+	What string // one of the words below
 }
 
-// FormatUnassignable returns one line for each, sorted by address: the address, a space and what it
+// What an address is that no Service can have.
+const (
+	TheGateway   = "the gateway"
+	TheNetwork   = "the network address"
+	TheBroadcast = "the broadcast address"
+	otherAddress = "an address of the network"
+)
+
+// maxUnassignable is how many addresses count of one node: one that was taken over shall not keep whole pools
+// from being assigned.
+const maxUnassignable = 32
+
+// FormatUnassignable returns one line for each of the first 32, sorted by address: the address, a space and what it
 // is.
 func FormatUnassignable(all []Unassignable) string {
+	all = all[:min(len(all), maxUnassignable)]
 	sorted := slices.SortedFunc(slices.Values(all), func(a, b Unassignable) int { return a.Addr.Compare(b.Addr) })
 	var text strings.Builder
 	for _, n := range sorted {
@@ -27,13 +40,21 @@ func FormatUnassignable(all []Unassignable) string {
 	return text.String()
 }
 
-// ParseUnassignable parses the text of FormatUnassignable. It skips lines without an address.
+// ParseUnassignable parses the text of FormatUnassignable, which a node has written. It skips lines without an address,
+// keeps no text of the node's own, which conditions would repeat, and ends after the first 32 addresses.
 func ParseUnassignable(text string) []Unassignable {
 	var all []Unassignable
 	for line := range strings.Lines(text) {
 		first, what, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if addr, err := ParseAddr(first); err == nil {
-			all = append(all, Unassignable{Addr: addr, What: what})
+		addr, err := ParseAddr(first)
+		if err != nil {
+			continue
+		}
+		if !slices.Contains([]string{TheGateway, TheNetwork, TheBroadcast}, what) {
+			what = otherAddress
+		}
+		if all = append(all, Unassignable{Addr: addr, What: what}); len(all) == maxUnassignable {
+			break
 		}
 	}
 	return all

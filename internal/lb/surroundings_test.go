@@ -1,8 +1,10 @@
 package lb
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -16,6 +18,26 @@ func TestUnassignable(t *testing.T) {
 	slices.Reverse(all)
 	if got := ParseUnassignable(text + "\nnonsense here\n"); !slices.Equal(got, all) {
 		t.Errorf("%v", got)
+	}
+}
+
+// A node decides what it writes: neither how many addresses count nor the text about them is its choice.
+func TestUnassignableIsBounded(t *testing.T) {
+	var text strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&text, "10.0.0.%d %s\n", i, strings.Repeat("x", 40_000))
+	}
+	got := ParseUnassignable(text.String())
+	if len(got) != maxUnassignable {
+		t.Errorf("%d addresses", len(got))
+	}
+	if lines := strings.Count(FormatUnassignable(slices.Concat(got, got)), "\n"); lines != maxUnassignable {
+		t.Errorf("a node writes %d lines", lines)
+	}
+	for _, u := range got {
+		if u.What != otherAddress {
+			t.Fatalf("it keeps %d bytes of a node's text", len(u.What))
+		}
 	}
 }
 

@@ -157,24 +157,32 @@ func (s Service) Listed(endpoints []lb.Slice) []lb.Slice {
 }
 
 func (s Service) had() holdings {
-	h := holdings{map[portID]bool{}, map[frontendSlot]bool{}, map[netip.Addr]bool{}}
-	var last [2][]lb.Backend // most ports share theirs
+	h := holdings{map[portID]bool{}, map[frontendSlot]bool{}, s.Endpoints()}
 	for _, p := range s.Ports {
 		h.ports[p.id()] = true
 		for _, f := range p.Frontends {
 			h.frontends[p.slot(f)] = true
 		}
+	}
+	return h
+}
+
+// Endpoints returns the addresses of all endpoints to which the plan delivers.
+func (s Service) Endpoints() map[netip.Addr]bool {
+	addresses := map[netip.Addr]bool{}
+	var last [2][]lb.Backend // most ports share theirs
+	for _, p := range s.Ports {
 		for i, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
 			if sameList(list, last[i]) {
 				continue
 			}
 			last[i] = list
 			for _, b := range list {
-				h.addresses[b.Addr.Addr()] = true
+				addresses[b.Addr.Addr()] = true
 			}
 		}
 	}
-	return h
+	return addresses
 }
 
 // Equal reports whether two plans are the same.

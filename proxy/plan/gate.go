@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -74,26 +73,12 @@ func hintsOf(all []lb.Slice) (zones, nodes bool) {
 	return zones, nodes
 }
 
-// HasFamilyOf reports whether a Service has a port in the family of an address.
-func (s Service) HasFamilyOf(addrs []netip.Addr) bool {
-	return slices.ContainsFunc(s.Ports, func(p Port) bool {
-		return slices.ContainsFunc(addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == p.Family })
-	})
-}
-
-// DeliversTo reports whether an applied plan delivers to one of an endpoint's addresses.
-func (s Service) DeliversTo(addrs []netip.Addr) bool {
-	is := func(b lb.Backend) bool { return slices.Contains(addrs, b.Addr.Addr()) }
-	return slices.ContainsFunc(s.Ports, func(p Port) bool {
-		return slices.ContainsFunc(p.Backends.Local, is) || slices.ContainsFunc(p.Backends.Cluster, is)
-	})
-}
-
 // Gate is a pod that waits for its readiness gate, and nothing else.
 type Gate struct {
 	// Since is since when.
 	Since time.Time
-	// Programmed has the Services that select or name the pod, each with whether the rules deliver to it.
+	// Programmed has the Services that select or name the pod, each with whether the rules deliver to it. Before
+	// the time is over, one to which they do not stands for all.
 	Programmed map[lb.Key]bool
 }
 

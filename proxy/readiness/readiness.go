@@ -4,6 +4,7 @@ package readiness
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -55,12 +56,15 @@ func New(deps Deps) *Actor {
 	return a
 }
 
-// Set says which gates shall be open. It never blocks.
+// Set says which gates shall be open. It never blocks. What it has said before does not have the actor try again
+// sooner what has failed.
 func (a *Actor) Set(wanted map[lb.Key]Gate) {
 	a.mu.Lock()
-	a.wanted = wanted
-	a.mu.Unlock()
-	a.runner.Poke()
+	defer a.mu.Unlock()
+	if !maps.Equal(a.wanted, wanted) {
+		a.wanted = wanted
+		a.runner.Poke()
+	}
 }
 
 // Busy returns for how long the actor has been at one thing.

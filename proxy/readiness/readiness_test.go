@@ -66,3 +66,26 @@ func TestOpens(t *testing.T) {
 		}
 	})
 }
+
+// The planner says what shall be open with each of its steps. A gate that the API server refuses is not tried as often.
+func TestRefusedGatesAreNotTriedWithEachStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		writes := 0
+		a := New(Deps{Log: slog.New(slog.DiscardHandler), Gone: func(error) bool { return false }, Opened: func(lb.Reason) {},
+			Write: func(context.Context, lb.Key, Gate) error { writes++; return errors.New("refused") }})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		for range 6000 { // a minute
+			a.Set(map[lb.Key]Gate{{Name: "new"}: {"1", plan.Opening{Reason: lb.ReasonProgrammed}}})
+			time.Sleep(10 * time.Millisecond)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if writes < 3 || writes > 20 {
+			t.Errorf("%d writes in a minute", writes)
+		}
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
@@ -217,6 +218,25 @@ func describe(attributes []bgp.PathAttributeInterface) ReceivedRoute {
 		}
 	}
 	r.NextHop = r.NextHop.Unmap()
+	return r
+}
+
+// What is kept of a received route at most; a longer path ends with more. A router can put 1,000 communities into a
+// message, and all routes that are kept then take 300 MiB.
+const (
+	maxKeptPath        = 256
+	maxKeptCommunities = 32
+	more               = " ..."
+)
+
+// bounded returns the route as it is kept.
+func (r ReceivedRoute) bounded() ReceivedRoute {
+	if len(r.ASPath) > maxKeptPath {
+		r.ASPath = r.ASPath[:max(0, strings.LastIndexAny(r.ASPath[:maxKeptPath+1], " ,"))] + more
+	}
+	if n := len(r.Communities) - maxKeptCommunities; n > 0 {
+		r.Communities = append(slices.Clone(r.Communities[:maxKeptCommunities]), fmt.Sprintf("and %d more", n))
+	}
 	return r
 }
 

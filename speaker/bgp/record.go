@@ -163,7 +163,7 @@ func (s *session) learn(changes map[netip.Prefix]ReceivedRoute) {
 		if !r.NextHop.IsValid() {
 			delete(s.learned, p)
 		} else if _, known := s.learned[p]; known || len(s.learned) < maxLearned {
-			s.learned[p] = r
+			s.learned[p] = r.bounded()
 		}
 	}
 }

@@ -122,15 +122,15 @@ func Unassignable(gateways []links.Gateway, interfaces []lb.Interface) []lb.Unas
 	}
 	for _, g := range gateways {
 		if !g.Addr.IsLinkLocalUnicast() {
-			add(g.Addr, "the gateway")
+			add(g.Addr, lb.TheGateway)
 		}
 	}
 	for _, g := range gateways {
 		for _, i := range interfaces {
 			for _, subnet := range i.Addresses {
 				if i.Index == g.Interface && subnet.Contains(g.Addr) && subnet.Addr().Is4() && subnet.Bits() < 31 {
-					add(subnet.Masked().Addr(), "the network address")
-					add(broadcast(subnet), "the broadcast address")
+					add(subnet.Masked().Addr(), lb.TheNetwork)
+					add(broadcast(subnet), lb.TheBroadcast)
 				}
 			}
 		}
