@@ -55,7 +55,7 @@ func TestFaultsShowWithoutTheGuards(t *testing.T) {
 	}
 }
 
-func seedService(t *testing.T, l *lab.Lab) {
+func seedService(t testing.TB, l *lab.Lab) {
 	t.Helper()
 	if err := l.AddService(t.Context(), lab.SeedService()); err != nil {
 		t.Fatal(err)

@@ -250,7 +250,7 @@ func patchNode(t testing.TB, l *lab.Lab, node, patch string) {
 	})
 }
 
-func setLocal(t *testing.T, l *lab.Lab) {
+func setLocal(t testing.TB, l *lab.Lab) {
 	t.Helper()
 	updateService(
 		t, l, "my-nginx", func(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal })

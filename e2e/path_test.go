@@ -36,25 +36,25 @@ type boots struct {
 	vip  netip.AddrPort
 	from string // a client
 	// served waits until the node announces the VIP, unserved until it does not.
-	served, unserved func(*testing.T)
+	served, unserved func(testing.TB)
 }
 
-func bootsOverL2(t *testing.T) boots { return bootsOverL2With(t, lab.Options{}) }
+func bootsOverL2(t testing.TB) boots { return bootsOverL2With(t, lab.Options{}) }
 
-func bootsOverL2With(t *testing.T, options lab.Options) boots {
+func bootsOverL2With(t testing.TB, options lab.Options) boots {
 	l := labtest.Start(t, lab.SeedCluster(), options)
 	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
 		t.Fatal(err)
 	}
 	seedService(t, l)
 	return boots{l, seedVIP, lab.ClientName,
-		func(t *testing.T) { wantAnswererAmong(t, l, seedVIP.Addr(), bootNode) },
-		func(t *testing.T) { wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, bootNode)...) }}
+		func(t testing.TB) { wantAnswererAmong(t, l, seedVIP.Addr(), bootNode) },
+		func(t testing.TB) { wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, bootNode)...) }}
 }
 
-func bootsOverBGP(t *testing.T) boots {
+func bootsOverBGP(t testing.TB) boots {
 	l := startBGP(t, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, false, "")
-	has := func(t *testing.T, want bool) {
+	has := func(t testing.TB, want bool) {
 		eventually(t, fmt.Sprintf("%s is routed to %s: %v", bgpVIP, bootNode, want), func() error {
 			nodes, err := l.Routers()[0].Nodes(t.Context(), host(bgpVIP.Addr()))
 			if err == nil && (slices.Contains(nodes, bootNode) != want || len(nodes) == 0) {
@@ -63,7 +63,7 @@ func bootsOverBGP(t *testing.T) boots {
 			return err
 		})
 	}
-	return boots{l, bgpVIP, lab.FarClientName, func(t *testing.T) { has(t, true) }, func(t *testing.T) { has(t, false) }}
+	return boots{l, bgpVIP, lab.FarClientName, func(t testing.TB) { has(t, true) }, func(t testing.TB) { has(t, false) }}
 }
 
 // TestContract1ANodeBoots has proxy and speaker of a node up before its network plugin (CNI): while
@@ -73,7 +73,7 @@ func TestContract1ANodeBoots(t *testing.T) {
 	t.Parallel()
 	for _, over := range []struct {
 		name  string
-		start func(*testing.T) boots
+		start func(testing.TB) boots
 	}{{"L2", bootsOverL2}, {"BGP", bootsOverBGP}} {
 		t.Run(over.name, func(t *testing.T) {
 			t.Parallel()
@@ -263,57 +263,4 @@ func TestContract1APodRouteGoes(t *testing.T) {
 	probe := b.StartProbe(t.Context(), b.from, "tcp", b.vip, newEvery)
 	time.Sleep(time.Second)
 	wantNoneLost(t, probe.Stop())
-}
-
-// BenchmarkPathLost takes the way to pods from one of three nodes behind a router, again and again, and
-// reports when the router's kernel sent nothing there any more, which asking the router takes some
-// milliseconds of: go test -run '^$' -bench PathLost -benchtime 9x -timeout 30m ./e2e
-func BenchmarkPathLost(b *testing.B) {
-	forward := func(l *lab.Lab, node, to string) error {
-		_, err := l.Exec(b.Context(), node, "sysctl", "-qw", "net.ipv4.ip_forward="+to)
-		return err
-	}
-	for _, fault := range []struct {
-		name       string
-		make, mend func(l *lab.Lab, node string) error
-	}{
-		{"ip_forward",
-			func(l *lab.Lab, node string) error { return forward(l, node, "0") },
-			func(l *lab.Lab, node string) error { return forward(l, node, "1") }},
-		{"cni0 and routes", func(l *lab.Lab, node string) error { return l.StopCNI(b.Context(), node) },
-			func(l *lab.Lab, node string) error { return l.StartCNI(b.Context(), node) }},
-	} {
-		b.Run(fault.name, func(b *testing.B) {
-			l := startBGP(b, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, false, "")
-			nodes := workers(l)
-			var withdrawn, asked []time.Duration
-			for i := 0; b.Loop(); i++ {
-				node := nodes[i%len(nodes)]
-				wantRouted(b, l, bgpVIP.Addr(), nodes...)
-				began := time.Now()
-				if err := routed(b, l, host(bgpVIP.Addr()), nodes...); err != nil {
-					b.Fatal(err)
-				}
-				asked = append(asked, time.Since(began))
-				began = time.Now()
-				if err := fault.make(l, node); err != nil {
-					b.Fatal(err)
-				}
-				for routed(b, l, host(bgpVIP.Addr()), without(nodes, []string{node})...) != nil {
-					if time.Since(began) > patience {
-						b.Fatalf("%s is still routed to", node)
-					}
-				}
-				withdrawn = append(withdrawn, time.Since(began))
-				if err := fault.mend(l, node); err != nil {
-					b.Fatal(err)
-				}
-			}
-			slices.Sort(withdrawn)
-			slices.Sort(asked)
-			b.ReportMetric(float64(withdrawn[len(withdrawn)/2].Milliseconds()), "ms-p50")
-			b.ReportMetric(float64(withdrawn[len(withdrawn)-1].Milliseconds()), "ms-max")
-			b.ReportMetric(float64(asked[len(asked)/2].Milliseconds()), "ms-asking")
-		})
-	}
 }

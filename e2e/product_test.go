@@ -79,7 +79,7 @@ func condition(ctx context.Context, l *lab.Lab, service, kind string) (metav1.Co
 }
 
 // wantCondition waits for a condition with the given status and reason whose message contains text.
-func wantCondition(t *testing.T, l *lab.Lab, service, kind, status, reason, text string) {
+func wantCondition(t testing.TB, l *lab.Lab, service, kind, status, reason, text string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%s of %s is %s because of %s", kind, service, status, reason), func() error {
 		c, err := condition(t.Context(), l, service, kind)
@@ -103,7 +103,7 @@ func addressesOf(ctx context.Context, l *lab.Lab, service string) ([]string, err
 	return addrs, nil
 }
 
-func wantAddresses(t *testing.T, l *lab.Lab, service string, want ...string) {
+func wantAddresses(t testing.TB, l *lab.Lab, service string, want ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%s holds %v", service, want), func() error {
 		got, err := addressesOf(t.Context(), l, service)
@@ -114,7 +114,7 @@ func wantAddresses(t *testing.T, l *lab.Lab, service string, want ...string) {
 	})
 }
 
-func waitAnnounced(t *testing.T, l *lab.Lab, service, vip string) {
+func waitAnnounced(t testing.TB, l *lab.Lab, service, vip string) {
 	t.Helper()
 	wantAddresses(t, l, service, vip)
 	wantCondition(t, l, service, "landfall.dev/Announced", "True", "Announced", vip+" is announced from ")
@@ -146,7 +146,7 @@ func announcements(ctx context.Context, l *lab.Lab, name string) ([]lb.Announcem
 }
 
 // updateService changes a Service in namespace default.
-func updateService(t *testing.T, l *lab.Lab, name string, change func(*corev1.Service)) {
+func updateService(t testing.TB, l *lab.Lab, name string, change func(*corev1.Service)) {
 	t.Helper()
 	eventually(t, "update "+name, func() error {
 		services := l.Kube().CoreV1().Services("default")

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,12 +12,15 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
-// BenchmarkFiveHundredServices creates 500 Services in a cluster of three workers. It reports the
+// BenchmarkFiveHundredServices creates 500 Services in a cluster of three workers. It reports how long
+// after the API server took the last the last address was assigned, and a client heard it announced, the
 // processor seconds that the agents of a node take from the first request until every Service is
 // announced and 3 s more, what they take at rest, what programs take that only watch the same
 // objects, and the load of the machine:
@@ -26,11 +30,23 @@ import (
 // With LANDFALL_PROFILES=folder it also writes profiles of the agents on one node there. With
 // LANDFALL_OTHER=folder the second worker runs the programs from there, to compare both in one run.
 func BenchmarkFiveHundredServices(b *testing.B) {
+	for _, c := range []struct{ ahead, rate int }{{16, 5}, {512, 100}} { // by default, and the most there is
+		b.Run(fmt.Sprintf("probeAhead=%d", c.ahead), func(b *testing.B) { fiveHundred(b, c.ahead, c.rate) })
+	}
+}
+
+// fiveHundred has speakers probe so many addresses ahead, at that many questions a second.
+func fiveHundred(b *testing.B, ahead, rate int) {
 	const services = 500
-	l := labtest.Start(b, clusterOf(3), profiled(lab.Options{Progress: func(string) {}}))
-	if err := l.ApplyYAML(b.Context(), manyPool); err != nil {
+	options := profiled(lab.Options{Progress: func(string) {}})
+	options.Args["speaker"] = append(options.Args["speaker"], fmt.Sprintf("--probe-ahead-rate=%d", rate))
+	l := labtest.Start(b, clusterOf(3), options)
+	const spec = "spec: {addresses: [172"
+	pool := strings.Replace(manyPool, spec, fmt.Sprintf("spec: {probeAhead: %d, addresses: [172", ahead), 1)
+	if err := l.ApplyYAML(b.Context(), pool); err != nil {
 		b.Fatal(err)
 	}
+	waitAhead(b, l, float64(ahead))
 	others := runOthers(b, l)
 	floor := startFloor(b, l, workers(l)[2])
 	const rest = 10 * time.Second
@@ -43,10 +59,21 @@ func BenchmarkFiveHundredServices(b *testing.B) {
 		}
 		var profiling errgroup.Group
 		writeProfiles(b, l, &profiling)
+		said := map[netip.Addr]bool{}
+		answered := sniff(b, l, lab.ClientName, 10*time.Minute, func(frame []byte) bool {
+			if _, addr, ok := arpOf(frame); ok && manyRange.Contains(addr) {
+				said[addr] = true
+			}
+			return len(said) == services
+		})
 		began := time.Now()
 		if err := addMany(b.Context(), l, services); err != nil {
 			b.Fatal(err)
 		}
+		taken := time.Now()
+		b.ReportMetric(taken.Sub(began).Seconds(), "s-creating")
+		b.ReportMetric(waitAssigned(b, l, services).Sub(taken).Seconds(), "s-last-assigned")
+		b.ReportMetric((<-answered).Sub(taken).Seconds(), "s-last-answer")
 		waitAllAnnounced(b, l, services)
 		b.ReportMetric(time.Since(began).Seconds(), "s-until-announced")
 		time.Sleep(3 * time.Second)
@@ -62,6 +89,31 @@ func BenchmarkFiveHundredServices(b *testing.B) {
 		}
 	}
 }
+
+// waitAssigned waits until so many Services have addresses, and returns when it heard of the last.
+func waitAssigned(b *testing.B, l *lab.Lab, n int) time.Time {
+	b.Helper()
+	watch, err := l.Kube().CoreV1().Services("default").Watch(b.Context(), metav1.ListOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer watch.Stop()
+	have := map[string]bool{}
+	for event := range watch.ResultChan() { // all that are there first
+		s, ok := event.Object.(*corev1.Service)
+		if ok && len(s.Status.LoadBalancer.Ingress) > 0 {
+			have[s.Name] = true
+		}
+		if len(have) == n {
+			return time.Now()
+		}
+	}
+	b.Fatalf("%d of %d Services have addresses", len(have), n)
+	return time.Time{}
+}
+
+// manyRange are the addresses of manyPool.
+var manyRange = netip.MustParsePrefix("172.26.240.0/22")
 
 // usedBy returns the seconds of a processor that each program has taken so far, on average of the
 // nodes; those of the other programs apart.
@@ -154,8 +206,8 @@ var profileAt = map[string]string{"speaker": "localhost:6061", "proxy": "localho
 
 // profiled has the agents serve profiles, if some are to be written.
 func profiled(o lab.Options) lab.Options {
+	o.Args = map[string][]string{}
 	if os.Getenv("LANDFALL_PROFILES") != "" {
-		o.Args = map[string][]string{}
 		for program, address := range profileAt {
 			o.Args[program] = []string{"--pprof-address=" + address}
 		}

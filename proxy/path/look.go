@@ -22,11 +22,13 @@ func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
 	if now.Sub(a.synced) >= resync {
 		changes = []links.RouteChange{{All: true}}
 	}
-	if !now.Before(a.settled) {
-		for addr := range a.settling {
-			due[addr] = true
+	if len(a.settling) > 0 && !now.Before(a.settled) {
+		maps.Copy(due, a.settling)
+		if a.pause >= settle {
+			clear(a.settling)
 		}
-		clear(a.settling)
+		a.pause = min(2*a.pause, settle)
+		a.settled = now.Add(a.pause)
 	}
 	for addr := range a.held {
 		due[addr] = true
@@ -53,9 +55,9 @@ func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
 		if changed[e.way.Link] || e.known && e.way.Link == 0 && e.way.Kind != lb.RouteNone {
 			due[addr] = true
 			a.settling[addr] = true
+			a.pause, a.settled = soon, now.Add(soon)
 		}
 	}
-	a.settled = now.Add(settle)
 }
 
 // within adds the addresses to which a route of a prefix may lead. One to everywhere concerns only

@@ -25,8 +25,10 @@ import (
 // Times of the actor.
 const (
 	// settle is how long after a message about an interface the kernel may still take its routes away:
-	// it says so before it does, and no message says which.
+	// it says so before it does, and no message says which. Its routes are looked up at once, after soon,
+	// and then after pauses that double, up to settle.
 	settle = 20 * time.Millisecond
+	soon   = time.Millisecond
 	// resync looks everything up again, as some changes have no message.
 	resync = time.Minute
 	// every is how often the table of connections is looked at, of which the kernel tells nothing.
@@ -75,7 +77,8 @@ type Actor struct {
 	of       map[lb.Key][]plan.Target
 	sorted   []netip.Addr // nil if entries came or went since
 	settling map[netip.Addr]bool
-	settled  time.Time // when settling is due
+	settled  time.Time     // when settling is due next
+	pause    time.Duration // before that
 	held     map[netip.Addr]bool
 	retry    map[netip.Addr]bool
 	synced   time.Time
@@ -112,7 +115,7 @@ var _ actor.Updater[lb.Key, []plan.Target] = (*Actor)(nil)
 func New(deps Deps) *Actor {
 	a := &Actor{deps: deps, entries: map[netip.Addr]*entry{}, of: map[lb.Key][]plan.Target{},
 		settling: map[netip.Addr]bool{}, held: map[netip.Addr]bool{}, retry: map[netip.Addr]bool{}}
-	a.runner = loop.New(a.step, loop.Options{Gap: time.Millisecond, MaxBackoff: time.Second})
+	a.runner = loop.New(a.step, loop.Options{Gap: soon, Rest: 1, MaxRest: settle, MaxBackoff: time.Second})
 	return a
 }
 
