@@ -68,9 +68,9 @@ var Reasons = map[lb.Reason]Entry{
 		"request another address for the Service"},
 	lb.ReasonTooManyAddresses: {"The status shows more addresses than a Service can hold: something else wrote them.",
 		"kubectl get service NAME -o yaml --show-managed-fields   # who wrote status.loadBalancer"},
-	lb.ReasonStatusRefused: {"The API server refuses the Service with what Landfall writes to it, as when its " +
-		"annotations have no room left.",
-		"kubectl describe service NAME   # the Event says why; make annotations smaller"},
+	lb.ReasonStatusRefused: {"The API server refuses the Service with what Landfall writes to it: its annotations have " +
+		"no room left, or an admission webhook or policy denies the write.",
+		"kubectl describe service NAME   # the Event says why; make annotations smaller, or exempt Landfall's users"},
 
 	// Announcements.
 	lb.ReasonNoAdvertisement: {"No L2Advertisement or BGPAdvertisement selects the address's pool on the node.",
