@@ -98,8 +98,8 @@ func (c *cleaner) run(ctx context.Context) error {
 	return nil
 }
 
-// pass takes back what it finds, and returns how many Services it wrote that only Landfall writes. Leases and the ConfigMap go
-// in each pass, as a speaker may have been about to write them.
+// pass takes back what it finds, and returns how many Services it wrote that only Landfall writes. Leases and the
+// ConfigMap go in each pass, as a speaker may have been about to write them.
 func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 	var found []lb.Service
 	if err := c.services.EachService(ctx, func(s lb.Service) {

@@ -109,8 +109,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"how often the owner repeats its gratuitous ARP and NDP for an address, at least 1s; set it where switches forget "+
 			"MAC addresses sooner than routers refresh them; 0 never repeats")
 	set.DurationVar(&f.options.flapInterval, "flap-interval", time.Second,
-		"how often the speaker announces an address anew that it has announced and withdrawn 20 times in a row: over ARP and "+
-			"NDP (100 times if another node served the address in between) and as a route; 0 never holds one back")
+		"how often the speaker announces an address anew that it has announced and withdrawn 20 times in a row: over ARP "+
+			"and NDP (100 times if another node served the address in between) and as a route; 0 never holds one "+
+			"back")
 	set.Float64Var(&f.probeAheadRate, "probe-ahead-rate", 5,
 		"how many ARP probes and neighbor solicitations a second the node sends at most for the addresses that Services get "+
 			"next (spec.probeAhead of IPAddressPools), so that a new Service answers at once, 0 to 100; 0 probes none ahead")

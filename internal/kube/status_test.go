@@ -255,7 +255,8 @@ func TestContract11Admission(t *testing.T) {
 			func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, test.err })
 		err := (&Status{core: fakeKinds{core}, now: time.Now}).List(t.Context(), service, lb.Listing{"80/TCP": 1})
 		if IsUnwritable(err) != test.unwritable || IsNotFound(err) || IsConflict(err) {
-			t.Errorf("%s: unwritable %v, gone %v, conflict %v: %v", name, IsUnwritable(err), IsNotFound(err), IsConflict(err), err)
+			t.Errorf("%s: unwritable %v, gone %v, conflict %v: %v", name, IsUnwritable(err), IsNotFound(err),
+				IsConflict(err), err)
 		}
 	}
 }

@@ -505,7 +505,8 @@ func TestContract10WordsAndSummary(t *testing.T) {
 	d = Decide(facts(owner), input())
 	d.Flapping = true
 	report, _ = Summarize(owner, []Decision{d})
-	if report.Announced || report.Reason != lb.ReasonFlapping || !strings.Contains(report.Message, "its next announcement") {
+	if report.Announced || report.Reason != lb.ReasonFlapping ||
+		!strings.Contains(report.Message, "its next announcement") {
 		t.Errorf("an owner whose announcement waits is reported as %+v", report)
 	}
 }

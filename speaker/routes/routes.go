@@ -263,7 +263,8 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 
 // plan plans the VIPs of the events and those in changed, or all, and returns those that it has
 // planned.
-func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bool) (planned map[netip.Addr]bool, sessions bool) {
+func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bool,
+) (planned map[netip.Addr]bool, sessions bool) {
 	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, vip, e.Holders(vip)) }
 	if !e.All {
 		dirty := maps.Clone(changed)

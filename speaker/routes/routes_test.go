@@ -46,8 +46,8 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, state: New(time.Second), now: epoch, held: map[netip.Addr]lb.Delivery{}, dirty: map[netip.Addr]bool{},
-		hears: map[netip.Prefix]bool{}}
+	w := &world{t: t, state: New(time.Second), now: epoch, held: map[netip.Addr]lb.Delivery{},
+		dirty: map[netip.Addr]bool{}, hears: map[netip.Prefix]bool{}}
 	w.facts = Facts{
 		Convergence: 3 * time.Second,
 		Node: plan.Facts{
