@@ -21,6 +21,9 @@ const (
 	cleanupPasses = 3
 	// A cleanup that takes longer has failed: pods take up to 30 s to end.
 	cleanupTimeout = 2 * time.Minute
+	// A Service that shows the annotation alone after so many passes that took it back is written by somebody else:
+	// a speaker writes its condition along with it.
+	maxTakenBack = 3
 )
 
 // services is what kube.Status offers a cleanup.
@@ -46,6 +49,8 @@ type cleaner struct {
 	// record of who holds what: the next Landfall or MetalLB goes on with them.
 	addresses bool
 	log       *slog.Logger
+	// takenBack counts the passes that took the annotation alone from a Service.
+	takenBack map[lb.Key]int
 }
 
 // run waits until Landfall has ended, and then takes back until nobody writes any more. It may be
@@ -57,6 +62,7 @@ func (c *cleaner) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	total := 0
+	c.takenBack = map[lb.Key]int{}
 	for quiet := 0; quiet < cleanupPasses; {
 		written, err := c.pass(ctx)
 		switch total += written; {
@@ -82,12 +88,18 @@ func (c *cleaner) run(ctx context.Context) error {
 		case <-time.After(cleanupEvery):
 		}
 	}
+	for key, n := range c.takenBack {
+		if n > maxTakenBack {
+			c.log.Warn("somebody else goes on writing Landfall's annotation to a Service; remove it once that has ended",
+				"service", key, "annotation", lb.AnnotationAnnouncements)
+		}
+	}
 	c.log.Info("took back what Landfall wrote to Services", "writes", total)
 	return nil
 }
 
-// pass takes back what it finds, and returns how many Services it wrote. Leases and the ConfigMap go
-// in each pass, as a speaker may have been about to write them.
+// pass takes back what it finds, and returns how many Services it wrote that only Landfall writes. Leases and the
+// ConfigMap go in each pass, as a speaker may have been about to write them.
 func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 	var found []lb.Service
 	if err := c.services.EachService(ctx, func(s lb.Service) {
@@ -115,6 +127,21 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 		})
 	}
 	_ = group.Wait() // no task returns an error
+	for i, s := range found {
+		if errs[i] == nil && !c.writtenByOthers(s) {
+			written++
+		}
+	}
 	errs[len(found)] = c.installation.Delete(ctx)
-	return len(found), errors.Join(errs...)
+	return written, errors.Join(errs...)
+}
+
+// writtenByOthers counts that a Service was taken back, and reports whether somebody else writes to it again and again.
+func (c *cleaner) writtenByOthers(s lb.Service) bool {
+	if len(s.Conditions) > 0 || s.Listed != nil {
+		delete(c.takenBack, s.Key)
+		return false
+	}
+	c.takenBack[s.Key]++
+	return c.takenBack[s.Key] > maxTakenBack
 }

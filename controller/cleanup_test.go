@@ -171,6 +171,48 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
+// TestContract11NobodyKeepsACleanupFromItsEnd has a tenant write Landfall's annotation anew all the time.
+func TestContract11NobodyKeepsACleanupFromItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		for _, name := range []string{"a", "b", "rewritten"} {
+			c.put(wrote(name))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for ctx.Err() == nil {
+				c.mu.Lock()
+				s := c.services[key("rewritten")]
+				s.Announcements = "mine"
+				c.store(s)
+				c.mu.Unlock()
+				time.Sleep(cleanupEvery / 2)
+			}
+		}()
+		var log strings.Builder
+		left := &install{objects: true}
+		cleaner := cleaner{services: c, installation: left, log: slog.New(slog.NewTextHandler(&log, nil))}
+		began := time.Now()
+		err := cleaner.run(t.Context())
+		if took := time.Since(began); err != nil || took > (maxTakenBack+cleanupPasses+2)*cleanupEvery || left.objects {
+			t.Errorf("%v after %v, objects are left: %v", err, took, left.objects)
+		}
+		cancel()
+		<-ended
+		for _, name := range []string{"a", "b", "rewritten"} {
+			s := c.services[key(name)]
+			if len(s.Conditions) > 0 || s.Finalizer || s.Announcements != "" && name != "rewritten" {
+				t.Errorf("%s shows %v, %q, finalizer %v", name, s.Conditions, s.Announcements, s.Finalizer)
+			}
+		}
+		if said := log.String(); strings.Count(said, "goes on writing") != 1 || !strings.Contains(said, "default/rewritten") {
+			t.Errorf("it said %s", said)
+		}
+	})
+}
+
 // TestCleanupEnds has a controller that goes on, an API server that is away, and a person who
 // interrupts.
 func TestCleanupEnds(t *testing.T) {

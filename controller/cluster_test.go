@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -39,6 +40,8 @@ type cluster struct {
 	// invalid are the Services that the API server would not take with what the controller writes, as with
 	// annotations that leave no room.
 	invalid map[lb.Key]bool
+	// webhook has an admission webhook refuse those.
+	webhook bool
 	// refused counts the writes to those.
 	refused int
 	// writes lists what took effect.
@@ -227,6 +230,10 @@ func (c *cluster) hold(ctx context.Context, given lb.Service, h kube.Holding) er
 // refuse returns what the API server says of a Service whose annotations leave no room. It needs the lock.
 func (c *cluster) refuse(key lb.Key) error {
 	c.refused++
+	if c.webhook {
+		return fmt.Errorf("write status: %w", &apierrors.StatusError{ErrStatus: metav1.Status{Code: 403,
+			Status: metav1.StatusFailure, Message: `admission webhook "w" denied the request: no`}})
+	}
 	return fmt.Errorf("write status: %w", apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, key.Name,
 		field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)}))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -123,7 +124,14 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 // A Service that the API server refuses keeps nobody else's listing from being written. It is tried again when it
 // has changed, and ever less often; once it can be written it comes after those that were listed meanwhile.
 func TestContract11UnwritableListingsHinderNobody(t *testing.T) {
+	for _, webhook := range []bool{false, true} {
+		t.Run(fmt.Sprint("webhook=", webhook), func(t *testing.T) { unwritableListingsHinderNobody(t, webhook) })
+	}
+}
+
+func unwritableListingsHinderNobody(t *testing.T, webhook bool) {
 	c := newCluster()
+	c.webhook = webhook
 	p := newProcess(c)
 	p.ticks = time.Millisecond
 	c.put(lists("full"))

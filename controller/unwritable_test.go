@@ -13,7 +13,14 @@ import (
 // again with every change of others. The reservations that an earlier controller has left for them, which may
 // yet write, take nobody's place.
 func TestContract11UnwritableServicesHinderNobody(t *testing.T) {
+	for _, webhook := range []bool{false, true} {
+		t.Run(fmt.Sprint("webhook=", webhook), func(t *testing.T) { unwritableServicesHinderNobody(t, webhook) })
+	}
+}
+
+func unwritableServicesHinderNobody(t *testing.T, webhook bool) {
 	c := newCluster()
+	c.webhook = webhook
 	c.invalid = map[lb.Key]bool{}
 	c.addPool("p", "10.0.0.0/16")
 	unwritable := func(s lb.Service) {

@@ -108,6 +108,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.DurationVar(&f.announceEvery, "announce-every", 0,
 		"how often the owner repeats its gratuitous ARP and NDP for an address, at least 1s; set it where switches forget "+
 			"MAC addresses sooner than routers refresh them; 0 never repeats")
+	set.DurationVar(&f.options.flapInterval, "flap-interval", time.Second,
+		"how often the speaker announces an address anew that it has announced and withdrawn 20 times in a row: over ARP "+
+			"and NDP (100 times if another node served the address in between) and as a route; 0 never holds one "+
+			"back")
 	set.Float64Var(&f.probeAheadRate, "probe-ahead-rate", 5,
 		"how many ARP probes and neighbor solicitations a second the node sends at most for the addresses that Services get "+
 			"next (spec.probeAhead of IPAddressPools), so that a new Service answers at once, 0 to 100; 0 probes none ahead")
@@ -154,6 +158,7 @@ func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	if err := cmp.Or(
 		ops.OneOf("gate", f.gate, "proxy", "none"), ops.NotNegative("hold", f.hold),
 		ops.NotNegative("restart-hold", f.restartHold), ops.NotNegative("bgp-convergence", f.options.convergence),
+		ops.NotNegative("flap-interval", f.options.flapInterval),
 	); err != nil {
 		return bind, nil, err
 	}
@@ -260,8 +265,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err != nil {
 		return err
 	}
-	s := newSpeaker(rt.NodeName, f.options.class, rt.Log)
-	s.opts = f.options
+	s := newSpeaker(rt.NodeName, f.options, rt.Log)
 	if rt.Traces.On() {
 		s.trace = rt.Traces.Add
 	}

@@ -61,6 +61,7 @@ type collector struct {
 	announced, claims, reasons, conflicts           *prometheus.Desc
 	members, missing, majority, feedUsable, changes *prometheus.Desc
 	mtu, ahead, aheadClear, neighbors, neighborsUp  *prometheus.Desc
+	held                                            *prometheus.Desc
 }
 
 func newCollector(s *speaker) *collector {
@@ -79,7 +80,9 @@ func newCollector(s *speaker) *collector {
 		members:    desc("members", "Live nodes that run a speaker, this one included."),
 		feedUsable: desc("gate_usable", "1 while the speaker can trust what its readiness source reports."),
 		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
-		ahead:      desc("addresses_ahead", "Addresses that Services get next and that this node may announce."),
+		held: desc("held_announcements_total", "Announcements that had to wait, as the VIP was announced too often in a "+
+			"row (--flap-interval).", "protocol"),
+		ahead: desc("addresses_ahead", "Addresses that Services get next and that this node may announce."),
 		aheadClear: desc("addresses_ahead_clear",
 			"Of these, those that a node has probed lately without an answer, so that a Service answers at once."),
 		neighbors:   desc("neighbors", "Speakers that this one watches with BFD."),
@@ -95,7 +98,7 @@ func newCollector(s *speaker) *collector {
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.announced, c.claims, c.reasons, c.members, c.missing, c.majority, c.feedUsable,
-		c.changes, c.conflicts, c.mtu, c.ahead, c.aheadClear, c.neighbors, c.neighborsUp} {
+		c.changes, c.conflicts, c.mtu, c.ahead, c.aheadClear, c.neighbors, c.neighborsUp, c.held} {
 		ch <- d
 	}
 }
@@ -137,6 +140,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.feedUsable, truth(c.s.from.feed == nil || c.s.from.feed.Reason() == ""))
 	c.s.mu.Lock()
 	changes := c.s.rooms.ownership.OwnerChanges()
+	heldL2, heldRoutes := c.s.rooms.ownership.Held(), c.s.rooms.routes.Held()
 	wanted, clear := c.s.rooms.ahead.Counts(c.s.self)
 	c.s.mu.Unlock()
 	if c.s.beats != nil {
@@ -147,6 +151,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.ahead, float64(wanted))
 	gauge(c.aheadClear, float64(clear))
 	ch <- prometheus.MustNewConstMetric(c.changes, prometheus.CounterValue, float64(changes))
+	ch <- prometheus.MustNewConstMetric(c.held, prometheus.CounterValue, float64(heldL2), "l2")
+	ch <- prometheus.MustNewConstMetric(c.held, prometheus.CounterValue, float64(heldRoutes), "bgp")
 	interfaces, _ := c.s.from.interfaces()
 	for _, one := range mtus(interfaces, c.s.from.nodes.All()) {
 		gauge(c.mtu, float64(one.bytes), one.subnet.String(), one.name)

@@ -104,7 +104,7 @@ func (m modelNodes) Get(name string) (lb.Node, bool) { n, ok := m.All()[name]; r
 // boot starts a process of the speaker.
 func (n *modelNode) boot() {
 	n.Running, n.Hung, n.Born = true, false, n.Born+1
-	fresh := newSpeaker(n.Name, "", slog.New(slog.DiscardHandler))
+	fresh := newSpeaker(n.Name, options{flapInterval: time.Second}, slog.New(slog.DiscardHandler))
 	n.Rooms, n.Phase = copied(&fresh.rooms), fresh.phase
 	n.Live = liveness.NewState(n.Name, n.w.hooks.restartHold, 100*time.Millisecond)
 	n.seq, n.Said, n.Gossip = seqs*uint64(n.I+1), nil, gossiping{}

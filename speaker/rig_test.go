@@ -196,7 +196,7 @@ func newRig(t testing.TB) *rig {
 		addr := netip.AddrFrom4([4]byte{172, 26, 236, byte(177 + i)})
 		r.api.nodes.Set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
 		n := &fakeNode{
-			speaker: newSpeaker(name, "", slog.New(slog.DiscardHandler)), rig: r,
+			speaker: newSpeaker(name, options{flapInterval: time.Second}, slog.New(slog.DiscardHandler)), rig: r,
 			joined: true, passing: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{},
 			rounds:     map[netip.Addr]int{},
 			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.AnnouncedStatus{},

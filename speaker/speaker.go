@@ -55,8 +55,10 @@ type options struct {
 	ignoreNetwork, requireReady, checkForwarding bool
 
 	convergence time.Duration // that routers get to choose other routes before a planned withdrawal
-	onConflict  plan.OnConflict
-	returnHold  time.Duration // that a node which may have been cut off waits for the others
+	// flapInterval is how often a VIP that flaps is announced anew.
+	flapInterval time.Duration
+	onConflict   plan.OnConflict
+	returnHold   time.Duration // that a node which may have been cut off waits for the others
 }
 
 // phase is where in its life the speaker is.
@@ -83,10 +85,10 @@ type rooms struct {
 	advertised map[string]lb.Condition
 }
 
-func newSpeaker(self, class string, log *slog.Logger) *speaker {
+func newSpeaker(self string, opts options, log *slog.Logger) *speaker {
 	s := &speaker{
-		self: self, opts: options{class: class}, log: log, phase: phase{waiting: "the API server"},
-		rooms: rooms{routes: routes.New(), ownership: ownership.New()},
+		self: self, opts: opts, log: log, phase: phase{waiting: "the API server"},
+		rooms: rooms{routes: routes.New(opts.flapInterval), ownership: ownership.New(opts.flapInterval)},
 	}
 	s.runner = loop.New(func(context.Context) (time.Duration, error) { return s.step(time.Now()), nil }, often())
 	s.changes.poke, s.changes.now = s.runner.Poke, s.runner.PokeNow

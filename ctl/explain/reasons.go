@@ -68,9 +68,9 @@ var Reasons = map[lb.Reason]Entry{
 		"request another address for the Service"},
 	lb.ReasonTooManyAddresses: {"The status shows more addresses than a Service can hold: something else wrote them.",
 		"kubectl get service NAME -o yaml --show-managed-fields   # who wrote status.loadBalancer"},
-	lb.ReasonStatusRefused: {"The API server refuses the Service with what Landfall writes to it, as when its " +
-		"annotations have no room left.",
-		"kubectl describe service NAME   # the Event says why; make annotations smaller"},
+	lb.ReasonStatusRefused: {"The API server refuses the Service with what Landfall writes to it: its annotations have " +
+		"no room left, or an admission webhook or policy denies the write.",
+		"kubectl describe service NAME   # the Event says why; make annotations smaller, or exempt Landfall's users"},
 
 	// Announcements.
 	lb.ReasonNoAdvertisement: {"No L2Advertisement or BGPAdvertisement selects the address's pool on the node.",
@@ -115,6 +115,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonTooManyVIPs: {"The Services of the cluster have more addresses than the speakers announce, 65,536: those " +
 		"of the youngest Services are left out.",
 		"delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
+	lb.ReasonFlapping: {"The address was announced and withdrawn so often in a row that its next announcement waits: " +
+		"its Service, or the Service's endpoints, come and go.",
+		"kubectl get events   # what changes the Service NAME or its pods; speaker.flapInterval is how long it waits"},
 	lb.ReasonAnnounceFailed: {"The owner cannot answer on any of its interfaces.",
 		"landfallctl explain node NODE   # the problem of the interface"},
 	lb.ReasonRelayRefused: {"A proxy does not relay connections to a Service with landfall.dev/relay: its rules serve " +

@@ -193,17 +193,34 @@ var ErrWentBack = errors.New("the API server holds an older state than before")
 
 // IsConflict reports whether a write failed because the object has changed, or was created anew, since it was read,
 // or, where the write names no version but the UID, because it is gone.
-func IsConflict(err error) bool { return apierrors.IsConflict(err) }
+func IsConflict(err error) bool { return apierrors.IsConflict(err) && !notAdmitted(err) }
 
 // IsUnwritable reports whether the API server refused a write because of the object that would have come of it,
-// as one with too many annotations or one that is too large. The write has not taken place.
+// as one with too many annotations or one that is too large, or because admission did: a webhook, which may also
+// be out of reach, or a policy. The write has not taken place.
 func IsUnwritable(err error) bool {
-	return apierrors.IsInvalid(err) && !createdAnew(err) || apierrors.IsRequestEntityTooLargeError(err) ||
+	return notAdmitted(err) || apierrors.IsInvalid(err) && !createdAnew(err) ||
+		apierrors.IsRequestEntityTooLargeError(err) ||
 		err != nil && strings.Contains(err.Error(), "etcdserver: request is too large")
 }
 
 // IsNotFound reports whether a write failed because the object is gone, also if there is another one of its name.
-func IsNotFound(err error) bool { return apierrors.IsNotFound(err) || createdAnew(err) }
+func IsNotFound(err error) bool {
+	return (apierrors.IsNotFound(err) || createdAnew(err)) && !notAdmitted(err)
+}
+
+// notAdmitted reports whether admission refused a write, which it does before anything is stored. A webhook answers
+// with a code, a reason and causes of its choice, those of a conflict included: only the API server's words tell.
+func notAdmitted(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	message := status.Status().Message
+	return strings.HasPrefix(message, "admission webhook ") && strings.Contains(message, " denied the request") ||
+		strings.Contains(message, "failed calling webhook ") ||
+		strings.Contains(message, "ValidatingAdmissionPolicy ") && strings.Contains(message, " denied request")
+}
 
 // createdAnew reports whether a patch failed because it names the UID of an object that was there before. Without
 // a version in the patch, it is a change of a field that cannot change.

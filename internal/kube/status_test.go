@@ -2,6 +2,7 @@ package kube
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -215,6 +216,47 @@ func TestContract8CreatedAnew(t *testing.T) {
 			if gone := name == "uid"; IsNotFound(err) != gone || IsUnwritable(err) == gone || IsConflict(err) {
 				t.Errorf("%s: gone %v, unwritable %v: %v", name, IsNotFound(err), IsUnwritable(err), err)
 			}
+		}
+	}
+}
+
+// TestContract11Admission tells what admission refused from all else that may go wrong with a write, in the words of
+// the API server: a webhook answers with whatever code, reason and causes it likes.
+func TestContract11Admission(t *testing.T) {
+	_, service := convertRequestingService(testService(), false)
+	answer := func(code int32, reason metav1.StatusReason, message string, causes ...metav1.StatusCause) error {
+		return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: code, Reason: reason,
+			Message: message, Details: &metav1.StatusDetails{Causes: causes}}}
+	}
+	const denied = `admission webhook "no.example.com" denied the request`
+	services := schema.GroupResource{Resource: "services"}
+	for name, test := range map[string]struct {
+		err        error
+		unwritable bool
+	}{
+		"without a reason": {answer(400, "", denied+" without explanation"), true},
+		"forbidden":        {answer(403, metav1.StatusReasonForbidden, denied+": not here"), true},
+		"a code alone":     {answer(403, "", denied+": not here"), true},
+		"as a conflict":    {answer(409, metav1.StatusReasonConflict, denied+": not now"), true},
+		"as not found":     {answer(404, metav1.StatusReasonNotFound, denied+": what?"), true},
+		"as created anew": {answer(422, metav1.StatusReasonInvalid, denied+": immutable",
+			metav1.StatusCause{Field: "metadata.uid"}), true},
+		"a webhook is out of reach": {apierrors.NewInternalError(errors.New(`failed calling webhook "no.example.com": ` +
+			`failed to call webhook: Post "https://no.default.svc:443/?timeout=10s": dial tcp: connection refused`)), true},
+		"a policy": {apierrors.NewForbidden(services, "web",
+			errors.New("ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no")), true},
+		"a role is missing": {apierrors.NewForbidden(services, "web",
+			errors.New(`User "landfall" cannot patch resource "services/status" in API group ""`)), false},
+		"an error of the API server": {apierrors.NewInternalError(errors.New("etcdserver: leader changed")), false},
+		"a connection":               {errors.New("failed calling webhook: connection refused"), false},
+	} {
+		core := fake.NewClientset(testService())
+		core.PrependReactor("patch", "services",
+			func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, test.err })
+		err := (&Status{core: fakeKinds{core}, now: time.Now}).List(t.Context(), service, lb.Listing{"80/TCP": 1})
+		if IsUnwritable(err) != test.unwritable || IsNotFound(err) || IsConflict(err) {
+			t.Errorf("%s: unwritable %v, gone %v, conflict %v: %v", name, IsUnwritable(err), IsNotFound(err),
+				IsConflict(err), err)
 		}
 	}
 }

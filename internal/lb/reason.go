@@ -122,6 +122,8 @@ const (
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// a node cannot pass on connections to the nodes of its rings that are behind routers
 	ReasonTunnelUnavailable Reason = "TunnelUnavailable"
+	// the VIP was announced so often in a row that its next announcement waits
+	ReasonFlapping Reason = "Flapping"
 	// the owner probes whether another device uses the VIP, before its first announcement
 	ReasonProbing Reason = "Probing"
 	// the node has found that no device uses the address, before a Service got it

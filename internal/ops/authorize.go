@@ -1,6 +1,7 @@
 package ops
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -26,12 +27,16 @@ const (
 	maxToken = 8 << 10
 	// reviewTimeout bounds one question.
 	reviewTimeout = 5 * time.Second
-	// maxReviews is how many questions are under way at a time.
-	maxReviews = 4
-	// reviewGap is the least time between questions about unknown tokens of one client, and maxClients
-	// how many clients may ask within it.
-	reviewGap  = time.Second
-	maxClients = 16
+	// maxReviews is how many questions are under way at a time, and maxReviewRate how many begin in a second: each for
+	// clients of which no token was refused of late, and again for the others.
+	maxReviews    = 4
+	maxReviewRate = 16
+	// minClientGap is the least time between questions about unknown tokens of one client. It doubles with each token
+	// that is refused up to maxClientGap, and is minClientGap again once the client has brought none for as long.
+	minClientGap = time.Second
+	maxClientGap = 32 * time.Second
+	// maxClients is how many clients are remembered.
+	maxClients = 4096
 )
 
 // Review asks the API server about a token: whom it belongs to, "" if it is not valid, and whether
@@ -59,14 +64,43 @@ var guardedMetrics = Guarded{Name: "metrics", URL: "/metrics", Role: "metrics-re
 // gatekeeper lets only those requests through whose token the API server accepts.
 type gatekeeper struct {
 	Guarded
-	now     func() time.Time
-	next    http.Handler
-	reviews chan struct{}
+	now  func() time.Time
+	next http.Handler
 
 	mu       sync.Mutex
 	review   Review // nil until the program has connected
 	verdicts map[[sha256.Size]byte]verdict
-	asked    map[netip.Prefix]time.Time // when clients last asked about an unknown token
+	clients  map[netip.Prefix]prover // those that asked of late about an unknown token
+	// Clients of which a token was refused of late ask in a lane of their own: however many they are, they take none of
+	// the questions of others.
+	unsuspected, suspected lane
+}
+
+// prover is what is remembered of one that asked about unknown tokens.
+type prover struct {
+	refused int       // how many of its tokens were refused in a row
+	next    time.Time // when it may ask again
+	latest  time.Time // when it brought an unknown token, asked about or not
+}
+
+// lane bounds questions.
+type lane struct {
+	underWay int
+	second   time.Time // when the present second began
+	begun    int       // in it
+}
+
+// enter reports whether one more question may be asked now; leave must follow.
+func (l *lane) enter(now time.Time) bool {
+	if now.Sub(l.second) >= time.Second {
+		l.second, l.begun = now, 0
+	}
+	if l.underWay >= maxReviews || l.begun >= maxReviewRate {
+		return false
+	}
+	l.underWay++
+	l.begun++
+	return true
 }
 
 // verdict is an answer of the API server.
@@ -78,8 +112,8 @@ type verdict struct {
 
 func newGatekeeper(what Guarded, next http.Handler) *gatekeeper {
 	return &gatekeeper{
-		Guarded: what, now: time.Now, next: next, reviews: make(chan struct{}, maxReviews),
-		verdicts: map[[sha256.Size]byte]verdict{}, asked: map[netip.Prefix]time.Time{},
+		Guarded: what, now: time.Now, next: next,
+		verdicts: map[[sha256.Size]byte]verdict{}, clients: map[netip.Prefix]prover{},
 	}
 }
 
@@ -116,6 +150,7 @@ func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
 	known, ok := g.verdicts[key]
 	review, now := g.review, g.now()
 	trusted, age := ok && known.allowed, now.Sub(known.at)
+	var lane *lane
 	var refusal error
 	switch {
 	case trusted && age < trustFor, ok && !trusted && age < distrustFor:
@@ -123,56 +158,90 @@ func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
 		return known, nil
 	case review == nil:
 		refusal = errors.New("the program has not connected to the API server yet")
-	case !trusted && !g.mayAsk(r, now):
-		refusal = errBusy
+	default:
+		if lane = g.mayAsk(clientOf(r), trusted, now); lane == nil {
+			refusal = errBusy
+		}
 	}
 	g.mu.Unlock()
-	if refusal != nil {
-		return verdict{}, refusal
+	v, err := verdict{}, refusal
+	if lane != nil {
+		// A client that goes away before the answer does not keep it from counting.
+		v, err = g.ask(context.WithoutCancel(r.Context()), review, token)
+		g.asked(lane, clientOf(r), key, v, err)
 	}
-	v, err := g.ask(r.Context(), review, token)
-	switch {
-	case err == nil:
-		g.remember(key, v)
-	case trusted && age < trustAtMost:
+	if err != nil && trusted && age < trustAtMost {
 		return known, nil // monitoring goes on without the API server
 	}
 	return v, err
 }
 
-// mayAsk reports whether the client may ask about an unknown token now. Each client has a share of
-// its own: one that tries tokens does not keep others from asking.
-func (g *gatekeeper) mayAsk(r *http.Request, now time.Time) bool {
-	client := clientOf(r)
-	for other, at := range g.asked {
-		if now.Sub(at) >= reviewGap {
-			delete(g.asked, other)
+// mayAsk returns the lane in which a client may ask about a token now, nil if it may not ask. About a trusted token
+// it may ask at any time.
+func (g *gatekeeper) mayAsk(from netip.Prefix, trusted bool, now time.Time) *lane {
+	l := &g.unsuspected
+	c, known := g.clients[from]
+	switch {
+	case trusted, !now.Before(c.next) && now.Sub(c.latest) >= maxClientGap:
+		c = prover{}
+	case c.refused > 0:
+		l = &g.suspected
+	}
+	if now.Before(c.next) || !l.enter(now) {
+		l = nil
+	}
+	if !trusted && (known || l != nil) {
+		if c.latest = now; l != nil {
+			c.next = now.Add(minClientGap)
 		}
+		g.note(from, c)
 	}
-	if _, soon := g.asked[client]; soon || len(g.asked) >= maxClients {
-		return false
+	return l
+}
+
+// note remembers a client, in the place of one with few refused tokens if there are too many.
+func (g *gatekeeper) note(from netip.Prefix, c prover) {
+	if _, ok := g.clients[from]; !ok && len(g.clients) >= maxClients {
+		var out netip.Prefix
+		for other, o := range g.clients {
+			least := g.clients[out]
+			if !out.IsValid() || cmp.Or(cmp.Compare(o.refused, least.refused), o.next.Compare(least.next)) < 0 {
+				out = other
+			}
+		}
+		delete(g.clients, out)
 	}
-	g.asked[client] = now
-	return true
+	g.clients[from] = c
 }
 
 func (g *gatekeeper) ask(ctx context.Context, review Review, token string) (verdict, error) {
-	select {
-	case g.reviews <- struct{}{}:
-		defer func() { <-g.reviews }()
-	default:
-		return verdict{}, errBusy
-	}
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	user, allowed, err := review(ctx, token)
 	return verdict{user, allowed && user != "", g.now()}, err
 }
 
-// remember keeps an answer, in the place of the oldest one if there are too many.
-func (g *gatekeeper) remember(key [sha256.Size]byte, v verdict) {
+// asked takes note of how a question has ended.
+func (g *gatekeeper) asked(l *lane, from netip.Prefix, key [sha256.Size]byte, v verdict, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	l.underWay--
+	if err != nil {
+		return
+	}
+	g.remember(key, v)
+	if v.allowed {
+		delete(g.clients, from)
+		return
+	}
+	c := g.clients[from]
+	c.next = v.at.Add(min(minClientGap<<min(c.refused, 16), maxClientGap))
+	c.refused++
+	g.note(from, c)
+}
+
+// remember keeps an answer, in the place of the oldest one if there are too many.
+func (g *gatekeeper) remember(key [sha256.Size]byte, v verdict) {
 	if _, ok := g.verdicts[key]; !ok && len(g.verdicts) >= maxVerdicts {
 		oldest := key
 		for other, old := range g.verdicts {

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/landfall-lb/landfall/internal/listen"
 )
 
 // door is a gatekeeper with a clock and an API server of its own.
@@ -113,8 +116,8 @@ func TestAClientThatTriesTokensKeepsNobodyOut(t *testing.T) {
 	d.want(t, "10.0.0.1", "Bearer good", 200, "")
 	// What was allowed is asked for again however many try, and forgotten last.
 	for i := range 3 * maxVerdicts {
-		d.clock = d.clock.Add(reviewGap)
-		d.get("10.0.0.66", fmt.Sprintf("Bearer more-%d", i))
+		d.clock = d.clock.Add(time.Second)
+		d.get(fmt.Sprintf("10.2.%d.%d", i/250, i%250), fmt.Sprintf("Bearer more-%d", i))
 	}
 	d.err = errors.New("connection refused")
 	d.clock = d.clock.Add(-time.Second * (3*maxVerdicts - 60)) // within trustAtMost
@@ -123,13 +126,87 @@ func TestAClientThatTriesTokensKeepsNobodyOut(t *testing.T) {
 		t.Errorf("%d tokens are remembered", len(d.verdicts))
 	}
 	// Many clients at once are bounded together.
+	d.err = nil
 	asked := len(d.asked)
-	for i := range 1000 {
+	for i := range 3 * maxClients {
 		d.get(fmt.Sprintf("10.1.%d.%d", i/250, i%250), fmt.Sprintf("Bearer many-%d", i))
 	}
-	if got := len(d.asked) - asked; got > maxClients {
+	if got := len(d.asked) - asked; got > maxReviewRate {
 		t.Errorf("the API server was asked %d times within a second", got)
 	}
+}
+
+// TestContract11ManyClientsWithUnknownTokensKeepNoNewScraperOut has clients try new tokens all the time.
+func TestContract11ManyClientsWithUnknownTokensKeepNoNewScraperOut(t *testing.T) {
+	for _, flooders := range []int{maxReviewRate, 300, 1000} {
+		d := newDoor()
+		flood := func(d *door) {
+			for i := range flooders {
+				d.get(fmt.Sprintf("10.%d.%d.1", i/250, i%250), fmt.Sprintf("Bearer %d-%d", i, len(d.asked)))
+			}
+		}
+		for range 1 + flooders/maxReviewRate { // until each has been heard
+			flood(d)
+			d.clock = d.clock.Add(time.Second)
+		}
+		asked := len(d.asked)
+		for i := range 60 {
+			flood(d)
+			d.answers[fmt.Sprint("new-", i)] = verdict{user: "prometheus", allowed: true}
+			d.want(t, fmt.Sprintf("172.16.0.%d", i), fmt.Sprint("Bearer new-", i), 200, "")
+			d.clock = d.clock.Add(time.Second)
+		}
+		if got, most := len(d.asked)-asked-60, 60*maxReviewRate; got > most {
+			t.Errorf("%d clients: the API server was asked %d times in a minute, want at most %d", flooders, got, most)
+		}
+		if len(d.clients) > maxClients {
+			t.Errorf("%d clients are remembered", len(d.clients))
+		}
+	}
+}
+
+// TestTokensOfClientsThatGoAwayCountAsRefused has a client close its connections before the API server answers.
+func TestTokensOfClientsThatGoAwayCountAsRefused(t *testing.T) {
+	d := newDoor()
+	d.use(func(ctx context.Context, _ string) (string, bool, error) { return "", false, ctx.Err() })
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := httptest.NewRequestWithContext(gone, http.MethodGet, "/metrics", nil)
+	r.RemoteAddr = "10.0.0.66:1"
+	r.Header.Set("Authorization", "Bearer bad")
+	d.ServeHTTP(httptest.NewRecorder(), r)
+	if got := d.clients[clientOf(r)].refused; got != 1 {
+		t.Errorf("%d tokens count as refused, want 1", got)
+	}
+}
+
+// TestAClientWhoseTokensFailWaitsLonger also gets in again: a scraper whose ServiceAccount has just got its role.
+func TestAClientWhoseTokensFailWaitsLonger(t *testing.T) {
+	d := newDoor()
+	tries := func(seconds int) int {
+		asked := len(d.asked)
+		for range seconds {
+			d.get("10.0.0.66", fmt.Sprintf("Bearer %d", len(d.asked)))
+			d.clock = d.clock.Add(time.Second)
+		}
+		return len(d.asked) - asked
+	}
+	if first, later := tries(8), tries(300); first != 4 || later > 1+300/int(maxClientGap/time.Second) {
+		t.Errorf("%d questions in 8 s, want 4; then %d in 300 s", first, later)
+	}
+	d.want(t, "10.0.0.66", "Bearer good", 503, "too many requests with unknown tokens")
+	d.clock = d.clock.Add(maxClientGap)
+	d.want(t, "10.0.0.66", "Bearer good", 200, "")
+	d.clock = d.clock.Add(3 * maxClientGap)
+	if first := tries(8); first != 4 {
+		t.Errorf("%d questions in 8 s after a rest, want 4", first)
+	}
+	// An API server that does not answer says nothing about a client.
+	d.err = errors.New("connection refused")
+	d.clock = d.clock.Add(3 * maxClientGap)
+	tries(100)
+	d.err = nil
+	d.want(t, "10.0.0.66", "Bearer bad", 401, "")
 }
 
 func TestAHangingAPIServerHoldsFewRequests(t *testing.T) {
@@ -149,6 +226,9 @@ func TestAHangingAPIServerHoldsFewRequests(t *testing.T) {
 		<-started
 	}
 	d.want(t, "10.0.0.9", "Bearer y", 503, "too many")
+	if !d.clients[listen.Client(netip.MustParseAddr("10.0.0.9"))].next.IsZero() {
+		t.Error("a question that was not asked counts")
+	}
 	close(hang)
 	for range maxReviews {
 		<-ended

@@ -39,6 +39,7 @@ const (
 // work is what is to be done on one port.
 type work struct {
 	rounds map[netip.Addr]int  // of the VIPs to be answered for
+	held   map[netip.Addr]bool // of these, those to be announced later
 	owned  map[netip.Addr]bool // of these, those that this node answers for for good
 	probes map[netip.Addr]bool // VIPs to be probed
 	ahead  []errand            // addresses to be probed that no Service has yet, in order
@@ -58,14 +59,14 @@ func byPlace(d Desired) map[place]work {
 		where := place{name, lb.FamilyOf(vip)}
 		if wanted[where].rounds == nil {
 			wanted[where] = work{rounds: map[netip.Addr]int{}, owned: map[netip.Addr]bool{},
-				probes: map[netip.Addr]bool{}}
+				held: map[netip.Addr]bool{}, probes: map[netip.Addr]bool{}}
 		}
 		return wanted[where]
 	}
 	for vip, answer := range d.Answers {
 		for _, name := range answer.On {
 			w := at(name, vip)
-			w.rounds[vip], w.owned[vip] = answer.Round, answer.Owned
+			w.rounds[vip], w.owned[vip], w.held[vip] = answer.Round, answer.Owned, answer.Held
 		}
 	}
 	for vip, names := range d.Probes {

@@ -69,6 +69,8 @@ type Answer struct {
 	// Owned is set where this node answers for good, and not only until another does: if another node
 	// of ours announces the VIP, it is announced again. Without it, it is then announced no more.
 	Owned bool
+	// Held has the VIP answered for and not announced for now, unless it is already.
+	Held bool
 }
 
 // Stats counts what passes. Its methods are called from several goroutines and must not block.

@@ -225,6 +225,32 @@ func TestContract1WithdrawalIsImmediate(t *testing.T) {
 	}
 }
 
+// A VIP that is held is answered for and not announced, and announced at once when it is held no more. One that is
+// announced already goes on to be.
+func TestContract11HeldVIPsAreAnsweredFor(t *testing.T) {
+	s := newSegment()
+	a := newTestActor(s, nil)
+	defer stopServing(a)
+	interfaces := []lb.Interface{iface("eth0", 2, 1)}
+	now := time.Unix(0, 0)
+	set := func(held bool) {
+		a.Set(desire(interfaces, map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Held: held}}))
+		a.apply(now)
+	}
+	set(true)
+	if responder := a.ports[place{"eth0", lb.IPv4}].responder.(*arpResponder); !responder.answers(vip) {
+		t.Error("it is not answered for")
+	}
+	wantAnnounced(t, s, nil)
+	wantOutcome(t, a, nil)
+	set(false)
+	wantAnnounced(t, s, map[string]int{"eth0 172.26.236.180 02:00:00:00:00:01": 2})
+	wantOutcome(t, a, map[netip.Addr][]string{vip: {"eth0"}})
+	now = now.Add(burst[1])
+	set(true) // it was withdrawn and wanted again before the actor looked
+	wantAnnounced(t, s, map[string]int{"eth0 172.26.236.180 02:00:00:00:00:01": 2})
+}
+
 func TestOutcomeIsRecordedAfterTheEffect(t *testing.T) {
 	s := newSegment()
 	changes := 0

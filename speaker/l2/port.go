@@ -76,6 +76,9 @@ func (p *port) repeat(now time.Time) {
 func (p *port) announce(w work, now time.Time, repeat time.Duration) (next time.Time, err error) {
 	for vip, round := range w.rounds {
 		v := p.vips[vip]
+		if v == nil && w.held[vip] {
+			continue
+		}
 		if v == nil {
 			v = &announcement{round: round, since: now}
 		} else if v.round != round {

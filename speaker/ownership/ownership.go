@@ -40,6 +40,8 @@ type Answer struct {
 	// Owned is set where this node owns the VIP as a majority sees it, and does not only answer until
 	// another does.
 	Owned bool
+	// Held is set while the VIP is answered for and not announced.
+	Held bool
 }
 
 // Decided is what a step has come to for one VIP. Before is the zero Decision of a VIP that is new,
@@ -64,19 +66,23 @@ type State struct {
 	proving   map[netip.Addr]bool      // VIPs that this node answers for and still probes
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
 	since     map[netip.Addr]time.Time // when this node began to answer for VIPs
+	flaps     plan.Flaps
+	held      map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
+	moved     map[netip.Addr]bool      // VIPs that another node has answered for since this one last began to
 	missing   []string                 // nodes, as of the last step
 	apart     bool                     // it heard no majority in the last step, or was yielding
 	seen      Seen
 	changes   int
 }
 
-// New returns a State that remembers nothing.
-func New() State {
+// New returns a State that remembers nothing. A VIP that flaps is announced anew once in each interval.
+func New(flapInterval time.Duration) State {
 	return State{
 		decisions: map[netip.Addr]plan.Decision{}, answers: map[netip.Addr]Answer{}, probes: map[netip.Addr][]string{},
 		rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, served: map[netip.Addr]bool{},
 		proving:  map[netip.Addr]bool{},
 		unserved: map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
+		flaps: plan.NewFlaps(flapInterval), held: map[netip.Addr]time.Time{}, moved: map[netip.Addr]bool{},
 	}
 }
 
@@ -147,8 +153,13 @@ func (s *State) greet(facts plan.Facts, vips map[netip.Addr]bool) {
 	}
 }
 
-// ripen adds to vips those that are fresh no more.
+// ripen adds to vips those that are fresh no more, and those whose announcement has waited.
 func (s *State) ripen(now time.Time, vips map[netip.Addr]bool) {
+	for vip, until := range s.held {
+		if !now.Before(until) {
+			vips[vip] = true
+		}
+	}
 	for vip, until := range s.fresh {
 		if !now.Before(until) {
 			vips[vip] = true
@@ -159,8 +170,10 @@ func (s *State) ripen(now time.Time, vips map[netip.Addr]bool) {
 
 // ripest returns when the next VIP ripens; 0 for none.
 func (s *State) ripest(now time.Time) (next time.Duration) {
-	for _, until := range s.fresh {
-		next = plan.Sooner(next, until.Sub(now))
+	for _, waits := range []map[netip.Addr]time.Time{s.fresh, s.held} {
+		for _, until := range waits {
+			next = plan.Sooner(next, until.Sub(now))
+		}
 	}
 	return next
 }
@@ -173,6 +186,8 @@ func (s *State) forget(vip netip.Addr) {
 	delete(s.proving, vip)
 	delete(s.unserved, vip)
 	delete(s.since, vip)
+	delete(s.held, vip)
+	delete(s.moved, vip)
 }
 
 // decide plans one VIP and notes what follows.
@@ -204,6 +219,10 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	case len(before.Answer) == 0:
 		s.since[vip] = now
 	}
+	next.Flapping = s.holdBack(now, vip, len(before.Answer) > 0, len(next.Answer) > 0)
+	if len(next.Answer) == 0 && anyAnswers(in.Claims) {
+		s.moved[vip] = true
+	}
 	if known && before.Owner != next.Owner {
 		s.changes++
 	}
@@ -223,6 +242,33 @@ func (s *State) decide(now time.Time, facts plan.Facts, in plan.Input) Decided {
 	return Decided{Claims: in.Claims, Before: before, After: next, Rival: s.seen.Rivals[vip], New: !known}
 }
 
+// holdBack reports whether this node answers for a VIP and has to wait before it announces it.
+func (s *State) holdBack(now time.Time, vip netip.Addr, before, answers bool) bool {
+	until, held := s.held[vip]
+	switch {
+	case !answers:
+		delete(s.held, vip)
+		return false
+	case held && now.Before(until):
+		return true
+	case before && !held:
+		return false
+	}
+	wait := s.flaps.Wait(now, vip, s.moved[vip])
+	if wait > 0 {
+		s.held[vip] = now.Add(wait)
+		s.flaps.Hold()
+		return true
+	}
+	s.flaps.Announce(now, vip)
+	delete(s.held, vip)
+	delete(s.moved, vip)
+	return false
+}
+
+// Held counts the announcements that had to wait.
+func (s *State) Held() int { return s.flaps.Held() }
+
 func anyAnswers(claims map[string]plan.Claim) bool {
 	for _, claim := range claims {
 		if claim.Answering {
@@ -241,13 +287,15 @@ func (s *State) assign(vip netip.Addr) bool {
 	if len(d.Answer) > 0 {
 		// A node that hears no majority does not know who else answers by right: one that it waits for
 		// may have taken over. It would take that one's clients in the middle of their connections.
-		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !s.apart}
+		s.answers[vip] = Answer{On: d.Answer, Round: s.rounds[vip], Owned: !d.Handover && !s.apart,
+			Held: d.Flapping}
 	}
 	if len(d.Probe) > 0 && (len(d.Answer) == 0 || d.Proving) {
 		s.probes[vip] = d.Probe
 	}
 	now := s.answers[vip]
 	return !slices.Equal(answer.On, now.On) || answer.Round != now.Round || answer.Owned != now.Owned ||
+		answer.Held != now.Held ||
 		!slices.Equal(probe, s.probes[vip])
 }
 

@@ -163,7 +163,7 @@ func play(t *testing.T, name, self string, story []scene) {
 	order := ranked(vip1)
 	node := strings.NewReplacer("1", order[0], "2", order[1], "3", order[2])
 	number := strings.NewReplacer(order[0], "1", order[1], "2", order[2], "3")
-	s, now := New(), epoch
+	s, now := New(time.Second), epoch
 	for i, c := range story {
 		now = now.Add(c.after)
 		f := facts(node.Replace(self))
@@ -235,7 +235,7 @@ func TestRandom(t *testing.T) {
 	words := []string{"", "b", "b:ahead", "b:answers", "c", "c:answers", "b:leaves", "c:conflict"}
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		s, split := New(), New()
+		s, split := New(time.Second), New(time.Second)
 		now, f, moves := epoch, facts("a"), 0
 		known, held := map[netip.Addr]plan.Input{}, map[netip.Addr]bool{}
 		for range 40 {
@@ -344,7 +344,7 @@ func TestContract11OwnedVIPsAreAnnouncedAgainWhenANodeIsBack(t *testing.T) {
 		self  string
 		round int
 	}{{"the owner", order[0], 1}, {"another node", order[1], 0}} {
-		s, now := New(), epoch
+		s, now := New(time.Second), epoch
 		f := facts(c.self)
 		e := Events{VIPs: map[netip.Addr]bool{vip1: true}, Input: func(vip netip.Addr) (plan.Input, bool) {
 			in := input(vip, order[1]+" "+order[2])
@@ -380,7 +380,7 @@ func TestContract11OwnedVIPsAreAnnouncedAgainWhenANodeIsBack(t *testing.T) {
 // When it hears a majority again, it announces what is still its own.
 func TestContract11ANodeWithoutAMajorityClaimsNothingBack(t *testing.T) {
 	order := ranked(vip1)
-	s, now := New(), epoch
+	s, now := New(time.Second), epoch
 	f := facts(order[0])
 	e := Events{VIPs: map[netip.Addr]bool{vip1: true}, Input: func(vip netip.Addr) (plan.Input, bool) {
 		return input(vip, order[1]), true

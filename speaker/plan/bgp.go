@@ -39,6 +39,8 @@ type BGPInput struct {
 	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to
 	// choose other routes.
 	Converged bool
+	// Flapping is set while the next announcement of the VIP has to wait, as it was announced too often in a row.
+	Flapping bool
 }
 
 // bgpDecision is what follows for this node.
@@ -122,11 +124,15 @@ func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 	if refusal == nil {
 		refusal = deliverable(gate, in.Holders)
 	}
+	if refusal == nil && in.Flapping {
+		refusal = flapping(in.VIP)
+	}
 	v := BGPVIP{Refusal: refusal}
 	if refusal != nil && in.Announced && !in.Converged && gate == "" && forwards(in.Holders) {
 		switch refusal.Reason {
 		case lb.ReasonStopping, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNodeExcluded,
-			lb.ReasonNoLocalBackends, lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
+			lb.ReasonNoLocalBackends, lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady,
+			lb.ReasonFlapping: // it was about to end, and routers go on to have it so until it is announced again
 			v.Leaving = true
 		}
 	}

@@ -128,6 +128,8 @@ type Decision struct {
 	Proving bool
 	// Handover is set while this node answers only until the owner does.
 	Handover bool
+	// Flapping is set while this node answers and does not announce the VIP yet, as it did so too often in a row.
+	Flapping bool
 	// Weight is how much this node is preferred for the VIP.
 	Weight uint16
 	// Parted is that of the facts.

@@ -502,6 +502,13 @@ func TestContract10WordsAndSummary(t *testing.T) {
 	if report.Announced || report.Reason != lb.ReasonAnnounceFailed {
 		t.Errorf("an owner that does not answer is reported as %+v", report)
 	}
+	d = Decide(facts(owner), input())
+	d.Flapping = true
+	report, _ = Summarize(owner, []Decision{d})
+	if report.Announced || report.Reason != lb.ReasonFlapping ||
+		!strings.Contains(report.Message, "its next announcement") {
+		t.Errorf("an owner whose announcement waits is reported as %+v", report)
+	}
 }
 
 // wantReport compares a report on one VIP; the announcement wanted comes without the VIP.

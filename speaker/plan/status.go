@@ -141,6 +141,8 @@ func (d Decision) live(node string) NodeStatus {
 		}
 	case node == d.Owner && len(d.Probe) > 0:
 		w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
+	case node == d.Owner && self && d.Flapping:
+		w.Reason, w.Message = lb.ReasonFlapping, Describe(lb.ReasonFlapping)
 	case node == d.Owner:
 		w.Reason, w.Message = lb.ReasonAnnounceFailed, "the node owns the address and does not answer for it yet"
 	default:
@@ -228,6 +230,8 @@ func Describe(reason lb.Reason) string {
 		return "the node may have been cut off, and takes no address before it has heard another speaker"
 	case lb.ReasonProbing:
 		return "the node probes whether another device uses the address before it announces it for the first time"
+	case lb.ReasonFlapping:
+		return "the address was announced and withdrawn so often in a row that its next announcement waits (--flap-interval)"
 	case lb.ReasonProbedAhead:
 		return "the node has probed the address ahead, and has not reported on the Service yet"
 	case lb.ReasonAddressConflict:
@@ -393,6 +397,9 @@ func (d Decision) ownerAnswers(self string, w NodeStatus, a *lb.Announcement) st
 	case lb.ReasonProbing:
 		a.Reason = w.Reason
 		return fmt.Sprintf("%s is not announced yet: %s probes whether another device uses it", d.VIP, d.Owner)
+	case lb.ReasonFlapping:
+		a.Reason = w.Reason
+		return fmt.Sprintf("%s is not announced yet: %s", d.VIP, w.Message)
 	default:
 		a.Reason = lb.ReasonAnnounceFailed
 		return fmt.Sprintf("%s cannot be announced from its owner %s: it answers on no interface", d.VIP, d.Owner)

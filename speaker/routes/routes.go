@@ -119,6 +119,9 @@ type State struct {
 	// leaving are the VIPs that routers are told will end, and until when they are still announced.
 	leaving map[netip.Addr]*departure
 	checks  checks
+	flaps   plan.Flaps
+	steady  map[netip.Addr]bool      // VIPs that are announced and not about to end
+	held    map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
 }
 
 // departure is the planned end of a VIP's announcement.
@@ -127,11 +130,12 @@ type departure struct {
 	over  bool
 }
 
-// New returns a State that has planned nothing.
-func New() State {
+// New returns a State that has planned nothing. A VIP that flaps is announced anew once in each interval.
+func New(flapInterval time.Duration) State {
 	return State{
 		waiting: "the API server", heard: map[netip.Addr][]string{}, pending: map[netip.Addr]bool{},
-		leaving: map[netip.Addr]*departure{},
+		leaving: map[netip.Addr]*departure{}, flaps: plan.NewFlaps(flapInterval), steady: map[netip.Addr]bool{},
+		held: map[netip.Addr]time.Time{},
 	}
 }
 
@@ -146,16 +150,18 @@ func (s *State) Step(now time.Time, f Facts, e Events) Step {
 	step := Step{Changed: map[netip.Addr]bool{}}
 	step.News = s.look(f.Seen, step.Changed)
 	s.part(now, step.Changed)
+	s.release(now, step.Changed)
 	s.paths.judge(now, f.Seen.Paths)
 	f.BGP.BFDDown = s.paths.lost()
 
 	var planned map[netip.Addr]bool
-	planned, step.SessionsChanged = s.plan(f, e, step.Changed)
+	planned, step.SessionsChanged = s.plan(now, f, e, step.Changed)
 	for vip := range planned {
 		step.Changed[vip] = true
 		s.pending[vip] = true
 		s.hear(vip, f.Seen.Hears) // an aggregate that it is in now may be heard of already
 		s.depart(now, vip, f.Convergence)
+		s.count(now, vip)
 	}
 	step.Sessions = s.book.Sessions()
 	step.PathsChanged = s.paths.plan(now, &s.book, f.Seen, f.Node.Interfaces)
@@ -257,8 +263,9 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 
 // plan plans the VIPs of the events and those in changed, or all, and returns those that it has
 // planned.
-func (s *State) plan(f Facts, e Events, changed map[netip.Addr]bool) (planned map[netip.Addr]bool, sessions bool) {
-	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(vip, e.Holders(vip)) }
+func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bool,
+) (planned map[netip.Addr]bool, sessions bool) {
+	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, vip, e.Holders(vip)) }
 	if !e.All {
 		dirty := maps.Clone(changed)
 		maps.Copy(dirty, e.VIPs)
@@ -282,16 +289,51 @@ func (s *State) plan(f Facts, e Events, changed map[netip.Addr]bool) (planned ma
 }
 
 // input is what this node knows of a VIP for BGP; ok is false when no Service holds it.
-func (s *State) input(vip netip.Addr, holders []plan.Holder) (in plan.BGPInput, ok bool) {
+func (s *State) input(now time.Time, vip netip.Addr, holders []plan.Holder) (in plan.BGPInput, ok bool) {
 	if len(holders) == 0 {
 		return in, false
 	}
-	in = plan.BGPInput{VIP: vip, Holders: holders, Announced: len(s.heard[vip]) > 0}
+	in = plan.BGPInput{VIP: vip, Holders: holders, Announced: len(s.heard[vip]) > 0,
+		Flapping: !s.steady[vip] && s.flaps.Wait(now, vip, false) > 0}
+	if in.Flapping && !s.book.VIP(vip).Leaving {
+		in.Announced = false // its withdrawal is on the way
+	}
 	if d := s.leaving[vip]; d != nil {
 		in.Converged = d.over
 	}
 	return in, true
 }
+
+// release adds to changed the VIPs whose announcement has waited.
+func (s *State) release(now time.Time, changed map[netip.Addr]bool) {
+	for vip, until := range s.held {
+		if !now.Before(until) {
+			changed[vip] = true
+		}
+	}
+}
+
+// count notes that a VIP is announced, or has to wait for that.
+func (s *State) count(now time.Time, vip netip.Addr) {
+	v := s.book.VIP(vip)
+	_, waits := s.held[vip]
+	switch delete(s.held, vip); {
+	case v.Refusal != nil && v.Refusal.Reason == lb.ReasonFlapping:
+		s.held[vip] = now.Add(s.flaps.Wait(now, vip, false))
+		if !waits {
+			s.flaps.Hold()
+		}
+		delete(s.steady, vip)
+	case v.Refusal != nil || len(v.Prefixes) == 0:
+		delete(s.steady, vip)
+	case !s.steady[vip]:
+		s.steady[vip] = true
+		s.flaps.Announce(now, vip)
+	}
+}
+
+// Held counts the announcements that had to wait.
+func (s *State) Held() int { return s.flaps.Held() }
 
 // part adds to changed the VIPs whose departure is over.
 func (s *State) part(now time.Time, changed map[netip.Addr]bool) {
@@ -321,6 +363,9 @@ func (s *State) again(now time.Time) time.Duration {
 		if !d.over {
 			next = plan.Sooner(next, d.until.Sub(now))
 		}
+	}
+	for _, until := range s.held {
+		next = plan.Sooner(next, until.Sub(now))
 	}
 	return next
 }

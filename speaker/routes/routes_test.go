@@ -46,8 +46,8 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, state: New(), now: epoch, held: map[netip.Addr]lb.Delivery{}, dirty: map[netip.Addr]bool{},
-		hears: map[netip.Prefix]bool{}}
+	w := &world{t: t, state: New(time.Second), now: epoch, held: map[netip.Addr]lb.Delivery{},
+		dirty: map[netip.Addr]bool{}, hears: map[netip.Prefix]bool{}}
 	w.facts = Facts{
 		Convergence: 3 * time.Second,
 		Node: plan.Facts{
@@ -499,7 +499,7 @@ func TestChecks(t *testing.T) {
 	looks := 0
 	e := StatusEvents{Check: true, Held: func() []plan.BGPHeld { looks++; return nil }}
 	for _, self := range w.facts.Node.Live {
-		w.state, w.now, looks, e.Check = New(), epoch, 0, true
+		w.state, w.now, looks, e.Check = New(time.Second), epoch, 0, true
 		w.facts.Node.Self = self
 		w.step()
 		writes, again := w.state.Status(w.now, w.facts, e)
@@ -600,5 +600,77 @@ func TestOrderAndRepetition(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A VIP whose Service is deleted and created, or whose last endpoint ends and comes again, ten times a second is
+// announced a bounded number of times, the first ones at once. Its withdrawals are never delayed.
+func TestContract11FlappingRoutesAreAnnouncedLess(t *testing.T) {
+	for name, end := range map[string]func(*world){
+		"deleted":   func(w *world) { delete(w.held, vip1); w.dirty[vip1] = true },
+		"endpoints": func(w *world) { w.hold(vip1, lb.Delivery{Policy: lb.Cluster}) },
+	} {
+		w := newWorld(t)
+		w.up(true)
+		w.step()
+		w.settle()
+		announced, first := 0, 0
+		for turn := range 600 {
+			w.hold(vip1, served)
+			step := w.step()
+			w.settle()
+			routed := w.state.Routed(vip1)
+			switch held := w.state.held[vip1]; {
+			case routed.Refusal == nil && len(routed.Peers) > 0:
+				if announced++; first == turn {
+					first++
+				}
+			case routed.Refusal == nil || routed.Refusal.Reason != lb.ReasonFlapping || len(routed.Peers) > 0 ||
+				step.Again <= 0 || step.Again > held.Sub(w.now):
+				t.Fatalf("%s: turn %d: %+v, again %v", name, turn, routed, step.Again)
+			}
+			w.now = w.now.Add(50 * time.Millisecond)
+			end(w)
+			w.step()
+			w.settle()
+			w.want(name, vip1, false, false)
+			w.now = w.now.Add(50 * time.Millisecond)
+		}
+		if first < 20 || announced > 20+60 {
+			t.Errorf("%s: announced %d times in a minute, the first %d at once", name, announced, first)
+		}
+		w.hold(vip1, served)
+		again := w.step().Again
+		w.now = w.now.Add(again)
+		w.step()
+		w.settle()
+		w.want(name+", then rests", vip1, true, true)
+		if again > time.Second || w.state.Held() == 0 {
+			t.Errorf("%s: it rests, and is announced after %v; %d were held", name, again, w.state.Held())
+		}
+	}
+}
+
+// A route in graceful shutdown stays in it while its VIP may not be announced anew.
+func TestContract11FlappingRoutesStayInGracefulShutdown(t *testing.T) {
+	w := newWorld(t)
+	w.up(true)
+	w.step()
+	announced := 0
+	for range 600 {
+		for _, d := range []lb.Delivery{{Policy: lb.Local, Ready: 1, LocalReady: 1},
+			{Policy: lb.Local, Ready: 1, LocalServing: 1}} {
+			w.hold(vip1, d)
+			w.step()
+			w.settle()
+			w.want("ends and comes again", vip1, true, true)
+			if w.state.Routed(vip1).Refusal == nil {
+				announced++
+			}
+			w.now = w.now.Add(50 * time.Millisecond)
+		}
+	}
+	if announced < 20 || announced > 20+60 {
+		t.Errorf("announced %d times in a minute", announced)
 	}
 }

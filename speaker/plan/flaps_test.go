@@ -1,0 +1,44 @@
+package plan
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+)
+
+func TestFlaps(t *testing.T) {
+	vip, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	start := time.Unix(1e9, 0)
+	for name, test := range map[string]struct {
+		interval, gap time.Duration
+		moved         bool
+		times         int // that it is announced within a minute, at each gap at which it may be
+	}{
+		"often":              {time.Second, 100 * time.Millisecond, false, flapBurst + 59},
+		"as often as it may": {time.Second, time.Second, false, 60},
+		"moved to and fro":   {time.Second, 100 * time.Millisecond, true, moveBurst + 59},
+		"held for longer":    {10 * time.Second, 100 * time.Millisecond, false, flapBurst + 5},
+		"never held":         {0, 100 * time.Millisecond, false, 600},
+	} {
+		f, times := NewFlaps(test.interval), 0
+		for passed := time.Duration(0); passed < time.Minute; passed += test.gap {
+			if f.Wait(start.Add(passed), vip, test.moved) == 0 {
+				f.Announce(start.Add(passed), vip)
+				times++
+			}
+		}
+		if times != test.times {
+			t.Errorf("%s: announced %d times, want %d", name, times, test.times)
+		}
+		if f.Wait(start, other, false) > 0 {
+			t.Errorf("%s: another VIP waits", name)
+		}
+		later := start.Add(time.Hour)
+		if wait := f.Wait(later, vip, false); wait > 0 {
+			t.Errorf("%s: after an hour it waits for %v", name, wait)
+		}
+		if f.Announce(later, other); len(f.until) > 1 {
+			t.Errorf("%s: %d VIPs are remembered after an hour", name, len(f.until))
+		}
+	}
+}
