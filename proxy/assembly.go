@@ -290,6 +290,13 @@ func (a *assembly) addRelay() error {
 		}})
 	a.proxy.to.relay, a.actors["relay"] = relays, relays
 	a.outlast = relays.Outlast
+	counts, err := nftables.OpenLease() // not the one of the feed, which is not safe for concurrent use
+	if err != nil {
+		return err
+	}
+	a.onClose(func() { counts.Close() })
+	a.rt.Metrics.MustRegister(&relayRules{log: a.rt.Log,
+		counts: func() (nftables.RelayCounts, error) { return counts.Counts(a.kernel.families) }})
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,6 +18,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/relay"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
@@ -278,6 +280,37 @@ func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	flag(c.connected, c.ready())
 	flag(c.isFull, c.full())
+}
+
+// relayRules shows what the rules have counted of the relay's UDP as metrics of the proxy.
+type relayRules struct {
+	log    *slog.Logger
+	counts func() (nftables.RelayCounts, error)
+
+	mu       sync.Mutex // counts has one socket
+	failures loop.Failures
+}
+
+var (
+	relayStraight = prometheus.NewDesc("landfall_proxy_relay_udp_straight_total",
+		"Flows of UDP to relayed frontends that went straight to endpoints, as they were beyond --relay-udp-rate.", nil, nil)
+	relayUnasked = prometheus.NewDesc("landfall_proxy_relay_udp_dropped_total",
+		"Datagrams that were dropped as they came to the relay's port, and to no relayed frontend.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (r *relayRules) Describe(ch chan<- *prometheus.Desc) { ch <- relayStraight; ch <- relayUnasked }
+
+// Collect implements prometheus.Collector.
+func (r *relayRules) Collect(ch chan<- prometheus.Metric) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	counts, err := r.counts()
+	if r.failures.Log(r.log, "cannot count what goes to the relay", "", err); err != nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(relayStraight, prometheus.CounterValue, float64(counts.Straight))
+	ch <- prometheus.MustNewConstMetric(relayUnasked, prometheus.CounterValue, float64(counts.Dropped))
 }
 
 // isRelay reports whether the arguments of the process are those of the relay, and returns them without

@@ -11,7 +11,7 @@ import (
 const (
 	// maxAsking is how many flows wait at once for the proxy's word on them, maxClientAsking how many of one
 	// client.
-	maxAsking, maxClientAsking = 4 * wire.MaxFlows, 2 * wire.MaxFlows
+	maxAsking, maxClientAsking = 16 * wire.MaxFlows, 2 * wire.MaxFlows
 )
 
 // flows are the flows of UDP. It is safe for concurrent use.

@@ -90,7 +90,7 @@ type relay struct {
 }
 
 // maxAnswers is how many answers wait for a relay. One that asks more and does not listen is disconnected.
-const maxAnswers = 16 * wire.MaxFlows
+const maxAnswers = 32 * wire.MaxFlows
 
 var _ actor.Updater[lb.Key, *plan.Relayed] = (*Actor)(nil)
 
