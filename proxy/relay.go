@@ -65,8 +65,8 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 	set.IntVar(&o.ClientLimit, "client-connections", 1000,
 		"how many of those one client may have, an IPv4 address or an IPv6 network of 64 bits; the relay resets more")
 	set.IntVar(&o.FlowLimit, "udp-flows", 10_000,
-		"how many flows of UDP the node relays at once, as far as a quarter of the file descriptors and half of the ports of "+
-			"net.ipv4.ip_local_port_range suffice, one for each; beyond that, one ends of the Service that has most")
+		"how many flows of UDP the node relays at once, as far as a quarter of the file descriptors and half of the ports "+
+			"of net.ipv4.ip_local_port_range suffice, one for each; beyond that, one ends of the Service that has most")
 	set.IntVar(&o.ServiceFlows, "service-udp-flows", 5000,
 		"how many of them one Service may have, at most half of them all; beyond that, the one ends whose client has been "+
 			"silent for longest, of those first that have not sent again after an answer")
@@ -170,8 +170,8 @@ func (f *relayFlags) fit(log *slog.Logger) {
 	ports := relay.Ports()
 	connections, flows := relay.Limits(o.Limit, o.FlowLimit, o.Tries, limit.Cur, ports)
 	if connections < o.Limit || flows < o.FlowLimit {
-		log.Warn("file descriptors, or the ports of net.ipv4.ip_local_port_range, allow fewer than --connections or --udp-flows",
-			"connections", connections, "flows", flows, "descriptors", limit.Cur, "ports", ports)
+		log.Warn("file descriptors, or the ports of net.ipv4.ip_local_port_range, allow fewer than --connections or "+
+			"--udp-flows", "connections", connections, "flows", flows, "descriptors", limit.Cur, "ports", ports)
 	}
 	o.Limit, o.FlowLimit = connections, flows
 }

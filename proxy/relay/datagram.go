@@ -60,11 +60,9 @@ func (c *Conn) dropped() (n uint64) {
 	const soMeminfo, drops = 55, 8 // SO_MEMINFO of asm-generic/socket.h, SK_MEMINFO_DROPS of linux/sock_diag.h
 	_ = c.control(func(fd int) error {
 		var info [drops + 1]uint32
-		if err := getsockopt(uintptr(fd), unix.SOL_SOCKET, soMeminfo, unsafe.Pointer(&info), unsafe.Sizeof(info)); err != nil {
-			return err
-		}
-		n = uint64(info[drops])
-		return nil
+		err := getsockopt(uintptr(fd), unix.SOL_SOCKET, soMeminfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
+		n = uint64(info[drops]) // 0 if that failed
+		return err
 	})
 	return n
 }

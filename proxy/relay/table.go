@@ -177,7 +177,8 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
 			w := way{service: s, port: p.Name, local: f.Local, backends: p.Cluster, ending: p.Ending, affinity: s.Affinity,
-				byClient: s.ByClient, counting: s.Counting, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP}
+				byClient: s.ByClient, counting: s.Counting, proxyProtocol: s.ProxyProtocol, going: f.Going,
+				externalIP: f.ExternalIP}
 			if f.Local {
 				w.backends = p.Local
 			}
