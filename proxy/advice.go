@@ -29,7 +29,7 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said := cmp.Or(plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables), r.relayRefused); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
-		if said := plan.RelayLeavesUDP(svc, planned); said != "" {
+		if said := plan.RelayLeavesUDP(svc, planned, !p.settings.relayUDP); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
 		if said := plan.DirectDraws(svc, planned); said != "" {

@@ -59,6 +59,8 @@ type assembly struct {
 	end     *departure
 	actors  map[string]actor.Runner
 	closers []func()
+
+	outlast func(context.Context) // waits for a relay that ends too; nil without one
 }
 
 func newAssembly(f *flags, rt *ops.Runtime, client *kube.Client, set settings, k kernel,
@@ -287,7 +289,31 @@ func (a *assembly) addRelay() error {
 			return flows.Original(unix.IPPROTO_UDP, f.Client, f.At)
 		}})
 	a.proxy.to.relay, a.actors["relay"] = relays, relays
+	a.outlast = relays.Outlast
+	counts, err := nftables.OpenLease() // not the one of the feed, which is not safe for concurrent use
+	if err != nil {
+		return err
+	}
+	a.onClose(func() { counts.Close() })
+	a.rt.Metrics.MustRegister(&relayRules{log: a.rt.Log,
+		counts: func() (nftables.RelayCounts, error) { return counts.Counts(a.kernel.families) }})
 	return nil
+}
+
+// leaves reports whether the rules have to go. A relay that ends with the proxy has ended before it returns, and
+// its flows are cut: they would go to a closed port for as long as their clients send.
+func (a *assembly) leaves(ctx context.Context) bool {
+	leaves := a.end.leaves(ctx)
+	if a.outlast != nil {
+		a.outlast(ctx)
+		for cutting, end := context.WithTimeout(ctx, cutTimeout); ; {
+			if a.cuts.Settled() || !pause(cutting, askEvery) {
+				end()
+				break
+			}
+		}
+	}
+	return leaves
 }
 
 // addWalker finds out to which endpoints the kernel has a way.

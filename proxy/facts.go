@@ -47,6 +47,8 @@ type settings struct {
 	relay bool
 	// relayUDP has it do so for UDP too.
 	relayUDP bool
+	// relayUDPRate is how many new flows of UDP a second it sends there from each frontend; 0 for no limit.
+	relayUDPRate int
 }
 
 // facts are what is known of this node.
@@ -119,6 +121,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			Pods: s.pods, MasqueradeAll: s.masqueradeAll, MasqueradeBit: s.masqueradeBit, DropInvalid: s.dropInvalid,
 			LoopbackNodePorts: s.loopbackNodePorts, SetRouteLocalnet: s.setRouteLocalnet, AnswerPing: s.answerPing,
 			Relay:             s.relay,
+			RelayUDPRate:      s.relayUDPRate,
 			ServiceNetworks:   serviceNetworks(from.networks.All()),
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},

@@ -47,6 +47,7 @@ type flags struct {
 	serviceCounters                                          string
 	probeInterval, gateTimeout                               time.Duration
 	relay, relayUDP                                          bool
+	relayUDPRate                                             int
 	relaySocket                                              string
 	namespace                                                string
 	daemonSets                                               []string
@@ -143,6 +144,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 			" to this node's relay, while that is there")
 	set.BoolVar(&f.relayUDP, "relay-udp", false,
 		"with --relay, send UDP there too; the relay needs --udp")
+	set.IntVar(&f.relayUDPRate, "relay-udp-rate", 500,
+		"with --relay-udp, how many new flows of UDP a second go to the relay from each frontend, a quarter of them "+
+			"at once, and four times as many in all; others go straight to endpoints; 0 for no limit")
 	set.DurationVar(&f.gateTimeout, "readiness-gate-timeout", 0,
 		"open the readiness gate "+lb.ConditionProgrammed+" of this node's pods once the node's rules deliver to them, and "+
 			"after that time in any case; 0 leaves the gate to others")
@@ -175,10 +179,10 @@ func (f *flags) healthzAddress() string {
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing,
-		relay: f.relay, relayUDP: f.relayUDP, gateTimeout: f.gateTimeout}
+		relay: f.relay, relayUDP: f.relayUDP, relayUDPRate: f.relayUDPRate, gateTimeout: f.gateTimeout}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
-		ops.NotNegative("readiness-gate-timeout", f.gateTimeout),
+		ops.NotNegative("readiness-gate-timeout", f.gateTimeout), f.checkRelay(),
 		ops.OneOf("path-check", f.pathCheck, pathStrict, pathDefaultRoute, pathOff),
 		ops.OneOf("service-counters", f.serviceCounters, string(counters.Off), string(counters.External),
 			string(counters.All)),
@@ -283,5 +287,15 @@ func (f *flags) nodePorts(s *settings) error {
 		s.loopbackNodePorts = s.loopbackNodePorts || network.Overlaps(loopback)
 	}
 	s.loopbackNodePorts = f.localhostNodePorts && (s.loopbackNodePorts || !limited)
+	return nil
+}
+
+// maxRelayUDPRate is more than a relay can take.
+const maxRelayUDPRate = 100_000
+
+func (f *flags) checkRelay() error {
+	if f.relayUDPRate < 0 || f.relayUDPRate > maxRelayUDPRate {
+		return ops.Usagef("--relay-udp-rate: %d is not between 0 and %d", f.relayUDPRate, maxRelayUDPRate)
+	}
 	return nil
 }

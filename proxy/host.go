@@ -204,7 +204,8 @@ func (h *host) relaying(facts *plan.Host) {
 		h.relayPorts = st.Ports // one that is away comes back to them: what drops them is dropping still
 	}
 	facts.Relay = &plan.HostRelay{Services: st.Services, UDP: st.UDP, Connections: st.Connections,
-		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: h.relayPorts}
+		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: h.relayPorts,
+		NoUDP: st.NoUDP}
 	h.relayAway = !st.Connected
 	var err error
 	if facts.Inputs, err = h.inputs(); err != nil {

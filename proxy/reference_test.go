@@ -28,7 +28,7 @@ The relay ends TCP connections to Services that ask for it, and tries another ba
 func TestReference(t *testing.T) {
 	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7482", StatusSocket: "/run/landfall/proxy.sock",
 		Flags: (&flags{}).add}
-	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueRefused(nil),
+	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueRefused(nil), &relayRules{},
 		rescueTargets(nil), newCountersCollector(nil), newLoadsCollector(nil),
 		preflight.Collector("landfall_proxy_node_findings", nil)}
 	newMetrics(&metrics)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,6 +18,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/internal/ops"
+	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/relay"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
@@ -63,14 +65,14 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 	set.IntVar(&o.ClientLimit, "client-connections", 1000,
 		"how many of those one client may have, an IPv4 address or an IPv6 network of 64 bits; the relay resets more")
 	set.IntVar(&o.FlowLimit, "udp-flows", 10_000,
-		"how many flows of UDP the node relays at once, as far as a quarter of the file descriptors suffices, one for each; "+
-			"beyond that, one ends of the Service that has most")
+		"how many flows of UDP the node relays at once, as far as a quarter of the file descriptors and half of the ports "+
+			"of net.ipv4.ip_local_port_range suffice, one for each; beyond that, one ends of the Service that has most")
 	set.IntVar(&o.ServiceFlows, "service-udp-flows", 5000,
 		"how many of them one Service may have, at most half of them all; beyond that, the one ends whose client has been "+
-			"silent for longest")
+			"silent for longest, of those first that have not sent again after an answer")
 	set.IntVar(&o.ClientFlows, "client-udp-flows", 1000,
-		"how many of those one client may have, as with --client-connections; beyond that, the one ends that has been "+
-			"silent for longest")
+		"how many of those one client may have, as with --client-connections; beyond that, one ends as with "+
+			"--service-udp-flows")
 	set.DurationVar(&o.UDPIdle, "udp-idle-timeout", 100*time.Second,
 		"how long both ends of a flow of UDP may be silent before it ends, at most five sixths of what the kernel's "+
 			"nf_conntrack_udp_timeout and nf_conntrack_udp_timeout_stream say")
@@ -158,17 +160,18 @@ func (f *relayFlags) open(ctx context.Context, log *slog.Logger) (r *relay.Relay
 	return r
 }
 
-// fit lowers the limits to what the process can have with its file descriptors.
+// fit lowers the limits to what the process can have with its file descriptors, and the node's ports.
 func (f *relayFlags) fit(log *slog.Logger) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return
 	}
 	o := &f.options
-	connections, flows := relay.Limits(o.Limit, o.FlowLimit, o.Tries, limit.Cur)
+	ports := relay.Ports()
+	connections, flows := relay.Limits(o.Limit, o.FlowLimit, o.Tries, limit.Cur, ports)
 	if connections < o.Limit || flows < o.FlowLimit {
-		log.Warn("the limit of file descriptors allows fewer than --connections or --udp-flows", "connections", connections,
-			"flows", flows, "descriptors", limit.Cur)
+		log.Warn("file descriptors, or the ports of net.ipv4.ip_local_port_range, allow fewer than --connections or "+
+			"--udp-flows", "connections", connections, "flows", flows, "descriptors", limit.Cur, "ports", ports)
 	}
 	o.Limit, o.FlowLimit = connections, flows
 }
@@ -190,10 +193,12 @@ type relayCollector struct {
 	refused func() uint64
 	ready   func() bool
 
-	full func() bool
+	full   func() bool
+	noPort func() uint64
+	lost   func() (sent, received uint64)
 
 	open, connections, tries, retried, failed, failedHere, limited, clientLimited, bytes, reset, connected,
-	isFull *prometheus.Desc
+	isFull, withoutPort, lostDatagrams *prometheus.Desc
 }
 
 func newRelayCollector(r *relay.Relay) *relayCollector {
@@ -206,6 +211,7 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 	}
 	return &relayCollector{
 		counts: r.Counts, refused: r.Refused, ready: func() bool { return r.Ready() == nil }, full: r.Full,
+		noPort: r.NoPort, lost: r.Lost,
 		open: perService("connections_open", "Open connections, or flows of UDP, of a Service."),
 		connections: perService("connections_total", "Connections that were accepted, and flows of UDP that came, for a "+
 			"Service."),
@@ -225,6 +231,11 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 			"the client.", "direction"),
 		reset: desc("refused_total", "Connections that were reset, and datagrams that were dropped, at once: beyond a "+
 			"limit, to the port of the relay itself, or to what is not relayed."),
+		withoutPort: desc("udp_without_port_total", "Flows of UDP that ended as the node had no free port for them "+
+			"(net.ipv4.ip_local_port_range)."),
+		lostDatagrams: desc("udp_lost_total", "Datagrams of UDP that the relay's sockets had no room for, by direction: sent "+
+			"or received by the client. Those for the client that wait at a flow's socket are counted when the flow ends.",
+			"direction"),
 		connected: desc("connected", "1 while the proxy is connected and has said what to relay, else 0."),
 	}
 }
@@ -232,7 +243,7 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 // Describe implements prometheus.Collector.
 func (c *relayCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.open, c.connections, c.tries, c.retried, c.failed, c.limited, c.bytes, c.reset,
-		c.connected, c.failedHere, c.clientLimited, c.isFull} {
+		c.connected, c.failedHere, c.clientLimited, c.isFull, c.withoutPort, c.lostDatagrams} {
 		ch <- d
 	}
 }
@@ -256,6 +267,10 @@ func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 		counter(c.bytes, s.Received, append(labels, "received")...)
 	}
 	counter(c.reset, c.refused())
+	counter(c.withoutPort, c.noPort())
+	sent, received := c.lost()
+	counter(c.lostDatagrams, sent, "sent")
+	counter(c.lostDatagrams, received, "received")
 	flag := func(d *prometheus.Desc, is bool) {
 		v := 0.0
 		if is {
@@ -265,6 +280,37 @@ func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	flag(c.connected, c.ready())
 	flag(c.isFull, c.full())
+}
+
+// relayRules shows what the rules have counted of the relay's UDP as metrics of the proxy.
+type relayRules struct {
+	log    *slog.Logger
+	counts func() (nftables.RelayCounts, error)
+
+	mu       sync.Mutex // counts has one socket
+	failures loop.Failures
+}
+
+var (
+	relayStraight = prometheus.NewDesc("landfall_proxy_relay_udp_straight_total",
+		"Flows of UDP to relayed frontends that went straight to endpoints, as they were beyond --relay-udp-rate.", nil, nil)
+	relayUnasked = prometheus.NewDesc("landfall_proxy_relay_udp_dropped_total",
+		"Datagrams that were dropped as they came to the relay's port, and to no relayed frontend.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (r *relayRules) Describe(ch chan<- *prometheus.Desc) { ch <- relayStraight; ch <- relayUnasked }
+
+// Collect implements prometheus.Collector.
+func (r *relayRules) Collect(ch chan<- prometheus.Metric) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	counts, err := r.counts()
+	if r.failures.Log(r.log, "cannot count what goes to the relay", "", err); err != nil {
+		return
+	}
+	ch <- prometheus.MustNewConstMetric(relayStraight, prometheus.CounterValue, float64(counts.Straight))
+	ch <- prometheus.MustNewConstMetric(relayUnasked, prometheus.CounterValue, float64(counts.Dropped))
 }
 
 // isRelay reports whether the arguments of the process are those of the relay, and returns them without

@@ -33,6 +33,7 @@ type relaySite struct {
 	node, client *nstest.NS
 	backends     []*nstest.NS
 	vips         map[lb.Family]netip.Addr
+	udpRate      int
 }
 
 func newRelaySite(t testing.TB) relaySite {
@@ -77,8 +78,8 @@ func (s relaySite) objects() (lb.Service, []lb.Slice) {
 	return svc, all
 }
 
-// write puts the Service into the node's kernel.
-func (s relaySite) write(t testing.TB, planned plan.Service) {
+// write puts Services into the node's kernel.
+func (s relaySite) write(t testing.TB, planned ...plan.Service) {
 	t.Helper()
 	var way *nftables.Netlink
 	s.node.Do(t, func() (err error) {
@@ -88,12 +89,13 @@ func (s relaySite) write(t testing.TB, planned plan.Service) {
 	changed := make(chan struct{}, 1)
 	a := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Rules: nftables.Rules(way, nil),
 		Changed: func() { changed <- struct{}{} }})
-	a.Configure(plan.Config{MasqueradeBit: 14, Relay: true, NodePortAddresses: map[lb.Family][]netip.Addr{
-		lb.IPv4: {netip.MustParseAddr("10.0.0.1")}, lb.IPv6: {netip.MustParseAddr("fd00::1")}}})
+	a.Configure(plan.Config{MasqueradeBit: 14, Relay: true, RelayUDPRate: s.udpRate,
+		NodePortAddresses: map[lb.Family][]netip.Addr{
+			lb.IPv4: {netip.MustParseAddr("10.0.0.1")}, lb.IPv6: {netip.MustParseAddr("fd00::1")}}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
-	a.Begin(map[lb.Key]plan.Service{planned.Key: planned})
+	a.Begin(byKey(planned))
 	for ready := false; !ready; {
 		<-changed
 		outcomes, all := a.Outcomes()
@@ -144,7 +146,7 @@ func (s relaySite) relay(t *testing.T, feed *relayfeed.Actor, socket string, lim
 	for len(feed.State().Leads) < 2 || len(feed.State().LeadsUDP) < 2 {
 		time.Sleep(time.Millisecond)
 	}
-	if st := feed.State(); !st.Connected || st.Services != 1 {
+	if st := feed.State(); !st.Connected || st.Services == 0 {
 		t.Errorf("%+v", st)
 	}
 	return r, func() {
@@ -297,6 +299,29 @@ func TestContract9AFullRelayLeavesItToTheRules(t *testing.T) {
 	}
 }
 
+// udpSite is a site with a Service of UDP.
+type udpSite struct {
+	relaySite
+	svc    lb.Service
+	feed   *relayfeed.Actor
+	socket string
+}
+
+// newUDPSite returns a node that relays UDP of a Service with so many of the three backends, of which the third does
+// not listen. The rules lead so many flows a second to the relay, 0 for all.
+func newUDPSite(t *testing.T, backends, rate int) udpSite {
+	s := newRelaySite(t)
+	s.udpRate = rate
+	svc, endpoints := s.udpObjects(t)
+	for i := range endpoints {
+		endpoints[i].Endpoints = endpoints[i].Endpoints[:backends]
+	}
+	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
+	s.write(t, planned)
+	feed, socket := s.feed(t, planned)
+	return udpSite{s, svc, feed, socket}
+}
+
 // udpObjects are a Service of UDP with the three backends, of which the third does not listen.
 func (s relaySite) udpObjects(t *testing.T) (lb.Service, []lb.Slice) {
 	svc, endpoints := s.objects()
@@ -352,17 +377,13 @@ func (s relaySite) dialUDP(t *testing.T, to netip.AddrPort) (conn net.Conn) {
 // the relay ends, its flows go straight to endpoints.
 func TestContract9OneOfThreeUDPBackendsRefuses(t *testing.T) {
 	t.Parallel()
-	s := newRelaySite(t)
-	svc, endpoints := s.udpObjects(t)
-	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
-	s.write(t, planned)
-	feed, socket := s.feed(t, planned)
-	r, stop := s.relay(t, feed, socket, 1000)
+	s := newUDPSite(t, 3, 0)
+	r, stop := s.relay(t, s.feed, s.socket, 1000)
 	const each = 20
 	var held []net.Conn
 	for family, vip := range s.vips {
 		node := map[lb.Family]string{lb.IPv4: "10.0.0.1", lb.IPv6: "fd00::1"}[family]
-		cluster := svc.ClusterIPs[map[lb.Family]int{lb.IPv4: 0, lb.IPv6: 1}[family]]
+		cluster := s.svc.ClusterIPs[map[lb.Family]int{lb.IPv4: 0, lb.IPv6: 1}[family]]
 		for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip, 53), netip.AddrPortFrom(cluster, 53),
 			netip.AddrPortFrom(netip.MustParseAddr(node), 30053)} {
 			answers := map[string]int{}
@@ -403,12 +424,8 @@ func TestContract9OneOfThreeUDPBackendsRefuses(t *testing.T) {
 // address.
 func TestContract9AUDPBackendOnADeadNode(t *testing.T) {
 	t.Parallel()
-	s := newRelaySite(t)
-	svc, endpoints := s.udpObjects(t)
-	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
-	s.write(t, planned)
-	feed, socket := s.feed(t, planned)
-	r, stop := s.relay(t, feed, socket, 1000)
+	s := newUDPSite(t, 3, 0)
+	r, stop := s.relay(t, s.feed, s.socket, 1000)
 	defer stop()
 	s.backends[2].Run(t, "ip", "addr", "flush", "dev", "eth0")
 	var clients sync.WaitGroup
@@ -428,25 +445,74 @@ func TestContract9AUDPBackendOnADeadNode(t *testing.T) {
 	}
 }
 
+// A flood of flows to one frontend of UDP does not reach the relay beyond the rate, and is answered all the same:
+// what is beyond it goes straight to endpoints. Another frontend has its relay. What comes to the relay's port
+// itself does not reach it.
+func TestContract11TheRulesBoundAFlood(t *testing.T) {
+	t.Parallel()
+	const rate, flood, patient = 1, 60, time.Minute
+	s := newUDPSite(t, 2, rate)
+	r, stop := s.relay(t, s.feed, s.socket, 1000)
+	defer stop()
+	began := time.Now()
+	vip := netip.AddrPortFrom(s.vips[lb.IPv4], 53)
+	for range flood {
+		if _, err := askUDP(s.dialUDP(t, vip), patient); err != nil {
+			t.Error(err)
+		}
+	}
+	relayed, most := r.Counts()[0].Connections, uint64(2*rate+rate*int(time.Since(began)/time.Second+1))
+	if relayed == 0 || relayed > most {
+		t.Errorf("%d of %d flows are relayed, and %d may be", relayed, flood, most)
+	}
+	if _, err := askUDP(s.dialUDP(t, netip.AddrPortFrom(s.svc.ClusterIPs[0], 53)), patient); err != nil {
+		t.Error(err)
+	}
+	if n := r.Counts()[0].Connections; n != relayed+1 {
+		t.Errorf("at another frontend, %d are relayed", n-relayed)
+	}
+	for _, addr := range []string{"10.0.0.1", "fd00::1"} {
+		family := lb.FamilyOf(netip.MustParseAddr(addr))
+		own := s.dialUDP(t, netip.AddrPortFrom(netip.MustParseAddr(addr), s.feed.State().Ports[family]))
+		for range 10 {
+			if _, err := own.Write([]byte("x")); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	s.node.Do(t, func() error {
+		lease, err := nftables.OpenLease()
+		if err != nil {
+			return err
+		}
+		defer lease.Close()
+		for counts := (nftables.RelayCounts{}); err == nil; counts, err = lease.Counts(allFamilies[:]) {
+			if counts.Straight == flood-relayed && counts.Dropped == 20 {
+				return nil
+			}
+			if time.Since(began) > patient {
+				t.Fatalf("%+v are counted, with %d relayed", counts, relayed)
+			}
+		}
+		return err
+	})
+	if n := r.Refused(); n > 0 {
+		t.Errorf("%d datagrams have reached the relay", n)
+	}
+}
+
 // A relay that was killed takes its flows with it: the proxy cuts them, and they go straight to endpoints.
 func TestContract9AKilledRelayLosesNoUDPClient(t *testing.T) {
 	t.Parallel()
-	s := newRelaySite(t)
-	svc, endpoints := s.udpObjects(t)
-	for i := range endpoints {
-		endpoints[i].Endpoints = endpoints[i].Endpoints[:2]
-	}
-	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
-	s.write(t, planned)
-	feed, socket := s.feed(t, planned)
-	conn, err := net.Dial("unix", socket) // says that it relays, and has no port open
-	for err != nil {                      // the feed opens it in a moment
+	s := newUDPSite(t, 2, 0)
+	conn, err := net.Dial("unix", s.socket) // says that it relays, and has no port open
+	for err != nil {                        // the feed opens it in a moment
 		time.Sleep(10 * time.Millisecond)
-		conn, err = net.Dial("unix", socket)
+		conn, err = net.Dial("unix", s.socket)
 	}
 	defer conn.Close()
 	go func() { _, _ = io.Copy(io.Discard, conn) }()
-	for len(feed.State().LeadsUDP) < 2 {
+	for len(s.feed.State().LeadsUDP) < 2 {
 		if _, err := io.WriteString(conn, `{"ports":{"IPv4":7484,"IPv6":7484}}`+"\n"); err != nil {
 			t.Fatal(err)
 		}
@@ -470,8 +536,16 @@ func TestContract9AKilledRelayLosesNoUDPClient(t *testing.T) {
 	conn.Close()
 }
 
-// feed runs the proxy's side of the relay, with one Service.
-func (s relaySite) feed(t testing.TB, planned plan.Service) (feed *relayfeed.Actor, socket string) {
+func byKey(all []plan.Service) map[lb.Key]plan.Service {
+	services := map[lb.Key]plan.Service{}
+	for _, s := range all {
+		services[s.Key] = s
+	}
+	return services
+}
+
+// feed runs the proxy's side of the relay.
+func (s relaySite) feed(t testing.TB, planned ...plan.Service) (feed *relayfeed.Actor, socket string) {
 	t.Helper()
 	var lease *nftables.Lease
 	var flows, asked conntrack.Netlink
@@ -485,7 +559,7 @@ func (s relaySite) feed(t testing.TB, planned plan.Service) (feed *relayfeed.Act
 	own := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1"), lb.IPv6: netip.MustParseAddr("fd00::1")}
 	cutter := conntrack.New(conntrack.Deps{Log: slog.New(slog.DiscardHandler), Table: flows,
 		Local: func() ([]netip.Addr, error) { return slices.Collect(maps.Values(own)), nil }})
-	cutter.Begin(map[lb.Key]plan.Service{planned.Key: planned})
+	cutter.Begin(byKey(planned))
 	socket = filepath.Join(t.TempDir(), "relay.sock")
 	feed = relayfeed.New(relayfeed.Deps{Log: slog.New(slog.DiscardHandler), Path: socket,
 		Busy: func() time.Duration { return 0 }, Renew: lease.Renew, End: lease.End, Answering: cutter.SetRelays,
@@ -493,7 +567,11 @@ func (s relaySite) feed(t testing.TB, planned plan.Service) (feed *relayfeed.Act
 			return asked.Original(unix.IPPROTO_UDP, f.Client, f.At)
 		}})
 	feed.SetAddresses(own, slices.Collect(maps.Values(own)))
-	feed.Begin(map[lb.Key]*plan.Relayed{planned.Key: plan.RelayTable(planned, plan.Service{})})
+	tables := map[lb.Key]*plan.Relayed{}
+	for _, one := range planned {
+		tables[one.Key] = plan.RelayTable(one, plan.Service{})
+	}
+	feed.Begin(tables)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- feed.Run(ctx) }()

@@ -24,6 +24,7 @@ const (
 	askEvery   = 200 * time.Millisecond // between attempts to get an answer
 	// withdrawTimeout is longer than a speaker takes that was told to end: 10 s with the defaults.
 	withdrawTimeout = 12 * time.Second
+	cutTimeout      = 3 * time.Second // for the flows of a relay that has ended
 	removeTimeout   = 10 * time.Second
 	removeEvery     = time.Second // between attempts to remove the rules
 )

@@ -432,7 +432,8 @@ func (e explanation) view(vip netip.Addr) (SpeakerVIP, bool) {
 
 // ofRelay reports whether a finding concerns only Services that ask for the relay.
 func ofRelay(reason lb.Reason) bool {
-	return slices.Contains([]lb.Reason{lb.ReasonRelayAway, lb.ReasonRelayFull, lb.ReasonRelayDropped}, reason)
+	return slices.Contains([]lb.Reason{lb.ReasonRelayAway, lb.ReasonRelayFull, lb.ReasonRelayDropped,
+		lb.ReasonRelayWithoutUDP}, reason)
 }
 
 // leads returns where connections to a Service with these ports end, or flows if it has UDP alone.
@@ -483,7 +484,7 @@ func (e explanation) relay() Check {
 		default:
 			reason, why := lb.ReasonRelayAway, r.Message
 			for _, f := range agent.findings() {
-				if f.Reason == lb.ReasonRelayDropped {
+				if f.Reason == lb.ReasonRelayDropped || f.Reason == lb.ReasonRelayWithoutUDP {
 					reason, why = f.Reason, f.Message
 				}
 			}

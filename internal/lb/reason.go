@@ -99,6 +99,9 @@ const (
 	ReasonRelayAway Reason = "RelayAway"
 	// a node's relay has as many connections as it may, so new ones go straight to endpoints
 	ReasonRelayFull Reason = "RelayFull"
+	// a node's relay cannot receive UDP, as another program has its port, so UDP to Services that ask for it
+	// goes straight to endpoints
+	ReasonRelayWithoutUDP Reason = "RelayWithoutUDP"
 	// a chain of another program drops what the rules lead to a node's relay, so they lead straight to
 	// endpoints
 	ReasonRelayDropped Reason = "RelayDropped"

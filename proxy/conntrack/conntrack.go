@@ -81,6 +81,8 @@ type Actor struct {
 	// suspect are the frontends to which there may be flows that have to go, since the last pass that
 	// succeeded, by who answers them; fresh are those of them that are new.
 	suspect, fresh doubts
+	// cutting is set during a pass.
+	cutting bool
 	// begun is set once what a predecessor may have left is known to be among suspect.
 	begun bool
 	// relays are where the node's relays answer flows of relayed frontends; nil while that is unknown.
@@ -305,6 +307,13 @@ func (d doubts) add(other doubts) {
 	}
 }
 
+// Settled reports whether all flows that have to go are cut, but for those to frontends that are new.
+func (a *Actor) Settled() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.suspect) == 0 && !a.cutting
+}
+
 // Busy returns for how long the actor has been at one thing.
 func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 
@@ -389,6 +398,7 @@ func (a *Actor) pass(all bool) error {
 			slices.SortFunc(allowed[f], netip.AddrPort.Compare)
 		}
 	}
+	a.cutting = len(suspect) > 0
 	a.mu.Unlock()
 	if len(suspect) == 0 {
 		return nil
@@ -399,9 +409,9 @@ func (a *Actor) pass(all bool) error {
 	if all {
 		a.lastFresh = a.last
 	}
-	if err != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.cutting = false; err != nil {
 		a.suspect.add(suspect)
 	}
 	a.failures.Log(a.deps.Log, "cannot cut flows to backends that are gone; trying again",

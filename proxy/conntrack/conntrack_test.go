@@ -460,6 +460,7 @@ func TestContract9FlowsToTheRelay(t *testing.T) {
 			_ = a.apply()
 			set(a, dns("dns", "203.0.113.1", "10.0.0.1:53"))
 		}, []string{direct}},
+		{"the next proxy has none", func(a *Actor) { set(a, dns("dns", "203.0.113.1", "10.0.0.1:53")) }, []string{direct}},
 		{"an endpoint goes", func(a *Actor) {
 			a.SetRelays(relays)
 			set(a, relayedDNS("10.0.0.1:53", "10.0.0.2:53"))
@@ -471,8 +472,14 @@ func TestContract9FlowsToTheRelay(t *testing.T) {
 		a := newActor(table)
 		a.deps.Local = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }
 		step.do(a)
+		if a.Settled() {
+			t.Errorf("%s: it is settled before", step.name)
+		}
 		if err := a.apply(); err != nil {
 			t.Fatal(err)
+		}
+		if !a.Settled() {
+			t.Errorf("%s: it is not settled", step.name)
 		}
 		if !slices.Equal(table.flows, step.left) {
 			t.Errorf("%s: left are %v", step.name, table.flows)

@@ -102,6 +102,7 @@ func (a *testActor) settle(t testing.TB, services map[lb.Key]plan.Service) diale
 var seedConfig = plan.Config{
 	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"),
 		netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true, AnswerPing: true, Relay: true,
+	RelayUDPRate:    500,
 	ServiceNetworks: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")},
 }
 

@@ -95,6 +95,9 @@ func newRuleset(family lb.Family, config plan.Config, needs needs) ruleset {
 		r.add(chainDirect, b.direct(config)...)
 	}
 	r.add(chainExternal, append(append(external, b.relay(config)...), b.rule("", expr.Goto(chainMarked)))...)
+	if config.Relay {
+		r.add(chainRelayUDP, b.relayUDP(config.RelayUDPRate)...)
+	}
 	r.add(chainSources, b.sourceRanges(needs.of(setSourceRanges))...)
 	r.add(chainLocal, b.external(config)...)
 	r.add(chainMarked, b.rule("", setMark(config.MasqueradeBit)), b.rule("", expr.Goto(chainPick)))
@@ -260,6 +263,9 @@ func (r *ruleset) hooks(b builder, config plan.Config, memories []memory) {
 	unserved := b.unserved(config.ServiceNetworks)
 	r.hook(chainUnserved, "nat", unix.NF_INET_PRE_ROUTING, priorityUnserved, unserved...)
 	r.hook(chainUnservedOutput, "nat", unix.NF_INET_LOCAL_OUT, priorityUnserved, unserved...)
+	if config.Relay {
+		r.hook(chainRelayInput, "filter", unix.NF_INET_LOCAL_IN, priorityFilter, b.relayInput())
+	}
 	if config.DropInvalid {
 		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), expr.Drop()))
 	}
@@ -316,4 +322,6 @@ var setNames = [...]string{
 
 // isState reports whether a set holds what packets or the proxy's lease of the relay write, which is not
 // for the table to compare.
-func isState(name string) bool { return name == stickyMap || name == relayMap }
+func isState(name string) bool {
+	return slices.Contains([]string{stickyMap, relayMap, relayRates, relayPorts}, name)
+}

@@ -70,7 +70,9 @@ func newSets(needs needs, relay bool) []set {
 	}
 	if relay {
 		sets = append(sets, set{name: relayMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT,
-			key: []field{fieldProtocol}, value: []field{fieldDestination, fieldPort}})
+			key: []field{fieldProtocol}, value: []field{fieldDestination, fieldPort}},
+			set{name: relayPorts, flags: unix.NFT_SET_TIMEOUT, key: []field{fieldProtocol, fieldPort}},
+			set{name: relayRates, flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: maxRelayRates, key: frontend})
 	}
 	return append(sets, set{
 		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,

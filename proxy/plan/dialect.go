@@ -41,6 +41,8 @@ type Config struct {
 	// Relay has the rules send connections to relayed frontends to the node's relay. Only nftables mode
 	// does.
 	Relay bool
+	// RelayUDPRate is how many flows of UDP a second they lead there from each frontend; 0 for no limit.
+	RelayUDPRate int
 }
 
 // Outcome is what is so for one Service.

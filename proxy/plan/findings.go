@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -52,8 +53,9 @@ type HostRelay struct {
 	// Connected is set while it is there and knows all Services, Full while it has as many connections as
 	// it may.
 	Connected, Full bool
-	// Ports are those where it accepts connections.
+	// Ports are those where it accepts connections. NoUDP says why it receives no UDP at one of them.
 	Ports map[lb.Family]uint16
+	NoUDP map[lb.Family]string
 }
 
 // PodRoute is where the kernel sends packets to a pod on another node.
@@ -85,6 +87,13 @@ func (h Host) unrelayed() (found []lb.Finding) {
 	case r.Full:
 		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s has as many connections as it may (%d): new "+
 			instead, h.Node, r.Connections, r.Services))
+	}
+	for _, family := range slices.Sorted(maps.Keys(h.Relay.NoUDP)) {
+		if h.Relay.UDP > 0 {
+			found = append(found, lb.Find(lb.ReasonRelayWithoutUDP, "the relay of %s receives no UDP at port %d (%s): %s; UDP "+
+				"to %d Services goes straight to endpoints", h.Node, h.Relay.Ports[family], family, h.Relay.NoUDP[family],
+				h.Relay.UDP).About(string(family)))
+		}
 	}
 	for _, way := range RelayWays {
 		c, drops := h.RelayDropped(way)

@@ -247,26 +247,25 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 	return ""
 }
 
-// RelayLeavesUDP says why the relay leaves the UDP ports of a relayed Service to the rules; "" if it does not.
-func RelayLeavesUDP(svc lb.Service, planned Service) string {
+// RelayLeavesUDP says why the relay leaves the UDP ports of a relayed Service to the rules; "" if it does not. tcpOnly
+// is set if the node relays no UDP.
+func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly bool) string {
 	asks := func(p lb.ServicePort) bool {
 		svc := svc
 		svc.RelayProxyProtocol = ""
 		return p.Protocol == lb.UDP && isRelayed(svc, p)
 	}
-	if !planned.Relay || !slices.ContainsFunc(svc.Ports, asks) {
+	switch {
+	case !planned.Relay || !slices.ContainsFunc(svc.Ports, asks):
 		return ""
+	case proxyProtocols[svc.RelayProxyProtocol] == 1:
+		return fmt.Sprintf("annotation %s: v1 of the PROXY protocol has no UDP, so UDP goes straight to endpoints; v2 has it",
+			lb.AnnotationRelayProxyProtocol)
+	case tcpOnly:
+		return fmt.Sprintf("annotation %s: UDP goes straight to endpoints, as the node does not relay it "+
+			"(value relay.udp of the chart)", lb.AnnotationRelay)
 	}
-	if proxyProtocols[svc.RelayProxyProtocol] != 1 {
-		if slices.ContainsFunc(planned.Ports, func(p Port) bool { return p.Protocol == lb.UDP && !p.Relay }) &&
-			!slices.ContainsFunc(planned.Ports, func(p Port) bool { return p.Protocol == lb.UDP && p.Relay }) {
-			return fmt.Sprintf("annotation %s: UDP goes straight to endpoints, as the node does not relay it "+
-				"(value relay.udp of the chart)", lb.AnnotationRelay)
-		}
-		return ""
-	}
-	return fmt.Sprintf("annotation %s: v1 of the PROXY protocol has no UDP, so UDP goes straight to endpoints; v2 has it",
-		lb.AnnotationRelayProxyProtocol)
+	return ""
 }
 
 // maxRelayed is how many pairs of port and endpoint a relayed Service has at most: the relay is told all of

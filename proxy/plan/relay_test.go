@@ -269,19 +269,19 @@ func TestRelayLeavesUDP(t *testing.T) {
 		{"false", "v1", false}} {
 		svc, endpoints := relayable()
 		svc.Relay, svc.RelayProxyProtocol = test.relay, test.proxyProtocol
-		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}))
+		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}), false)
 		if (got != "") != test.want {
 			t.Errorf("%+v: %q", test, got)
 		}
 		tcpOnly := New(svc, endpoints, Node{Relay: true, RelayTCPOnly: true})
 		asks := test.relay == "true" || test.relay == "dns"
-		if got := RelayLeavesUDP(svc, tcpOnly); (got != "") != asks {
+		if got := RelayLeavesUDP(svc, tcpOnly, true); (got != "") != asks {
 			t.Errorf("%+v where TCP alone is relayed: %q", test, got)
 		}
 		if slices.ContainsFunc(tcpOnly.Ports, func(p Port) bool { return p.Protocol == lb.UDP && p.Relay }) {
 			t.Errorf("%+v: UDP is relayed where TCP alone is", test)
 		}
-		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{})); got != "" {
+		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{}), true); got != "" {
 			t.Errorf("%+v without a relay: %q", test, got)
 		}
 	}

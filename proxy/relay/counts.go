@@ -2,6 +2,8 @@ package relay
 
 import (
 	"cmp"
+	"fmt"
+	"os"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -57,7 +59,9 @@ func (r *Relay) Counts() []Counted {
 	defer r.table.mu.Unlock()
 	all := make([]Counted, 0, len(r.table.services))
 	for which, s := range r.table.services {
+		s.mu.Lock()
 		all = append(all, Counted{which.key, which.protocol, s.counts})
+		s.mu.Unlock()
 	}
 	slices.SortFunc(all, func(a, b Counted) int {
 		return cmp.Or(a.Service.Compare(b.Service), cmp.Compare(a.Protocol, b.Protocol))
@@ -77,12 +81,33 @@ func (r *Relay) Counts() []Counted {
 // Service or of their client, to the relay itself, and to what nobody relays.
 func (r *Relay) Refused() uint64 { return uint64(max(0, r.refused.Load())) }
 
+// Lost returns how many datagrams of clients, and how many for them, sockets had no room for. Those that wait at a
+// flow's socket are counted when the flow ends.
+func (r *Relay) Lost() (sent, received uint64) {
+	return r.lostSent.Load() + r.receivers.dropped(), r.lostReceived.Load()
+}
+
+// NoPort counts the flows that ended as the node had no free port of UDP for them.
+func (r *Relay) NoPort() uint64 { return uint64(r.noPort.Load()) }
+
 // Limits returns how many connections and flows of UDP there may be at once, with the file descriptors that the
 // process may have: each connection needs one for the client and one for each try, and each flow one, beside
-// those of pipes and some for the process itself. Flows get a quarter of what there is, if they ask for as much.
-func Limits(connections, flows, tries int, descriptors uint64) (int, int) {
+// those of pipes and some for the process itself. Flows get a quarter of what there is, if they ask for as much,
+// and at most half of the ports that the node's programs share for what they send: each takes one.
+func Limits(connections, flows, tries int, descriptors uint64, ports int) (int, int) {
 	const own = 100 + 2*maxPipes
 	free := max(descriptors, own) - own
-	flows = max(1, int(min(uint64(flows), free/4)))
+	flows = max(1, int(min(uint64(flows), free/4, uint64(ports/2))))
 	return max(1, int(min(uint64(connections), (free-min(free, uint64(flows)))/uint64(1+tries)))), flows
+}
+
+// Ports returns how many ports the kernel has for sockets that ask for none, of both families.
+func Ports() int {
+	const standard = 60999 - 32768 + 1
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	var first, last int
+	if _, bad := fmt.Sscan(string(text), &first, &last); err != nil || bad != nil || last < first {
+		return standard
+	}
+	return last - first + 1
 }

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -42,8 +44,27 @@ func DialUDP(backend netip.AddrPort) (*Conn, error) {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
 	}
 	return openDatagrams(backend, func(fd int, to unix.Sockaddr) error {
-		return errors.Join(setOption(fd, level, option, 1), os.NewSyscallError("connect", unix.Connect(fd, to)))
+		err := unix.Connect(fd, to)
+		if err == unix.EAGAIN {
+			return errNoPort
+		}
+		return errors.Join(setOption(fd, level, option, 1), os.NewSyscallError("connect", err))
 	})
+}
+
+// errNoPort is the error of a socket for which the node has no free port (net.ipv4.ip_local_port_range).
+var errNoPort = fmt.Errorf("the node has no free port of UDP: %w", unix.EAGAIN)
+
+// dropped returns how many datagrams the kernel has dropped as the socket had no room for them.
+func (c *Conn) dropped() (n uint64) {
+	const soMeminfo, drops = 55, 8 // SO_MEMINFO of asm-generic/socket.h, SK_MEMINFO_DROPS of linux/sock_diag.h
+	_ = c.control(func(fd int) error {
+		var info [drops + 1]uint32
+		err := getsockopt(uintptr(fd), unix.SOL_SOCKET, soMeminfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
+		n = uint64(info[drops]) // 0 if that failed
+		return err
+	})
+	return n
 }
 
 func openDatagrams(addr netip.AddrPort, prepare func(fd int, addr unix.Sockaddr) error) (*Conn, error) {

@@ -12,12 +12,14 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pires/go-proxyproto"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 )
 
@@ -55,24 +57,47 @@ type flow struct {
 	incomplete bool
 	// tried are the backends since the last answer. all are those of the whole flow, for the log.
 	tried, all []netip.AddrPort
-	moved      bool // to another backend, as one failed
-	// last is when either end has sent something, sentAt when the client has; answered is set once the
-	// backend has, and stream once the kernel takes it for a stream.
-	last, sentAt     time.Time
-	answered, stream bool
-	closed           bool
-	end              ended
+	why        error // there is no backend any more
+	moved      bool  // to another backend, as one failed
+	// last is when either end has sent something, sentAt when the client has, and stream is set once the kernel
+	// takes it for a stream.
+	last, sentAt time.Time
+	stream       bool
+	closed       bool
+	end          ended
+
+	answered atomic.Bool // by a backend
 
 	// These belong to flows. service is set once the flow is admitted, the others while it is.
 	service             *service
 	inService, inClient *list.Element
+	proven              bool // its client has sent again after an answer
 }
 
-// receiveAll passes on the datagrams of clients, until the socket closes.
-func (r *Relay) receiveAll(ctx context.Context, l listener, running *sync.WaitGroup) {
+// receiveUDP passes on the datagrams of clients, until the socket closes. Where another program has the port, it
+// waits for that.
+func (r *Relay) receiveUDP(ctx context.Context, l listener, running *sync.WaitGroup) {
+	failures := loop.Failures{Repeat: time.Hour}
+	for r.receivers.of(l.family) == nil {
+		select {
+		case <-r.leaving:
+			return
+		case <-time.After(reopenEvery):
+		}
+		socket, err := openUDP(l.family, l.port)
+		failures.Log(r.deps.Log, "cannot open the relay's port of UDP, which goes straight to endpoints; trying again",
+			"opened the relay's port of UDP", err)
+		r.receivers.set(l.family, socket, err)
+		r.cross()
+	}
+	r.receiveAll(ctx, l, r.receivers.of(l.family), running)
+}
+
+// receiveAll passes on the datagrams that come in at a socket, until that closes.
+func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, running *sync.WaitGroup) {
 	into, control := make([]byte, maxDatagram), make([]byte, controlSize)
 	for {
-		d, err := l.datagrams.receiveFrom(into, control)
+		d, err := socket.receiveFrom(into, control)
 		if errors.Is(err, os.ErrClosed) {
 			return
 		}
@@ -82,7 +107,7 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, running *sync.WaitGr
 		key := wire.Flow{Client: d.from, At: netip.AddrPortFrom(d.to, l.port)}
 		f := r.flows.find(key, func() *flow {
 			now := r.deps.Now()
-			f := &flow{Relay: r, key: key, socket: l.datagrams, began: now, last: now}
+			f := &flow{Relay: r, key: key, socket: socket, began: now, last: now}
 			running.Go(func() { f.run(ctx) })
 			return f
 		})
@@ -97,100 +122,99 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, running *sync.WaitGr
 // run serves a flow until it ends.
 func (f *flow) run(ctx context.Context) {
 	defer f.flows.end(f)
-	w, ok := f.ask(ctx)
+	a, ok := f.questions.ask(ctx, f.key, findWithin)
 	f.flows.answered(f)
-	if !ok {
+	if !ok || !f.lead(ctx, a) {
 		f.refused.Add(1)
 		return
 	}
+	w := f.way
 	victim, beyond := f.flows.admit(f, w.service)
 	if victim != nil {
-		f.table.count(victim.service, func(c *Counts) { c.add(beyond) })
+		victim.service.count(beyond)
 		victim.close(nil)
 	}
-	f.table.count(w.service, func(c *Counts) { c.add(Counts{Open: 1, Connections: 1}) })
+	w.service.count(Counts{Open: 1, Connections: 1})
 	stop := context.AfterFunc(ctx, func() { f.close(context.Cause(ctx)) })
 	defer stop()
-	f.start()
-	f.pass()
+	f.serve()
 	f.mu.Lock()
 	end := f.end
 	f.mu.Unlock()
-	f.table.count(w.service, func(c *Counts) {
-		c.add(Counts{Open: -1, Sent: end.sent, Received: end.received})
-		f.table.forget(w.service)
-	})
+	f.table.ended(w.service, Counts{Sent: end.sent, Received: end.received})
 	f.log(lb.UDP, w, f.from, f.to, f.all, end, f.deps.Now().Sub(f.began))
 }
 
-// ask finds out where the flow leads.
-func (f *flow) ask(ctx context.Context) (w way, ok bool) {
-	a, ok := f.questions.ask(ctx, f.key, findWithin)
-	if !ok || !a.From.IsValid() || !a.To.IsValid() || a.To == f.key.At { // who sends to the relay itself
-		return w, false
+// lead finds out where the flow leads, by the proxy's answer.
+func (f *flow) lead(ctx context.Context, a wire.Answer) bool {
+	if !a.From.IsValid() || !a.To.IsValid() || a.To == f.key.At { // who sends to the relay itself
+		return false
 	}
 	version := f.table.version.Load()
-	w, ok = f.find(ctx, target{lb.UDP, a.To}, nil)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.from, f.to, f.way, f.version = a.From, a.To, w, version
-	return w, ok
-}
-
-// start chooses the first backend, and sends it what has come so far.
-func (f *flow) start() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if version := byte(f.way.proxyProtocol); version > 0 {
-		header := proxyproto.HeaderProxyFromAddrs(version, net.UDPAddrFromAddrPort(f.from),
-			net.UDPAddrFromAddrPort(f.to))
+	w, ok := f.find(ctx, target{lb.UDP, a.To}, &f.flowsWaiting)
+	if !ok {
+		return false
+	}
+	var header []byte
+	if v := byte(w.proxyProtocol); v > 0 {
 		var err error
-		if f.header, err = header.Format(); err != nil {
-			f.fail(fmt.Errorf("write the header of the PROXY protocol: %w", err))
-			return
+		header, err = proxyproto.HeaderProxyFromAddrs(v, net.UDPAddrFromAddrPort(a.From),
+			net.UDPAddrFromAddrPort(a.To)).Format()
+		if err != nil {
+			return false
 		}
 	}
-	f.next(errNoBackend)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.from, f.to, f.way, f.version, f.header, f.why = a.From, a.To, w, version, header, errNoBackend
+	return true
 }
 
-// next sends what is kept to the next backend that there is. why is the error of the last one.
-func (f *flow) next(why error) {
-	choose := f.table.chooser(f.way, f.from.Addr(), rand.Uint64)
-	for !f.closed {
-		backend, ok := netip.AddrPort{}, len(f.tried) < f.options.Tries
-		if ok {
-			backend, ok = f.table.choose(f.way.service, choose, f.tried)
+// connect sends what is kept to the next backend that there is. Only the goroutine of the flow calls it, while
+// there is none, and holds no lock while it chooses: what the client sends meanwhile is kept.
+func (f *flow) connect() {
+	f.mu.Lock()
+	s, client, tried, why := f.way.service, f.from.Addr(), f.tried, f.why
+	choose := f.table.chooser(f.way, client, rand.Uint64)
+	f.mu.Unlock()
+	backend, ok := netip.AddrPort{}, len(tried) < f.options.Tries && !errors.Is(why, errNoPort)
+	if ok {
+		backend, ok = s.choose(choose, tried)
+	}
+	if !ok {
+		s.count(Counts{Failures: 1})
+		f.close(fmt.Errorf("no backend answered: %w", why))
+		return
+	}
+	conn, err := f.deps.DialUDP(backend)
+	s.count(Counts{Tries: 1})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tried = append(f.tried, backend)
+	if f.all = append(f.all, backend); len(f.all) > maxLogged {
+		f.all = f.all[1:]
+	}
+	switch {
+	case err != nil:
+		s.leave(backend)
+		if f.why = err; failedHere(err) {
+			s.count(Counts{NodeFailures: 1})
+		} else {
+			f.table.suspect(s, backend)
 		}
-		if !ok {
-			f.table.count(f.way.service, func(c *Counts) { c.Failures++ })
-			f.fail(fmt.Errorf("no backend answered: %w", why))
-			return
+		if errors.Is(err, errNoPort) { // another backend needs one too
+			f.noPort.Add(1)
 		}
-		f.tried = append(f.tried, backend)
-		if f.all = append(f.all, backend); len(f.all) > maxLogged {
-			f.all = f.all[1:]
-		}
-		conn, err := f.deps.DialUDP(backend)
-		f.table.count(f.way.service, func(c *Counts) { c.Tries++ })
-		if err != nil {
-			f.table.leave(f.way.service, backend)
-			if why = err; failedHere(err) {
-				f.table.count(f.way.service, func(c *Counts) { c.NodeFailures++ })
-			} else {
-				f.table.suspect(f.way.service, backend)
-			}
-			continue
-		}
-		f.backend, f.conn = backend, conn
-		f.table.remember(f.way, f.from.Addr(), backend)
-		for _, p := range f.kept {
-			if err := f.send(p); err != nil {
-				why = err
-				f.lose(true)
-				break
-			}
-		}
-		if f.conn != nil {
+		return
+	case f.closed:
+		conn.Close()
+		s.leave(backend)
+		return
+	}
+	f.backend, f.conn = backend, conn
+	f.table.remember(f.way, client, backend)
+	for _, p := range f.kept {
+		if f.send(p); f.conn == nil {
 			return
 		}
 	}
@@ -199,18 +223,20 @@ func (f *flow) next(why error) {
 // maxLogged is how many of the backends that a flow has had are logged.
 const maxLogged = 16
 
-// lose gives up the backend, which counts against it if it has failed.
+// lose gives up the backend, which counts against it if it has failed. The goroutine of the flow, which reads from
+// its socket, connects to another.
 func (f *flow) lose(failed bool) {
 	if failed {
 		f.table.suspect(f.way.service, f.backend)
 		if !f.moved {
 			f.moved = true
-			f.table.count(f.way.service, func(c *Counts) { c.Retried++ })
+			f.way.service.count(Counts{Retried: 1})
 		}
 	}
+	f.lostReceived.Add(f.conn.dropped())
 	f.conn.Close()
 	f.conn = nil
-	f.table.leave(f.way.service, f.backend)
+	f.way.service.leave(f.backend)
 }
 
 // receive takes in what the client has sent.
@@ -223,17 +249,13 @@ func (f *flow) receive(p []byte) {
 	f.last = f.deps.Now()
 	f.sentAt = f.last
 	if f.conn != nil {
-		f.stream = f.stream || f.answered && f.last.Sub(f.began) > streamAfter
+		f.stream = f.stream || f.answered.Load() && f.last.Sub(f.began) > streamAfter
 		f.follow()
 	}
 	f.keep(p)
 	f.end.sent += uint64(len(p))
-	if f.conn == nil {
-		return
-	}
-	if err := f.send(p); err != nil { // of what was sent before
-		f.lose(true)
-		f.next(err)
+	if f.conn != nil {
+		f.send(p)
 	}
 }
 
@@ -267,18 +289,19 @@ func (f *flow) follow() {
 	f.way, f.version = w, version
 	if !w.keeps(f.backend) {
 		f.lose(false)
-		f.tried, f.kept, f.keptBytes, f.incomplete = nil, nil, 0, false
-		f.next(errNoBackend)
+		f.tried, f.kept, f.keptBytes, f.incomplete, f.why = nil, nil, 0, false, errNoBackend
 	}
 }
 
-// send sends a datagram to the backend. It returns only errors that count against that.
-func (f *flow) send(p []byte) error {
-	err := f.conn.sendParts(f.header, p)
-	if isBackends(err) {
-		return err
+// send sends a datagram to the backend. An error that counts against that, of what was sent before, gives it up.
+func (f *flow) send(p []byte) {
+	switch err := f.conn.sendParts(f.header, p); {
+	case isBackends(err):
+		f.lose(true)
+		f.why = err
+	case err != nil:
+		f.lostSent.Add(1)
 	}
-	return nil
 }
 
 // isBackends reports whether an error of a socket means that its backend cannot be reached, or does not
@@ -291,36 +314,55 @@ func isBackends(err error) bool {
 // limit returns for how long the flow may be silent. It has to end before the kernel forgets to where it
 // went, or its answers would have another source.
 func (f *flow) limit() time.Duration {
+	idle := f.idle.Load()
 	if f.stream {
-		return min(f.options.UDPIdle, f.streamIdle)
+		return min(f.options.UDPIdle, idle.stream)
 	}
-	return min(f.options.UDPIdle, f.flowIdle)
+	return min(f.options.UDPIdle, idle.flow)
 }
 
-// pass passes on answers until the flow ends.
-func (f *flow) pass() {
+// serve passes on answers until the flow ends, and connects each time that there is no backend.
+func (f *flow) serve() {
 	_, from := sockaddrOf(f.key.Client)
 	control := answerFrom(f.key.At.Addr())
 	for {
-		f.mu.Lock()
-		conn := f.conn
-		if conn == nil || f.closed {
-			f.mu.Unlock()
+		conn, ok := f.wait()
+		switch {
+		case !ok:
 			return
-		}
-		left := f.limit() - f.deps.Now().Sub(f.last)
-		if left <= 0 {
-			f.fail(nil)
-			f.mu.Unlock()
-			return
-		}
-		f.mu.Unlock()
-		_ = conn.file.SetReadDeadline(time.Now().Add(left))
-		err := f.answers(conn, control, from)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
+		case conn == nil:
+			f.connect()
 			continue
 		}
-		f.failed(conn, err)
+		if err := f.answers(conn, control, from); !errors.Is(err, os.ErrDeadlineExceeded) {
+			f.failed(conn, err)
+		}
+	}
+}
+
+// wait returns what to wait at for answers, nil if there is no backend, until a deadline: when the flow has been
+// silent for too long. ok is false once it has ended, as it does then.
+func (f *flow) wait() (conn *Conn, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed || f.conn == nil {
+		return nil, !f.closed
+	}
+	left := f.limit() - f.deps.Now().Sub(f.last)
+	if left <= 0 {
+		f.fail(nil)
+		return nil, false
+	}
+	_ = f.conn.file.SetReadDeadline(time.Now().Add(left))
+	return f.conn, true
+}
+
+// hurry has the flow look again for how long it may be silent.
+func (f *flow) hurry() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.conn != nil {
+		_ = f.conn.file.SetReadDeadline(time.Unix(1, 0))
 	}
 }
 
@@ -340,8 +382,8 @@ func (f *flow) answers(conn *Conn, control []byte, to unix.Sockaddr) error {
 		if err = cmp.Or(asClosed(err), failed); err != nil {
 			return err
 		}
-		if f.answer(conn, n) {
-			_ = f.socket.sendTo(buffer[:n], control, to)
+		if f.answer(conn, n) && f.socket.sendTo(buffer[:n], control, to) != nil {
+			f.lostReceived.Add(1)
 		}
 		datagrams.Put(buffer)
 	}
@@ -358,10 +400,9 @@ func (f *flow) answer(conn *Conn, n int) bool {
 		return false
 	}
 	f.last = f.deps.Now()
-	if !f.answered || len(f.tried) > 1 { // not with each
-		f.table.trust(f.way.service, f.backend)
+	if !f.answered.Swap(true) || len(f.tried) > 1 { // not with each
+		f.way.service.trust(f.backend)
 	}
-	f.answered = true
 	f.stream = f.stream || f.last.Sub(f.began) > streamAfter
 	f.tried = append(f.tried[:0], f.backend)
 	f.kept, f.keptBytes, f.incomplete = nil, 0, false
@@ -378,7 +419,7 @@ func (f *flow) failed(conn *Conn, err error) {
 	case f.closed || f.conn != conn:
 	case isBackends(err):
 		f.lose(true)
-		f.next(err)
+		f.why = err
 	default:
 		conn.dropErrors()
 	}

@@ -11,13 +11,15 @@ import (
 const (
 	// maxAsking is how many flows wait at once for the proxy's word on them, maxClientAsking how many of one
 	// client.
-	maxAsking, maxClientAsking = 4 * wire.MaxFlows, 2 * wire.MaxFlows
+	maxAsking, maxClientAsking = 16 * wire.MaxFlows, 2 * wire.MaxFlows
 )
 
 // flows are the flows of UDP. It is safe for concurrent use.
 //
 // A flow of UDP has no end, so a limit has no end of its own either: beyond it, the flow ends whose client has
-// been silent for longest. Who asks once from each port, as resolvers do, so never runs into a limit.
+// been silent for longest. Who asks once from each port, as resolvers do, so never runs into a limit. A flow whose
+// client has sent again after an answer has proved itself: it ends after all that have not, as anybody can send a
+// first datagram with an address that is another's.
 type flows struct {
 	// most is how many there are at once, ofService how many of one Service, ofClient how many of one client to
 	// one Service.
@@ -31,10 +33,30 @@ type flows struct {
 	of     map[*service]*serviceFlows
 }
 
-// serviceFlows are those of a Service, the one first whose client has been silent for longest.
+// serviceFlows are those of a Service.
 type serviceFlows struct {
-	flows   *list.List
-	clients map[netip.Addr]*list.List
+	flows   queue
+	clients map[netip.Addr]*queue
+}
+
+// queue has flows in the order in which they end: those of young first, and of each the one whose client has
+// been silent for longest.
+type queue struct{ young, proven list.List }
+
+func (q *queue) of(f *flow) *list.List {
+	if f.proven {
+		return &q.proven
+	}
+	return &q.young
+}
+
+func (q *queue) len() int { return q.young.Len() + q.proven.Len() }
+
+func (q *queue) first() *flow {
+	if q.young.Len() > 0 {
+		return q.young.Front().Value.(*flow)
+	}
+	return q.proven.Front().Value.(*flow)
 }
 
 func newFlows(most, ofService, ofClient int) *flows {
@@ -64,11 +86,19 @@ func (a *flows) find(key wire.Flow, made func() *flow) *flow {
 
 // touch notes that the client of a flow is not silent.
 func (a *flows) touch(f *flow) {
-	if f.inService != nil {
-		of := a.of[f.service]
-		of.flows.MoveToBack(f.inService)
-		of.clients[clientOf(f.key.Client.Addr())].MoveToBack(f.inClient)
+	if f.inService == nil {
+		return
 	}
+	of, client := a.of[f.service], a.of[f.service].clients[clientOf(f.key.Client.Addr())]
+	if f.proven || !f.answered.Load() {
+		of.flows.of(f).MoveToBack(f.inService)
+		client.of(f).MoveToBack(f.inClient)
+		return
+	}
+	of.flows.young.Remove(f.inService)
+	client.young.Remove(f.inClient)
+	f.proven = true
+	f.inService, f.inClient = of.flows.proven.PushBack(f), client.proven.PushBack(f)
 }
 
 // answered notes that a flow is not asked about any more.
@@ -90,36 +120,42 @@ func (a *flows) admit(f *flow, s *service) (victim *flow, beyond Counts) {
 	client := clientOf(f.key.Client.Addr())
 	of := a.of[s]
 	switch {
-	case of != nil && of.clients[client] != nil && of.clients[client].Len() >= a.ofClient:
-		victim, beyond = of.clients[client].Front().Value.(*flow), Counts{ClientRefused: 1}
-	case of != nil && of.flows.Len() >= a.ofService:
-		victim, beyond = of.flows.Front().Value.(*flow), Counts{Refused: 1}
+	case of != nil && of.clients[client] != nil && of.clients[client].len() >= a.ofClient:
+		victim, beyond = of.clients[client].first(), Counts{ClientRefused: 1}
+	case of != nil && of.flows.len() >= a.ofService:
+		victim, beyond = of.flows.first(), Counts{Refused: 1}
 	case a.open >= a.most:
-		victim, beyond = a.largest().flows.Front().Value.(*flow), Counts{Refused: 1}
+		victim, beyond = a.largest().flows.first(), Counts{Refused: 1}
 	}
 	if victim != nil {
 		a.remove(victim)
 	}
 	if of = a.of[s]; of == nil {
-		of = &serviceFlows{flows: list.New(), clients: map[netip.Addr]*list.List{}}
+		of = &serviceFlows{clients: map[netip.Addr]*queue{}}
 		a.of[s] = of
 	}
 	if of.clients[client] == nil {
-		of.clients[client] = list.New()
+		of.clients[client] = &queue{}
 	}
-	f.service, f.inService, f.inClient = s, of.flows.PushBack(f), of.clients[client].PushBack(f)
+	f.service, f.inService, f.inClient = s, of.flows.young.PushBack(f), of.clients[client].young.PushBack(f)
 	a.open++
 	return victim, beyond
 }
 
-// largest returns the flows of the Service that has most.
-func (a *flows) largest() (most *serviceFlows) {
+// largest returns the flows of the Service that has to end one: of those with more than an equal share the one
+// with most that have not proved themselves, or, without such, the one with most.
+func (a *flows) largest() (largest *serviceFlows) {
+	share, mostYoung, most := a.most/len(a.of), 0, 0
 	for _, of := range a.of {
-		if most == nil || of.flows.Len() > most.flows.Len() {
-			most = of
+		young, all := of.flows.young.Len(), of.flows.len()
+		if all <= share {
+			young = 0
+		}
+		if young > mostYoung || young == mostYoung && all > most {
+			largest, mostYoung, most = of, young, all
 		}
 	}
-	return most
+	return largest
 }
 
 // end forgets a flow.
@@ -137,12 +173,12 @@ func (a *flows) remove(f *flow) {
 		return
 	}
 	of, client := a.of[f.service], clientOf(f.key.Client.Addr())
-	of.flows.Remove(f.inService)
-	of.clients[client].Remove(f.inClient)
-	if of.clients[client].Len() == 0 {
+	of.flows.of(f).Remove(f.inService)
+	of.clients[client].of(f).Remove(f.inClient)
+	if of.clients[client].len() == 0 {
 		delete(of.clients, client)
 	}
-	if of.flows.Len() == 0 {
+	if of.flows.len() == 0 {
 		delete(a.of, f.service)
 	}
 	f.inService, f.inClient = nil, nil

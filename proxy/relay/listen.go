@@ -3,10 +3,12 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -19,8 +21,10 @@ import (
 // linux/netfilter_ipv6/ip6_tables.h.
 const soOriginalDst = 80
 
-// conntrackTimes returns after which silence the kernel forgets flows of UDP: those of which one end has been
-// silent or that are new, and streams.
+// idleTimes are for how long flows of UDP may be silent at most, and streams.
+type idleTimes struct{ flow, stream time.Duration }
+
+// conntrackTimes returns after which silence the kernel forgets flows of UDP.
 func conntrackTimes() (flow, stream time.Duration) {
 	read := func(name string, standard time.Duration) time.Duration {
 		text, err := os.ReadFile("/proc/sys/net/netfilter/" + name)
@@ -50,7 +54,7 @@ func originalDestination(conn *Conn, family lb.Family) (to netip.AddrPort, err e
 
 func originalIPv4(fd uintptr) (to netip.AddrPort, err error) {
 	var addr unix.RawSockaddrInet4
-	if err := getsockopt(fd, unix.SOL_IP, unsafe.Pointer(&addr), unsafe.Sizeof(addr)); err != nil {
+	if err := getsockopt(fd, unix.SOL_IP, soOriginalDst, unsafe.Pointer(&addr), unsafe.Sizeof(addr)); err != nil {
 		return to, err
 	}
 	return netip.AddrPortFrom(netip.AddrFrom4(addr.Addr), hostOrder(addr.Port)), nil
@@ -58,7 +62,7 @@ func originalIPv4(fd uintptr) (to netip.AddrPort, err error) {
 
 func originalIPv6(fd uintptr) (to netip.AddrPort, err error) {
 	var addr unix.RawSockaddrInet6
-	if err := getsockopt(fd, unix.SOL_IPV6, unsafe.Pointer(&addr), unsafe.Sizeof(addr)); err != nil {
+	if err := getsockopt(fd, unix.SOL_IPV6, soOriginalDst, unsafe.Pointer(&addr), unsafe.Sizeof(addr)); err != nil {
 		return to, err
 	}
 	return netip.AddrPortFrom(netip.AddrFrom16(addr.Addr), hostOrder(addr.Port)), nil
@@ -70,9 +74,9 @@ func hostOrder(port uint16) uint16 {
 	return uint16(b[0])<<8 | uint16(b[1])
 }
 
-func getsockopt(fd uintptr, level int, to unsafe.Pointer, length uintptr) error {
+func getsockopt(fd uintptr, level, option int, to unsafe.Pointer, length uintptr) error {
 	size := uint32(length)
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, uintptr(level), soOriginalDst, uintptr(to),
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, uintptr(level), uintptr(option), uintptr(to),
 		uintptr(unsafe.Pointer(&size)), 0)
 	if errno != 0 {
 		return errno
@@ -80,21 +84,74 @@ func getsockopt(fd uintptr, level int, to unsafe.Pointer, length uintptr) error 
 	return nil
 }
 
-// listener accepts connections of one family, and receives datagrams at the port of the same number; datagrams is
-// nil where TCP alone is relayed.
+// listener accepts connections of one family.
 type listener struct {
-	family            lb.Family
-	port              uint16
-	socket, datagrams *Conn
+	family lb.Family
+	port   uint16
+	socket *Conn
+}
+
+// receivers are the sockets at which the relay receives UDP, at the ports of the same numbers as those of TCP. It
+// is safe for concurrent use.
+type receivers struct {
+	mu   sync.Mutex
+	open map[lb.Family]*Conn
+	// lacking says why a family has none.
+	lacking map[lb.Family]string
+}
+
+// set takes a socket over, or notes why there is none.
+func (r *receivers) set(family lb.Family, socket *Conn, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.lacking[family] = err.Error()
+		return
+	}
+	r.open[family] = socket
+	delete(r.lacking, family)
+}
+
+func (r *receivers) of(family lb.Family) *Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.open[family]
+}
+
+// without returns why there are none, by family.
+func (r *receivers) without() map[lb.Family]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.lacking)
+}
+
+// dropped returns how many datagrams the kernel has dropped as the sockets had no room for them.
+func (r *receivers) dropped() (n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, socket := range r.open {
+		n += socket.dropped()
+	}
+	return n
+}
+
+func (r *receivers) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, socket := range r.open {
+		socket.Close()
+	}
 }
 
 // backlog is how many connections wait to be accepted, if the kernel has no lower limit (net.core.somaxconn).
 const backlog = 4096
 
-// listen opens a port at all addresses of each family that the node has; any free port for 0.
-func listen(port uint16, tcpOnly bool) (all []listener, err error) {
+// listen opens a port at all addresses of each family that the node has; any free port for 0. Where another
+// program has the port of UDP, TCP does without.
+func listen(port uint16, tcpOnly bool) (all []listener, udp *receivers, err error) {
+	udp = &receivers{open: map[lb.Family]*Conn{}, lacking: map[lb.Family]string{}}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		l, failed := listenAt(family, port, tcpOnly)
+		l, failed := udp.listenAt(family, port, tcpOnly)
 		if failed != nil {
 			err = fmt.Errorf("listen (%s): %w", family, failed)
 			continue
@@ -102,26 +159,30 @@ func listen(port uint16, tcpOnly bool) (all []listener, err error) {
 		all = append(all, l)
 	}
 	if len(all) == 0 {
-		return nil, err
+		return nil, nil, err
 	}
-	return all, nil
+	return all, udp, nil
 }
 
 // maxListens is how many free ports of TCP are tried, of which that of UDP may be taken.
 const maxListens = 20
 
-func listenAt(family lb.Family, port uint16, tcpOnly bool) (l listener, err error) {
+var errTCPOnly = errors.New("the relay runs without --udp")
+
+func (r *receivers) listenAt(family lb.Family, port uint16, tcpOnly bool) (l listener, err error) {
 	for range maxListens {
-		if l, err = listenTCP(family, port); err != nil || tcpOnly {
+		if l, err = listenTCP(family, port); err != nil {
 			return l, err
 		}
-		if l.datagrams, err = openUDP(family, l.port); err == nil {
+		var socket *Conn
+		if err = errTCPOnly; !tcpOnly {
+			socket, err = openUDP(family, l.port)
+		}
+		if err == nil || port != 0 || tcpOnly {
+			r.set(family, socket, err)
 			return l, nil
 		}
 		l.socket.Close()
-		if port != 0 {
-			break
-		}
 	}
 	return l, fmt.Errorf("UDP: %w", err)
 }

@@ -57,11 +57,15 @@ type Deps struct {
 	DialUDP func(backend netip.AddrPort) (*Conn, error)
 	// Original returns what a client connected to.
 	Original func(*Conn, lb.Family) (netip.AddrPort, error)
+	// Times returns after which silence the kernel forgets flows of UDP: those of which one end has been silent or
+	// that are new, and streams.
+	Times func() (flow, stream time.Duration)
 }
 
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
-	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP}
+	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP,
+		Times: conntrackTimes}
 }
 
 const (
@@ -76,6 +80,10 @@ const (
 	acceptAfter = 300 * time.Millisecond
 	// strainedFor is how long the rules do not lead here after the relay could not accept a connection.
 	strainedFor = 5 * time.Second
+	// reopenEvery is how often the relay tries to open a port of UDP that another program has.
+	reopenEvery = time.Second
+	// timesEvery is how often the relay looks for how long the kernel remembers flows of UDP: two small files.
+	timesEvery = time.Second
 	// headerWithin bounds how long a backend has to take the header of the PROXY protocol.
 	headerWithin = 10 * time.Second
 )
@@ -87,13 +95,17 @@ type Relay struct {
 	table     *table
 	listeners []listener
 	ports     map[lb.Family]uint16
+	receivers *receivers
 
 	pipes     *pipes
 	flows     *flows
 	questions *questions
-	// flowIdle and streamIdle are how long a flow may be silent at most, of which one end is silent or which is
-	// new, and a stream.
-	flowIdle, streamIdle time.Duration
+	idle      atomic.Pointer[idleTimes]
+	// flowsWaiting are those that wait for the proxy's word on their frontend. lostSent are the datagrams that no
+	// socket to a backend took, lostReceived those that no socket took on the way back, and noPort counts the flows
+	// that ended as the node had no free port.
+	flowsWaiting, noPort   atomic.Int64
+	lostSent, lostReceived atomic.Uint64
 
 	open, refused atomic.Int64
 	strained      atomic.Int64  // when a connection could last not be accepted, in nanoseconds of Unix time
@@ -107,16 +119,16 @@ type Relay struct {
 
 // New returns a relay that is listening already.
 func New(options Options, deps Deps) (*Relay, error) {
-	listeners, err := listen(options.Port, options.TCPOnly)
+	listeners, receivers, err := listen(options.Port, options.TCPOnly)
 	if err != nil {
 		return nil, err
 	}
-	flow, stream := conntrackTimes()
 	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), listeners: listeners,
-		ports: map[lb.Family]uint16{}, pipes: newPipes(maxPipes), crossed: make(chan struct{}, 1),
+		receivers: receivers, ports: map[lb.Family]uint16{}, pipes: newPipes(maxPipes), crossed: make(chan struct{}, 1),
 		leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
-		questions: newQuestions(), flowIdle: flow - flow/6, streamIdle: stream - stream/6}
+		questions: newQuestions()}
+	r.lookAtTimes()
 	for _, l := range listeners {
 		r.ports[l.family] = l.port
 	}
@@ -129,6 +141,33 @@ func (r *Relay) Ready() error {
 		return errors.New("the proxy has not said what to relay")
 	}
 	return nil
+}
+
+// lookAtTimes finds out for how long the kernel remembers flows of UDP. A flow has to end before the kernel forgets
+// it.
+func (r *Relay) lookAtTimes() {
+	flow, stream := r.deps.Times()
+	now := idleTimes{flow - flow/6, stream - stream/6}
+	if before := r.idle.Swap(&now); before != nil && *before != now {
+		r.deps.Log.Info("the kernel remembers flows of UDP for another time", "flow", now.flow, "stream", now.stream)
+		for _, f := range r.flows.list() {
+			f.hurry()
+		}
+	}
+}
+
+// followTimes looks at them again and again, until ctx ends.
+func (r *Relay) followTimes(ctx context.Context) {
+	look := time.NewTicker(timesEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+			r.lookAtTimes()
+		}
+	}
 }
 
 // high is how many connections the relay has when the rules are to stop leading to it. A tenth of the
@@ -192,10 +231,11 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer hangUp()
 	var feed, accepting, connections, receiving, flows sync.WaitGroup
 	feed.Go(func() { _ = r.follow(talking) })
+	feed.Go(func() { r.followTimes(talking) })
 	for _, l := range r.listeners {
 		accepting.Go(func() { r.accept(serving, l, &connections) })
-		if l.datagrams != nil {
-			receiving.Go(func() { r.receiveAll(flowing, l, &flows) })
+		if !r.options.TCPOnly {
+			receiving.Go(func() { r.receiveUDP(flowing, l, &flows) })
 		}
 	}
 	<-ctx.Done()
@@ -228,11 +268,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if n := len(r.flows.list()); n > 0 {
 		time.Sleep(acceptAfter)
 	}
-	for _, l := range r.listeners {
-		if l.datagrams != nil {
-			l.datagrams.Close()
-		}
-	}
+	r.receivers.close()
 	receiving.Wait()
 	abortFlows(ends)
 	flows.Wait()
@@ -295,7 +331,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		return
 	}
 	w, ok := r.find(ctx, target{lb.TCP, to}, &r.waiting)
-	if !ok || !r.table.open(w.service, from.Addr(), r.options.ServiceLimit, r.options.ClientLimit) {
+	if !ok || !w.service.admit(from.Addr(), r.options.ServiceLimit, r.options.ClientLimit) {
 		r.refused.Add(1)
 		abort(client)
 		return
@@ -308,7 +344,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		abort(client)
 	default:
 		end = r.pass(ctx, w, client, c.conn, from, to)
-		r.table.leave(w.service, c.backend)
+		w.service.leave(c.backend)
 	}
 	r.table.close(w.service, from.Addr(), end)
 	r.log(lb.TCP, w, from, to, c.tried, end, r.deps.Now().Sub(began))
@@ -348,18 +384,18 @@ func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort) (connec
 	choose := r.table.chooser(w, from.Addr(), rand.Uint64)
 	d := dialer{dial: r.deps.Dial, tries: r.options.Tries, tryAfter: r.options.TryAfter,
 		timeout: r.options.ConnectTimeout}
-	next := func(tried []netip.AddrPort) (netip.AddrPort, bool) { return r.table.choose(w.service, choose, tried) }
+	next := func(tried []netip.AddrPort) (netip.AddrPort, bool) { return w.service.choose(choose, tried) }
 	c, err := d.connect(ctx, next, func(b netip.AddrPort) { r.table.suspect(w.service, b) })
-	r.table.connected(w.service, len(c.tried), c.failedHere, err == nil)
+	w.service.connected(len(c.tried), c.failedHere, err == nil)
 	for _, b := range c.tried {
 		if err != nil || b != c.backend {
-			r.table.leave(w.service, b)
+			w.service.leave(b)
 		}
 	}
 	if err != nil {
 		return c, fmt.Errorf("no backend answered: %w", err)
 	}
-	r.table.trust(w.service, c.backend)
+	w.service.trust(c.backend)
 	r.table.remember(w, from.Addr(), c.backend)
 	return c, nil
 }

@@ -41,6 +41,10 @@ type rig struct {
 	stop     func()
 	original atomic.Pointer[netip.AddrPort]
 	mute     atomic.Bool // the proxy answers no questions
+	// beforeUDP is called before a socket to a backend is opened, and may fail instead.
+	beforeUDP atomic.Pointer[func(netip.AddrPort) error]
+	// remembers is how long the kernel remembers flows of UDP.
+	remembers atomic.Int64
 }
 
 // newRig returns a running relay. tune changes its options; nil for as they are.
@@ -48,6 +52,7 @@ func newRig(t *testing.T, tune func(*Options)) *rig {
 	t.Helper()
 	g := &rig{t: t, said: make(chan wire.Hello, 1000), tell: make(chan wire.Message)}
 	g.original.Store(&frontend)
+	g.remembers.Store(int64(time.Hour))
 	options := Options{Socket: filepath.Join(t.TempDir(), "relay.sock"), Tries: 3, TryAfter: 10 * time.Millisecond,
 		ConnectTimeout: 30 * time.Second, Idle: time.Hour, Drain: time.Minute, Limit: 1000, ServiceLimit: 1000,
 		ClientLimit: 1000, FlowLimit: 1000, ServiceFlows: 1000, ClientFlows: 1000, UDPIdle: time.Hour}
@@ -65,6 +70,19 @@ func newRig(t *testing.T, tune func(*Options)) *rig {
 			return nil, unix.ECONNREFUSED
 		}
 		return dial(ctx, backend)
+	}
+	dialUDP := deps.DialUDP
+	deps.DialUDP = func(backend netip.AddrPort) (*Conn, error) {
+		if before := g.beforeUDP.Load(); before != nil {
+			if err := (*before)(backend); err != nil {
+				return nil, err
+			}
+		}
+		return dialUDP(backend)
+	}
+	deps.Times = func() (flow, stream time.Duration) {
+		d := time.Duration(g.remembers.Load())
+		return d, d
 	}
 	deps.Original = func(*Conn, lb.Family) (netip.AddrPort, error) { return *g.original.Load(), nil }
 	listener, err := net.Listen("unix", options.Socket)

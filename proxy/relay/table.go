@@ -21,7 +21,8 @@ const (
 )
 
 // table is what the proxy has said, and what is known of the Services that it named. It is safe for
-// concurrent use.
+// concurrent use. Each Service has a lock of its own, so what one costs holds up no other: mu is held while
+// ways are looked up or replaced, and comes before a Service's.
 type table struct {
 	now func() time.Time
 
@@ -49,10 +50,13 @@ type target struct {
 	addr     netip.AddrPort
 }
 
-// service is what is relayed of a Service in one protocol.
+// service is what is relayed of a Service in one protocol. It is safe for concurrent use, but for what belongs
+// to the table.
 type service struct {
 	id
-	plan.Relayed
+	plan.Relayed // of the table
+
+	mu      sync.Mutex
 	removed bool
 	counts  Counts
 	// open are the connections of each backend, those included that it has not answered yet.
@@ -85,9 +89,10 @@ type way struct {
 	ending []netip.AddrPort
 	// going and externalIP are the frontend's.
 	going, externalIP bool
-	// affinity and the next two are the Service's.
+	// affinity and the next three are the Service's.
 	affinity      time.Duration
 	byClient      bool
+	counting      plan.Scheduler
 	proxyProtocol int
 }
 
@@ -155,7 +160,8 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 	}
 	if relayed == nil {
 		if s != nil {
-			s.Relayed, s.removed = plan.Relayed{}, true
+			s.Relayed = plan.Relayed{}
+			s.remove(true)
 			t.forget(s)
 		}
 		return
@@ -165,12 +171,14 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 			suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}}
 		t.services[which] = s
 	}
-	s.Relayed, s.removed = *relayed, false
+	s.Relayed = *relayed
+	s.remove(false)
 	backends := map[netip.AddrPort]bool{}
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
 			w := way{service: s, port: p.Name, local: f.Local, backends: p.Cluster, ending: p.Ending, affinity: s.Affinity,
-				byClient: s.ByClient, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP}
+				byClient: s.ByClient, counting: s.Counting, proxyProtocol: s.ProxyProtocol, going: f.Going,
+				externalIP: f.ExternalIP}
 			if f.Local {
 				w.backends = p.Local
 			}
@@ -180,7 +188,21 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 			}
 		}
 	}
-	for b := range s.suspects { // endpoints that end are tried no more
+	s.forgive(backends)
+}
+
+// remove notes whether the Service is relayed no more.
+func (s *service) remove(removed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removed = removed
+}
+
+// forgive forgets the suspects that are no backends: endpoints that end are tried no more.
+func (s *service) forgive(backends map[netip.AddrPort]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for b := range s.suspects {
 		if !backends[b] {
 			delete(s.suspects, b)
 		}
@@ -209,8 +231,24 @@ func (t *table) remove(frontend netip.AddrPort, s *service) {
 
 // forget drops a removed Service once it has no connections.
 func (t *table) forget(s *service) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.removed && s.counts.Open == 0 && t.services[s.id] == s {
 		delete(t.services, s.id)
+	}
+}
+
+// ended counts the end of a connection, and what else more counts.
+func (t *table) ended(s *service, more Counts) {
+	s.mu.Lock()
+	more.Open--
+	s.counts.add(more)
+	removed := s.removed
+	s.mu.Unlock()
+	if removed {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.forget(s)
 	}
 }
 
@@ -233,10 +271,10 @@ func (t *table) find(to target) (w way, ok bool, changed <-chan struct{}) {
 	return w, ok, t.changed
 }
 
-// open counts a connection, and reports whether the Service and its client may have it.
-func (t *table) open(s *service, from netip.Addr, limit, clientLimit int) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// admit counts a connection, and reports whether the Service and its client may have it; close takes it back.
+func (s *service) admit(from netip.Addr, limit, clientLimit int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	client := clientOf(from)
 	switch {
 	case s.counts.Open >= limit:
@@ -264,23 +302,24 @@ func clientOf(addr netip.Addr) netip.Addr {
 
 // close counts what became of a connection.
 func (t *table) close(s *service, from netip.Addr, end ended) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	client := clientOf(from)
+	s.leaves(clientOf(from))
+	t.ended(s, Counts{Sent: end.sent, Received: end.received})
+}
+
+// leaves counts a client's connection no more.
+func (s *service) leaves(client netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.clients[client]--; s.clients[client] == 0 {
 		delete(s.clients, client)
 	}
-	s.counts.Open--
-	s.counts.Sent += end.sent
-	s.counts.Received += end.received
-	t.forget(s)
 }
 
-// count counts something of a Service.
-func (t *table) count(s *service, what func(*Counts)) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	what(&s.counts)
+// count counts something.
+func (s *service) count(more Counts) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.add(more)
 }
 
 // keeps reports whether a flow to a backend may go on.
@@ -290,72 +329,78 @@ func (w way) keeps(backend netip.AddrPort) bool {
 }
 
 // connected counts the tries of a connection, and those of them that failed on this node.
-func (t *table) connected(s *service, tries, failedHere int, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s.counts.Tries += uint64(tries)
-	s.counts.NodeFailures += uint64(failedHere)
+func (s *service) connected(tries, failedHere int, ok bool) {
+	more := Counts{Tries: uint64(tries), NodeFailures: uint64(failedHere)}
 	switch {
 	case !ok:
-		s.counts.Failures++
+		more.Failures++
 	case tries > 1:
-		s.counts.Retried++
+		more.Retried++
 	}
+	s.count(more)
 }
 
-// choose chooses a backend after those that were tried, and counts the connection there.
-func (t *table) choose(s *service, c chooser, tried []netip.AddrPort) (backend netip.AddrPort, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	c.open = s.open
-	if backend, ok = c.next(tried); ok {
+// choose chooses a backend after those that were tried, and counts the connection there. Only what chooses by
+// such counts holds up others meanwhile, of the same Service: a draw among many backends takes a while.
+func (s *service) choose(c chooser, tried []netip.AddrPort) (backend netip.AddrPort, ok bool) {
+	if c.counting == "" {
+		backend, ok = c.next(tried)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.counting != "" {
+		c.open = s.open
+		backend, ok = c.next(tried)
+	}
+	if ok {
 		s.open[backend]++
 	}
 	return backend, ok
 }
 
 // leave counts a connection to a backend no longer.
-func (t *table) leave(s *service, backend netip.AddrPort) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+func (s *service) leave(backend netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.open[backend]--; s.open[backend] == 0 {
 		delete(s.open, backend)
 	}
 }
 
-// suspect notes that a backend did not answer, trust that it did.
+// suspect notes that a backend did not answer, and has others be tried first for a while.
 func (t *table) suspect(s *service, backend netip.AddrPort) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.suspects[backend] = t.now().Add(suspectFor)
 }
 
-func (t *table) trust(s *service, backend netip.AddrPort) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// trust notes that a backend did answer.
+func (s *service) trust(backend netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	delete(s.suspects, backend)
 }
 
 // chooser returns what chooses for a client's connection.
 func (t *table) chooser(w way, client netip.Addr, random func() uint64) chooser {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := t.now()
+	s, now := w.service, t.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	suspects := map[netip.AddrPort]bool{}
-	for b, until := range w.service.suspects {
+	for b, until := range s.suspects {
 		if now.Before(until) {
 			suspects[b] = true
 		} else {
-			delete(w.service.suspects, b)
+			delete(s.suspects, b)
 		}
 	}
-	c := chooser{backends: w.backends, counting: w.service.Counting,
+	c := chooser{backends: w.backends, counting: w.counting,
 		isSuspect: func(b netip.AddrPort) bool { return suspects[b] },
 		draw:      func(netip.AddrPort) float64 { return unit(random()) }}
 	if w.byClient || w.affinity > 0 {
 		c.draw = byClient(client)
 	}
-	if m, ok := w.service.remembered[w.remembering(client)]; ok && now.Sub(m.last) < w.affinity {
+	if m, ok := s.remembered[w.remembering(client)]; ok && now.Sub(m.last) < w.affinity {
 		c.first = m.backend
 	}
 	return c
@@ -372,9 +417,9 @@ func (w way) remembering(client netip.Addr) remembering {
 // remember notes which backend a client got. Of a Service with too many clients it first forgets those
 // whose time is over.
 func (t *table) remember(w way, client netip.Addr, backend netip.AddrPort) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	s := w.service
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if w.affinity == 0 {
 		clear(s.remembered)
 		return

@@ -105,7 +105,7 @@ func TestClientsAreCounted(t *testing.T) {
 		{"192.0.2.1", true}, {"192.0.2.1", true}, {"192.0.2.1", false}, {"192.0.2.2", true},
 		{"2001:db8::1", true}, {"2001:db8::2", true}, {"2001:db8::3", false}, {"2001:db8:0:1::3", true},
 	} {
-		if got := table.open(s, netip.MustParseAddr(step.from), 100, 2); got != step.want {
+		if got := s.admit(netip.MustParseAddr(step.from), 100, 2); got != step.want {
 			t.Errorf("one more of %s: %v", step.from, got)
 		}
 	}
@@ -171,15 +171,18 @@ func TestContract11PipesAreShared(t *testing.T) {
 	}
 }
 
-// What the file descriptors allow is shared: flows of UDP get a quarter at most, connections the rest.
-func TestLimitsByDescriptors(t *testing.T) {
+// What the file descriptors allow is shared: flows of UDP get a quarter at most, connections the rest. Flows leave
+// half of the ports to others.
+func TestLimitsByTheNode(t *testing.T) {
 	for _, test := range []struct {
 		descriptors        uint64
+		ports              int
 		connections, flows int
-	}{{1 << 20, 10_000, 10_000}, {20_356, 3750, 5000}, {356, 1, 1}, {0, 1, 1}} {
-		connections, flows := Limits(10_000, 10_000, 3, test.descriptors)
+	}{{1 << 20, 28_232, 10_000, 10_000}, {20_356, 28_232, 3750, 5000}, {356, 28_232, 1, 1}, {0, 28_232, 1, 1},
+		{1 << 20, 5000, 10_000, 2500}, {1 << 20, 1, 10_000, 1}} {
+		connections, flows := Limits(10_000, 10_000, 3, test.descriptors, test.ports)
 		if connections != test.connections || flows != test.flows {
-			t.Errorf("%d descriptors: %d and %d, not %d and %d", test.descriptors, connections, flows, test.connections,
+			t.Errorf("%d descriptors, %d ports: %d and %d, not %d and %d", test.descriptors, test.ports, connections, flows, test.connections,
 				test.flows)
 		}
 	}

@@ -275,7 +275,7 @@ func TestUDPLimitIsFair(t *testing.T) {
 	if _, victim := add(small, 5); victim != second {
 		t.Errorf("%+v ends", victim)
 	}
-	if _, victim := add(small, 6); victim == nil || victim.service == small && a.of[large].flows.Len() > 2 {
+	if _, victim := add(small, 6); victim == nil || victim.service == small && a.of[large].flows.len() > 2 {
 		t.Errorf("%+v ends", victim)
 	}
 	for _, f := range a.list() {
@@ -298,8 +298,12 @@ func TestUDPAskingIsBounded(t *testing.T) {
 		}
 		return made
 	}
-	for addr, want := range map[string]int{"192.0.2.1": maxClientAsking, "2001:db8::1": maxClientAsking} {
-		if got := asked(addr, 1000); got != want {
+	for i := range maxAsking / maxClientAsking {
+		addr := fmt.Sprint("192.0.2.", 10+i)
+		if i == 0 {
+			addr = "2001:db8::1"
+		}
+		if got := asked(addr, 1000); got != maxClientAsking {
 			t.Errorf("%d of %s are asked about", got, addr)
 		}
 	}
@@ -389,8 +393,9 @@ func TestUDPIdle(t *testing.T) {
 // A flow may be silent for as long as the kernel remembers it, less a sixth.
 func TestUDPIdleIsTheKernels(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	r := &Relay{options: Options{UDPIdle: 100 * time.Second}, flowIdle: 25 * time.Second, streamIdle: 90 * time.Second,
+	r := &Relay{options: Options{UDPIdle: 100 * time.Second},
 		table: newTable(time.Now), deps: Deps{Now: func() time.Time { return now }}}
+	r.idle.Store(&idleTimes{25 * time.Second, 90 * time.Second})
 	f := &flow{Relay: r, began: now, conn: &Conn{}, way: way{service: &service{suspects: map[netip.AddrPort]time.Time{}}}}
 	for _, step := range []struct {
 		after time.Duration
@@ -547,16 +552,16 @@ func TestContract11QuestionsHaveAnEnd(t *testing.T) {
 	}
 }
 
-// A relay of TCP alone has no port of UDP.
+// A relay of TCP alone has no port of UDP, and says so.
 func TestTCPOnly(t *testing.T) {
-	listeners, err := listen(0, true)
+	listeners, udp, err := listen(0, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, l := range listeners {
 		l.socket.Close()
-		if l.datagrams != nil {
-			t.Errorf("%s: a port of UDP is open", l.family)
+		if udp.of(l.family) != nil || udp.without()[l.family] != errTCPOnly.Error() {
+			t.Errorf("%s: a port of UDP is open, or the relay says %q", l.family, udp.without())
 		}
 	}
 }

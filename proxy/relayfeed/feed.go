@@ -90,7 +90,7 @@ type relay struct {
 }
 
 // maxAnswers is how many answers wait for a relay. One that asks more and does not listen is disconnected.
-const maxAnswers = 16 * wire.MaxFlows
+const maxAnswers = 32 * wire.MaxFlows
 
 var _ actor.Updater[lb.Key, *plan.Relayed] = (*Actor)(nil)
 
@@ -188,6 +188,8 @@ type State struct {
 	LeadsUDP map[lb.Family]netip.AddrPort `json:"leadsUDP,omitempty"`
 	// Ports are those where the relay accepts connections.
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
+	// NoUDP says why it receives no UDP at one of them, where it does not.
+	NoUDP map[lb.Family]string `json:"noUDP,omitempty"`
 	// Services are relayed, UDP of them with a port of UDP, and Connections are open.
 	Services    int `json:"services"`
 	UDP         int `json:"udp"`
@@ -209,7 +211,7 @@ func (a *Actor) State() State {
 		}
 	}
 	if a.current != nil {
-		st.Ports = maps.Clone(a.current.said.Ports)
+		st.Ports, st.NoUDP = maps.Clone(a.current.said.Ports), maps.Clone(a.current.said.NoUDP)
 		st.Full, st.Connections = a.current.said.Full, a.current.said.Connections
 	}
 	return st
@@ -311,6 +313,11 @@ func (a *Actor) elect() {
 }
 
 func (r *relay) ready() bool { return r.told && len(r.said.Ports) > 0 && !r.said.Leaving }
+
+// takes reports whether the relay listens on a way.
+func (r *relay) takes(way plan.RelayWay) bool {
+	return r.said.Ports[way.Family] != 0 && (way.Protocol != lb.UDP || r.said.NoUDP[way.Family] == "")
+}
 
 // write sends all Services once they are known, each change after, and a beat.
 func (a *Actor) write(ctx context.Context, conn net.Conn, r *relay) error {
@@ -434,7 +441,7 @@ func (a *Actor) take(r *relay, h wire.Hello) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := r.ready()
-	if h.Full != r.said.Full {
+	if h.Full != r.said.Full || !maps.Equal(h.NoUDP, r.said.NoUDP) {
 		poke(a.wake)
 	}
 	leaving := h.Leaving || r.said.Leaving
@@ -469,18 +476,24 @@ func (a *Actor) keep(ctx context.Context) {
 }
 
 // tell tells Deps.Answering of relays that have come, and of those that have gone if gone is set: of these
-// once the rules do not lead there any more. A relay that leaves answers until it closes the connection. What
-// is not there when the proxy starts may be about to connect.
-func (a *Actor) tell(gone bool) {
+// once the rules do not lead there any more, as to leads they do. A relay that leaves answers until it closes the
+// connection. What is not there when the proxy starts may be about to connect.
+func (a *Actor) tell(gone bool, leads map[plan.RelayWay]netip.AddrPort) {
 	a.mu.Lock()
 	now := []netip.AddrPort{}
 	if !gone {
 		now = append(now, a.answering...)
 	}
+	for way, to := range leads {
+		if way.Protocol == lb.UDP {
+			now = append(now, to)
+		}
+	}
 	for r := range a.relays {
 		for family, port := range r.said.Ports {
 			addr, ok := a.addresses[family]
-			if ok && !a.blocked[plan.RelayWay{Family: family, Protocol: lb.UDP}] {
+			way := plan.RelayWay{Family: family, Protocol: lb.UDP}
+			if ok && r.takes(way) && !a.blocked[way] {
 				now = append(now, netip.AddrPortFrom(addr, port))
 			}
 		}
@@ -497,16 +510,42 @@ func (a *Actor) tell(gone bool) {
 	a.deps.Answering(now)
 }
 
+// Outlast waits for relays that end with the proxy, as those of one pod do: until the rules lead to none, and
+// Deps.Answering has been told of none. It returns also when ctx ends, and when those that are there have not said
+// within a moment that they leave: then they wait for the next proxy. Run has to go on meanwhile.
+func (a *Actor) Outlast(ctx context.Context) {
+	heard := time.Now().Add(wire.Silence) // by then each that is there has said something
+	for a.ending(time.Now().Before(heard)) && ctx.Err() == nil {
+		time.Sleep(outlastEvery)
+	}
+}
+
+// outlastEvery is how often Outlast looks.
+const outlastEvery = 20 * time.Millisecond
+
+// ending reports whether a relay is about to end, or flows may still be led to one that has. All that are there may
+// be about to if any is set.
+func (a *Actor) ending(anyMay bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for r := range a.relays {
+		if anyMay || r.said.Leaving {
+			return true
+		}
+	}
+	return len(a.relays) == 0 && len(a.answering) > 0
+}
+
 // lease makes the rules lead where they should, once.
 func (a *Actor) lease() error {
 	a.mu.Lock()
 	want := map[plan.RelayWay]netip.AddrPort{}
 	if a.current != nil && a.deps.Busy() < stuckAfter {
 		for _, way := range plan.RelayWays {
-			port, listens := a.current.said.Ports[way.Family]
+			port := a.current.said.Ports[way.Family]
 			addr, reachable := a.addresses[way.Family]
 			full := way.Protocol == lb.TCP && a.current.said.Full // flows of UDP have limits of their own
-			if listens && reachable && !full && !a.blocked[way] {
+			if a.current.takes(way) && reachable && !full && !a.blocked[way] {
 				want[way] = netip.AddrPortFrom(addr, port)
 			}
 		}
@@ -520,7 +559,7 @@ func (a *Actor) lease() error {
 	}
 	a.mu.Unlock()
 	var errs []error
-	a.tell(false) // before flows come there
+	a.tell(false, want) // before flows come there
 	for way, to := range want {
 		if err := a.deps.Renew(way, to, wire.Lease); err != nil {
 			errs = append(errs, err)
@@ -542,7 +581,7 @@ func (a *Actor) lease() error {
 		}
 	}
 	if ended {
-		a.tell(true)
+		a.tell(true, want)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -39,6 +39,8 @@ type rig struct {
 	leased map[plan.RelayWay]netip.AddrPort
 	renews int
 	fail   error
+	// renewing is called, if it is set, each time that a lease has been renewed.
+	renewing func()
 	// answering is what was told last, how often told; flows are those that the kernel has.
 	answering []netip.AddrPort
 	told      int
@@ -59,7 +61,9 @@ func newRig(t *testing.T) *rig {
 					t.Errorf("flows are led to %s, and cut there", to)
 				}
 				g.leased[way] = to
-				g.renews++
+				if g.renews++; g.renewing != nil {
+					g.renewing()
+				}
 			}
 			return g.fail
 		},
@@ -309,6 +313,83 @@ func TestFull(t *testing.T) {
 	if st := g.State(); st.Full {
 		t.Errorf("%+v", st)
 	}
+}
+
+// The rules lead UDP to no relay that does not receive it, and do once it does.
+func TestContract10WithoutUDP(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	without := hello(7)
+	without.NoUDP = map[lb.Family]string{lb.IPv4: "address already in use"}
+	r := g.join(without)
+	g.leadsOn(7, tcp)
+	g.answers()
+	if st := g.State(); st.NoUDP[lb.IPv4] != "address already in use" {
+		t.Errorf("%+v", st)
+	}
+	with := hello(7)
+	r.hello.Store(&with)
+	g.leads(7)
+	g.answers(7)
+}
+
+// A relay that goes while the rules are made to lead there is one that answers until they do not: what is cut before
+// would be led there again, and stay.
+func TestARelayGoesWhileItIsLedTo(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	var once sync.Once
+	g.mu.Lock()
+	g.renewing = func() {
+		once.Do(func() {
+			g.Actor.mu.Lock()
+			defer g.Actor.mu.Unlock()
+			clear(g.relays)
+			g.elect()
+		})
+	}
+	g.mu.Unlock()
+	g.join(hello(7))
+	g.until("it has gone", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.renews > 1 && len(g.leased) == 0
+	})
+	g.answers()
+}
+
+// A proxy that ends waits for a relay that ends too, until that has gone and flows are cut, and for none that stays.
+func TestContract9AProxyOutlastsItsRelay(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Outlast(t.Context()) // there is none
+	g.Begin(nil)
+	r := g.join(hello(7))
+	g.leads(7)
+	g.Outlast(t.Context()) // it stays
+	g.leads(7)
+	g.answers(7)
+	outlasted := make(chan struct{})
+	go func() {
+		defer close(outlasted)
+		g.Outlast(t.Context())
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if len(g.answering) > 0 || len(g.leased) > 0 {
+			t.Errorf("it ends while %v is led to, and %v answers", g.leased, g.answering)
+		}
+	}()
+	r.leave()
+	r.next(func(m wire.Message) bool { return m.Left })
+	select {
+	case <-outlasted:
+		t.Error("it ends while the relay has flows")
+	case <-time.After(2 * wire.Silence):
+	}
+	r.conn.Close()
+	<-outlasted
 }
 
 // The rules of a family lead to no relay while something would drop that.

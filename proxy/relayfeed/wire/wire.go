@@ -66,6 +66,8 @@ type Service struct {
 type Hello struct {
 	// Ports are those at which the relay accepts connections, and receives UDP, by family, at all addresses.
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
+	// NoUDP says why the relay receives no UDP at its port of a family, where it does not.
+	NoUDP map[lb.Family]string `json:"noUDP,omitempty"`
 	// Leaving is set if the rules shall not lead to the relay any more.
 	Leaving bool `json:"leaving,omitempty"`
 	// Full is set if the relay has about as many connections as it may: the rules shall not lead there, but
