@@ -127,8 +127,8 @@ var Reasons = map[lb.Reason]Entry{
 		"straight to endpoints.", "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c relay"},
 	lb.ReasonRelayFull: {"A node's relay has as many connections as it may: new ones go straight to endpoints until it " +
 		"has room again.", "raise relay.connections, or spread the clients over more nodes"},
-	lb.ReasonRelayWithoutUDP: {"A node's relay cannot receive UDP, as another program has its port: UDP of Services with " +
-		"landfall.dev/relay goes straight to endpoints there.",
+	lb.ReasonRelayWithoutUDP: {"A node's relay cannot receive UDP, as another program has its port: UDP of Services " +
+		"with landfall.dev/relay goes straight to endpoints there.",
 		"end the program that has UDP port 7484 (ss -lunp), or set another relay.port"},
 	lb.ReasonRelayDropped: {"A chain of another program drops what the rules lead to a node's relay, so connections to " +
 		"Services with landfall.dev/relay go straight to endpoints there.",
