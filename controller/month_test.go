@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,5 +184,5 @@ func (m *month) rest() (map[string]int, int) {
 	}
 	m.wait(12 * time.Hour)
 	// What the book has of pools' status is not kept up to date.
-	return leaktest.Entries(m.leads.controller, "book.pools.ordered[].Pool.Status"), runtime.NumGoroutine()
+	return leaktest.Entries(m.leads.controller, "book.pools.ordered[].Pool.Status"), leaktest.Goroutines()
 }

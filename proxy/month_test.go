@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -120,7 +119,7 @@ func TestMonth(t *testing.T) {
 			m.calm()
 			time.Sleep(3 * lb.FlowMemory)
 			synctest.Wait()
-			return m.entries(), runtime.NumGoroutine()
+			return m.entries(), leaktest.Goroutines()
 		}
 		for hour := range 24 {
 			m.hour(hour)

@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/leaktest"
 )
 
 // entries counts what maps and slices hold, all the way down.
@@ -86,7 +86,7 @@ func TestMonth(t *testing.T) {
 			time.Sleep(time.Hour)
 			synctest.Wait()
 			if hour%24 == 23 {
-				sizes, goroutines, decisions = append(sizes, size()), append(goroutines, runtime.NumGoroutine()),
+				sizes, goroutines, decisions = append(sizes, size()), append(goroutines, leaktest.Goroutines()),
 					append(decisions, decided())
 			}
 		}

@@ -4,6 +4,7 @@ package leaktest
 import (
 	"maps"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,17 @@ func Compare(t testing.TB, before, after map[string]int) {
 			t.Errorf("%s holds %d entries, before %d", path, after[path], before[path])
 		}
 	}
+}
+
+// Goroutines returns how many goroutines there are: the least of several counts, as the runtime counts its own too while
+// it runs a finalizer or a cleanup.
+func Goroutines() int {
+	least := runtime.NumGoroutine()
+	for range 100 {
+		runtime.Gosched()
+		least = min(least, runtime.NumGoroutine())
+	}
+	return least
 }
 
 type place struct {
