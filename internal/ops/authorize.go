@@ -90,7 +90,7 @@ type lane struct {
 	begun    int       // in it
 }
 
-// enter reports whether one more question may be asked now; leave must follow.
+// enter reports whether one more question may be asked now; gatekeeper.asked must follow.
 func (l *lane) enter(now time.Time) bool {
 	if now.Sub(l.second) >= time.Second {
 		l.second, l.begun = now, 0

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -19,9 +18,6 @@ func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
 	changes := a.changes
 	a.changes = nil
 	a.mu.Unlock()
-	if now.Sub(a.synced) >= resync {
-		changes = []links.RouteChange{{All: true}}
-	}
 	if len(a.settling) > 0 && !now.Before(a.settled) {
 		maps.Copy(due, a.settling)
 		if a.pause >= settle {
@@ -33,19 +29,32 @@ func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
 	for addr := range a.held {
 		due[addr] = true
 	}
-	changed := map[int]bool{}
+	changed, all := map[int]bool{}, false
 	for _, c := range changes {
 		switch {
 		case c.All:
-			a.synced = now
-			for addr := range a.entries {
-				due[addr] = true
-			}
+			all = true
 		case c.Link != 0:
 			changed[c.Link] = true
 		default:
 			a.within(c.Prefix, due)
 		}
+	}
+	if all || now.Sub(a.synced) >= resync {
+		a.synced = now
+		for addr := range a.entries {
+			due[addr] = true
+		}
+	}
+	if all { // messages may have been lost, those about interfaces too: one more look, or more if some are due already
+		pause := settle
+		if len(a.settling) > 0 {
+			pause = soon
+		}
+		for addr := range a.entries {
+			a.settling[addr] = true
+		}
+		a.pause, a.settled = pause, now.Add(pause)
 	}
 	if len(changed) == 0 {
 		return

@@ -234,6 +234,8 @@ func TestLinks(t *testing.T) {
 	run(t, func(r *rig) {
 		r.set(func() { r.ways["10.1.0.2"], r.ways["10.2.0.2"] = own, links.Way{Kind: lb.RouteOwn, Link: 2} })
 		r.Begin(map[lb.Key][]plan.Target{key: targets("10.1.0.2", "10.2.0.2")})
+		r.wait()
+		time.Sleep(every) // until what the beginning of the watch has asked for is over
 		r.expect("at first")
 		r.messages <- []links.RouteChange{{Link: 3}, {Link: 9}}
 		r.expect("not yet")
@@ -267,6 +269,39 @@ func TestLinks(t *testing.T) {
 		r.messages <- []links.RouteChange{{Link: 2}}
 		r.expect("no carrier", "10.1.0.2 PodRouteMissing", "10.2.0.2 NoCarrier")
 	})
+}
+
+// TestLostMessages looks again some time after messages may have been lost: one of them may have been about an
+// interface whose routes the kernel has yet to take away.
+func TestLostMessages(t *testing.T) {
+	run(t, func(r *rig) {
+		r.set(func() { r.ways["10.1.0.2"] = own })
+		r.Begin(map[lb.Key][]plan.Target{key: targets("10.1.0.2")})
+		r.wait()
+		time.Sleep(every) // until what the beginning of the watch has asked for is over
+		r.expect("at first")
+		r.messages <- []links.RouteChange{{All: true}}
+		r.expect("not yet")
+		r.set(func() { r.ways["10.1.0.2"] = none })
+		time.Sleep(settle)
+		r.expect("gone", "10.1.0.2 PodRouteMissing")
+		r.set(func() { r.looks = nil })
+		time.Sleep(every)
+		if r.wait(); len(r.looks) > 0 {
+			t.Errorf("looked at %q when all had settled", r.looks)
+		}
+	})
+}
+
+// TestLinkAtResync looks again also after a message about an interface that comes when all is looked up in any case.
+func TestLinkAtResync(t *testing.T) {
+	a, addr := New(Deps{}), netip.MustParseAddr("10.1.0.2")
+	a.entries[addr] = &entry{way: own, known: true}
+	a.changes = []links.RouteChange{{Link: own.Link}}
+	due := map[netip.Addr]bool{}
+	if a.concerned(time.Now(), due); !due[addr] || !a.settling[addr] {
+		t.Errorf("%v are due, and %v settle", due, a.settling)
+	}
 }
 
 func TestForwarding(t *testing.T) {

@@ -505,9 +505,11 @@ func (a *Actor) tell(gone bool, leads map[plan.RelayWay]netip.AddrPort) {
 		a.mu.Unlock()
 		return
 	}
-	a.answering = now
 	a.mu.Unlock()
 	a.deps.Answering(now)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answering = now // not before: Outlast goes by it
 }
 
 // Outlast waits for relays that end with the proxy, as those of one pod do: until the rules lead to none, and

@@ -41,6 +41,8 @@ type rig struct {
 	fail   error
 	// renewing is called, if it is set, each time that a lease has been renewed.
 	renewing func()
+	// telling is called, if it is set, before it takes note of what it is told.
+	telling func()
 	// answering is what was told last, how often told; flows are those that the kernel has.
 	answering []netip.AddrPort
 	told      int
@@ -82,6 +84,12 @@ func newRig(t *testing.T) *rig {
 			return f.Client, to, ok, g.fail
 		},
 		Answering: func(at []netip.AddrPort) {
+			g.mu.Lock()
+			telling := g.telling
+			g.mu.Unlock()
+			if telling != nil {
+				telling()
+			}
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			g.answering = at
@@ -371,6 +379,9 @@ func TestContract9AProxyOutlastsItsRelay(t *testing.T) {
 	g.Outlast(t.Context()) // it stays
 	g.leads(7)
 	g.answers(7)
+	g.mu.Lock()
+	g.telling = func() { time.Sleep(5 * outlastEvery) } // as long as whoever cuts flows is busy
+	g.mu.Unlock()
 	outlasted := make(chan struct{})
 	go func() {
 		defer close(outlasted)

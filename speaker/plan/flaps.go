@@ -19,15 +19,21 @@ const (
 // Flaps remembers how often VIPs were announced anew. The zero value holds nothing back.
 type Flaps struct {
 	interval time.Duration
-	// until is when a VIP counts as announced for the first time again: each announcement moves it by one interval.
-	until  map[netip.Addr]time.Time
-	forget time.Time // when VIPs that are past that were last forgotten
-	held   int
+	of       map[netip.Addr]flap
+	forget   time.Time // when VIPs that count as announced for the first time again were last forgotten
+	held     int
+}
+
+// flap is what is remembered of one VIP.
+type flap struct {
+	// until is when it counts as announced for the first time again: each announcement moves it by one interval.
+	until time.Time
+	last  time.Time // when it was last announced
 }
 
 // NewFlaps returns Flaps with an interval; 0 holds nothing back.
 func NewFlaps(interval time.Duration) Flaps {
-	return Flaps{interval: interval, until: map[netip.Addr]time.Time{}}
+	return Flaps{interval: interval, of: map[netip.Addr]flap{}}
 }
 
 // Wait returns how long the next announcement of a VIP has to wait; 0 for not at all. moved is set for one that
@@ -37,11 +43,12 @@ func (f *Flaps) Wait(now time.Time, vip netip.Addr, moved bool) time.Duration {
 	if moved {
 		burst = moveBurst
 	}
-	until, ok := f.until[vip]
+	v, ok := f.of[vip]
 	if !ok {
 		return 0
 	}
-	return max(0, until.Sub(now)-(burst-1)*f.interval)
+	// One that has moved more often than others may be announced waits for no more than an interval, too.
+	return max(0, min(v.until.Sub(now)-(burst-1)*f.interval, v.last.Add(f.interval).Sub(now)))
 }
 
 // Announce notes that a VIP is announced now.
@@ -49,14 +56,14 @@ func (f *Flaps) Announce(now time.Time, vip netip.Addr) {
 	if f.interval == 0 {
 		return
 	}
-	if from := f.until[vip]; from.After(now) {
-		f.until[vip] = from.Add(f.interval)
-	} else {
-		f.until[vip] = now.Add(f.interval)
+	from := now
+	if until := f.of[vip].until; until.After(now) {
+		from = until
 	}
+	f.of[vip] = flap{from.Add(f.interval), now}
 	if now.Sub(f.forget) > moveBurst*f.interval {
 		f.forget = now
-		maps.DeleteFunc(f.until, func(_ netip.Addr, until time.Time) bool { return !until.After(now) })
+		maps.DeleteFunc(f.of, func(_ netip.Addr, v flap) bool { return !v.until.After(now) })
 	}
 }
 

@@ -37,8 +37,31 @@ func TestFlaps(t *testing.T) {
 		if wait := f.Wait(later, vip, false); wait > 0 {
 			t.Errorf("%s: after an hour it waits for %v", name, wait)
 		}
-		if f.Announce(later, other); len(f.until) > 1 {
-			t.Errorf("%s: %d VIPs are remembered after an hour", name, len(f.until))
+		if f.Announce(later, other); len(f.of) > 1 {
+			t.Errorf("%s: %d VIPs are remembered after an hour", name, len(f.of))
 		}
+	}
+}
+
+// A VIP that has moved to and fro, and then comes and goes here alone, waits for one interval, and not until all its
+// moves are forgotten.
+func TestFlapsAfterMoves(t *testing.T) {
+	vip, now := netip.MustParseAddr("192.0.2.1"), time.Unix(1e9, 0)
+	f := NewFlaps(time.Second)
+	for range moveBurst {
+		if wait := f.Wait(now, vip, true); wait > 0 {
+			t.Fatalf("moved, it waits for %v", wait)
+		}
+		f.Announce(now, vip)
+	}
+	for range 3 {
+		if wait := f.Wait(now, vip, false); wait != time.Second {
+			t.Errorf("it waits for %v", wait)
+		}
+		now = now.Add(time.Second)
+		if wait := f.Wait(now, vip, false); wait != 0 {
+			t.Errorf("after an interval it waits for %v", wait)
+		}
+		f.Announce(now, vip)
 	}
 }
