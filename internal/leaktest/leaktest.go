@@ -31,8 +31,8 @@ func Compare(t testing.TB, before, after map[string]int) {
 	}
 }
 
-// Goroutines returns how many goroutines there are: the least of several counts, as the runtime counts its own too while
-// it runs a finalizer or a cleanup.
+// Goroutines returns how many goroutines there are: the least of several counts, as the runtime counts its own too
+// while it runs a finalizer or a cleanup.
 func Goroutines() int {
 	least := runtime.NumGoroutine()
 	for range 100 {
