@@ -197,7 +197,7 @@ type relayCollector struct {
 	noPort func() uint64
 	lost   func() (sent, received uint64)
 
-	open, connections, tries, retried, failed, failedHere, limited, clientLimited, bytes, reset, connected,
+	open, connections, tries, retried, failed, failedHere, limited, clientLimited, expired, bytes, reset, connected,
 	isFull, withoutPort, lostDatagrams *prometheus.Desc
 }
 
@@ -223,6 +223,8 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 			"as without a free file descriptor or source port; they do not count against the backend."),
 		clientLimited: perService("client_limited_total", "Connections beyond the limit of one client of a Service, which "+
 			"were reset, and flows that ended for others of their client."),
+		expired: perService("expired_total", "Connections that came with a TTL (IPv6: hop limit) of 1 and were reset, and "+
+			"flows that did and ended, as when relays pass them to each other in a circle."),
 		isFull: desc("full",
 			"1 while the relay has about as many connections as it may, and new ones go straight to endpoints, else 0."),
 		limited: perService("limited_total", "Connections beyond the limit of their Service, which were reset, and flows "+
@@ -243,7 +245,7 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 // Describe implements prometheus.Collector.
 func (c *relayCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.open, c.connections, c.tries, c.retried, c.failed, c.limited, c.bytes, c.reset,
-		c.connected, c.failedHere, c.clientLimited, c.isFull, c.withoutPort, c.lostDatagrams} {
+		c.connected, c.failedHere, c.clientLimited, c.expired, c.isFull, c.withoutPort, c.lostDatagrams} {
 		ch <- d
 	}
 }
@@ -263,6 +265,7 @@ func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 		counter(c.failedHere, s.NodeFailures, labels...)
 		counter(c.limited, s.Refused, labels...)
 		counter(c.clientLimited, s.ClientRefused, labels...)
+		counter(c.expired, s.Expired, labels...)
 		counter(c.bytes, s.Sent, append(labels, "sent")...)
 		counter(c.bytes, s.Received, append(labels, "received")...)
 	}

@@ -119,16 +119,17 @@ func (s relaySite) relay(t *testing.T, feed *relayfeed.Actor, socket string, lim
 	t.Helper()
 	deps := relay.NewDeps(slog.New(slog.DiscardHandler))
 	dial, dialUDP := deps.Dial, deps.DialUDP
-	deps.DialUDP = func(backend netip.AddrPort) (conn *relay.Conn, err error) {
+	deps.DialUDP = func(backend netip.AddrPort, ttl int) (conn *relay.Conn, err error) {
 		s.node.Do(t, func() error {
-			conn, err = dialUDP(backend)
+			conn, err = dialUDP(backend, ttl)
 			return nil
 		})
 		return conn, err
 	}
-	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (conn *relay.Conn, err error) {
+	deps.Dial = func(ctx context.Context, backend netip.AddrPort, ttl int) (conn *relay.Conn,
+		err error) {
 		s.node.Do(t, func() error {
-			conn, err = dial(ctx, backend)
+			conn, err = dial(ctx, backend, ttl)
 			return nil
 		})
 		return conn, err

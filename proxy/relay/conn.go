@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -115,22 +116,22 @@ func sockaddrOf(addr netip.AddrPort) (family int, to unix.Sockaddr) {
 	return unix.AF_INET6, &unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())}
 }
 
-// Dial connects to a backend, until ctx ends.
-func Dial(ctx context.Context, backend netip.AddrPort) (*Conn, error) {
-	c, err := dial(ctx, backend)
+// Dial connects to a backend, until ctx ends. It sends with ttl, and with the kernel's own for 0.
+func Dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
+	c, err := dial(ctx, backend, ttl)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", backend, err)
 	}
 	return c, nil
 }
 
-func dial(ctx context.Context, backend netip.AddrPort) (*Conn, error) {
+func dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 	family, to := sockaddrOf(backend)
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+	if err := cmp.Or(setOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1), setTTL(fd, family, ttl)); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}

@@ -24,6 +24,8 @@ type Counts struct {
 	Refused       uint64 `json:"refused"`
 	ClientRefused uint64 `json:"clientRefused"`
 	NodeFailures  uint64 `json:"nodeFailures"`
+	// Expired came with a TTL (IPv6: hop limit) of 1, and ended at once.
+	Expired uint64 `json:"expired"`
 	// Sent are the bytes of clients, Received those for them.
 	Sent     uint64 `json:"sent"`
 	Received uint64 `json:"received"`
@@ -38,6 +40,7 @@ func (c *Counts) add(other Counts) {
 	c.Refused += other.Refused
 	c.ClientRefused += other.ClientRefused
 	c.NodeFailures += other.NodeFailures
+	c.Expired += other.Expired
 	c.Sent += other.Sent
 	c.Received += other.Received
 }

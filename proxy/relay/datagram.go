@@ -17,7 +17,8 @@ import (
 // maxDatagram is how many bytes a datagram of UDP has at most.
 const maxDatagram = 1 << 16
 
-// openUDP opens a port of UDP at all addresses of a family, whose datagrams tell to which of them they came.
+// openUDP opens a port of UDP at all addresses of a family, whose datagrams tell to which of them they came, and with
+// which TTL.
 func openUDP(family lb.Family, port uint16) (*Conn, error) {
 	everywhere := netip.IPv4Unspecified()
 	if family == lb.IPv6 {
@@ -27,9 +28,11 @@ func openUDP(family lb.Family, port uint16) (*Conn, error) {
 		var err error
 		if family == lb.IPv6 {
 			err = errors.Join(setOption(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1),
-				setOption(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1))
+				setOption(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1),
+				setOption(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1))
 		} else {
-			err = setOption(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+			err = errors.Join(setOption(fd, unix.IPPROTO_IP, unix.IP_PKTINFO, 1),
+				setOption(fd, unix.IPPROTO_IP, unix.IP_RECVTTL, 1))
 		}
 		// All that is relayed comes through it. The kernel gives as much as net.core.rmem_max allows.
 		err = errors.Join(err, setOption(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 4<<20))
@@ -37,18 +40,19 @@ func openUDP(family lb.Family, port uint16) (*Conn, error) {
 	})
 }
 
-// DialUDP returns a socket of UDP whose other end is a backend. It hears of all errors that ICMP tells of.
-func DialUDP(backend netip.AddrPort) (*Conn, error) {
-	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
+// DialUDP returns a socket of UDP whose other end is a backend. It hears of all errors that ICMP tells of. It sends
+// with ttl, and with the kernel's own for 0.
+func DialUDP(backend netip.AddrPort, ttl int) (*Conn, error) {
+	family, level, option := unix.AF_INET, unix.IPPROTO_IP, unix.IP_RECVERR
 	if backend.Addr().Is6() {
-		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+		family, level, option = unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_RECVERR
 	}
 	return openDatagrams(backend, func(fd int, to unix.Sockaddr) error {
 		err := unix.Connect(fd, to)
 		if err == unix.EAGAIN {
 			return errNoPort
 		}
-		return errors.Join(setOption(fd, level, option, 1), os.NewSyscallError("connect", err))
+		return errors.Join(setOption(fd, level, option, 1), setTTL(fd, family, ttl), os.NewSyscallError("connect", err))
 	})
 }
 
@@ -89,6 +93,7 @@ type datagram struct {
 	n    int
 	from netip.AddrPort
 	to   netip.Addr // the address of the node at which it came
+	ttl  int        // 0 if it is not known
 }
 
 // receiveFrom waits for a datagram, and reads it.
@@ -102,7 +107,7 @@ func (c *Conn) receiveFrom(into, control []byte) (d datagram, err error) {
 			}
 			if err == nil {
 				d = datagram{n: n, from: addressOf(from)}
-				d.to, failed = arrivedAt(control[:size])
+				d.to, d.ttl, failed = arrivedAt(control[:size])
 			}
 			return err != unix.EAGAIN
 		}
@@ -118,8 +123,8 @@ func asClosed(err error) error {
 	return err
 }
 
-// controlSize is enough for the message of IP_PKTINFO or IPV6_PKTINFO.
-const controlSize = 64
+// controlSize is enough for the messages of IP_PKTINFO and IP_TTL, or IPV6_PKTINFO and IPV6_HOPLIMIT.
+const controlSize = 128
 
 // Offsets in these messages: struct in_pktinfo has the interface, the address to answer from and the one that
 // the packet was for; struct in6_pktinfo has the address, and the interface.
@@ -128,21 +133,27 @@ const (
 	infoSize, infoSize6     = 12, 20
 )
 
-// arrivedAt returns the address that a datagram was for, from what the kernel says of it.
-func arrivedAt(control []byte) (to netip.Addr, err error) {
+// arrivedAt returns the address that a datagram was for, and its TTL, from what the kernel says of it.
+func arrivedAt(control []byte) (to netip.Addr, ttl int, err error) {
 	for len(control) > 0 {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		switch {
 		case err != nil:
-			return to, err
+			return to, ttl, err
 		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= infoSize:
-			return netip.AddrFrom4([4]byte(data[infoFor:infoSize])), nil
+			to = netip.AddrFrom4([4]byte(data[infoFor:infoSize]))
 		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_PKTINFO && len(data) >= infoSize6:
-			return netip.AddrFrom16([16]byte(data[:16])), nil
+			to = netip.AddrFrom16([16]byte(data[:16]))
+		case (h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TTL ||
+			h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_HOPLIMIT) && len(data) >= 4:
+			ttl = int(binary.NativeEndian.Uint32(data))
 		}
 		control = rest
 	}
-	return to, errors.New("the kernel does not say to which address a datagram came")
+	if !to.IsValid() {
+		err = errors.New("the kernel does not say to which address a datagram came")
+	}
+	return to, ttl, err
 }
 
 // answerFrom returns what has the kernel send a datagram from an address of the node.

@@ -284,7 +284,7 @@ func TestTheKernelsErrorWithoutAPort(t *testing.T) {
 			var err error
 			for range 5 {
 				var conn *Conn
-				if conn, err = DialUDP(netip.MustParseAddrPort(backend)); err != nil {
+				if conn, err = DialUDP(netip.MustParseAddrPort(backend), 0); err != nil {
 					break
 				}
 				defer conn.Close()
@@ -311,7 +311,7 @@ func TestUDPLosses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sender, err := DialUDP(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port()))
+	sender, err := DialUDP(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port()), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,7 @@ type flow struct {
 	*Relay
 	key    wire.Flow
 	socket *Conn // where the client's datagrams come in
+	ttl    int   // of the first of them
 	began  time.Time
 
 	mu sync.Mutex
@@ -107,7 +108,7 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, runnin
 		key := wire.Flow{Client: d.from, At: netip.AddrPortFrom(d.to, l.port)}
 		f := r.flows.find(key, func() *flow {
 			now := r.deps.Now()
-			f := &flow{Relay: r, key: key, socket: socket, began: now, last: now}
+			f := &flow{Relay: r, key: key, socket: socket, ttl: d.ttl, began: now, last: now}
 			running.Go(func() { f.run(ctx) })
 			return f
 		})
@@ -129,6 +130,11 @@ func (f *flow) run(ctx context.Context) {
 		return
 	}
 	w := f.way
+	if f.ttl == 1 {
+		w.service.count(Counts{Expired: 1})
+		f.log(lb.UDP, w, f.from, f.to, nil, ended{err: errExpired}, f.deps.Now().Sub(f.began))
+		return
+	}
 	victim, beyond := f.flows.admit(f, w.service)
 	if victim != nil {
 		victim.service.count(beyond)
@@ -186,7 +192,7 @@ func (f *flow) connect() {
 		f.close(fmt.Errorf("no backend answered: %w", why))
 		return
 	}
-	conn, err := f.deps.DialUDP(backend)
+	conn, err := f.deps.DialUDP(backend, onward(f.ttl))
 	s.count(Counts{Tries: 1})
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -227,7 +233,9 @@ const maxLogged = 16
 // its socket, connects to another.
 func (f *flow) lose(failed bool) {
 	if failed {
-		f.table.suspect(f.way.service, f.backend)
+		if reaches(f.ttl) {
+			f.table.suspect(f.way.service, f.backend)
+		}
 		if !f.moved {
 			f.moved = true
 			f.way.service.count(Counts{Retried: 1})

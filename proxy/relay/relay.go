@@ -51,10 +51,10 @@ type Options struct {
 type Deps struct {
 	Log *slog.Logger
 	Now func() time.Time
-	// Dial connects to a backend.
-	Dial func(ctx context.Context, backend netip.AddrPort) (*Conn, error)
-	// DialUDP opens a socket to a backend.
-	DialUDP func(backend netip.AddrPort) (*Conn, error)
+	// Dial connects to a backend, and sends with a TTL unless that is 0.
+	Dial func(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error)
+	// DialUDP opens a socket to a backend, with the same TTL.
+	DialUDP func(backend netip.AddrPort, ttl int) (*Conn, error)
 	// Original returns what a client connected to.
 	Original func(*Conn, lb.Family) (netip.AddrPort, error)
 	// Times returns after which silence the kernel forgets flows of UDP: those of which one end has been silent or
@@ -336,7 +336,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		abort(client)
 		return
 	}
-	c, err := r.connect(ctx, w, from)
+	c, err := r.connect(ctx, w, from, client.ttl())
 	var end ended
 	switch {
 	case err != nil:
@@ -379,13 +379,22 @@ func (r *Relay) find(ctx context.Context, frontend target, waiting *atomic.Int64
 	}
 }
 
-// connect connects to a backend.
-func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort) (connection, error) {
+// connect connects to a backend, for a client whose packets have come with a TTL.
+func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort, ttl int) (connection, error) {
+	if ttl == 1 {
+		w.service.count(Counts{Expired: 1})
+		return connection{}, errExpired
+	}
 	choose := r.table.chooser(w, from.Addr(), rand.Uint64)
-	d := dialer{dial: r.deps.Dial, tries: r.options.Tries, tryAfter: r.options.TryAfter,
-		timeout: r.options.ConnectTimeout}
+	dial := func(ctx context.Context, b netip.AddrPort) (*Conn, error) { return r.deps.Dial(ctx, b, onward(ttl)) }
+	d := dialer{dial: dial, tries: r.options.Tries, tryAfter: r.options.TryAfter, timeout: r.options.ConnectTimeout}
 	next := func(tried []netip.AddrPort) (netip.AddrPort, bool) { return w.service.choose(choose, tried) }
-	c, err := d.connect(ctx, next, func(b netip.AddrPort) { r.table.suspect(w.service, b) })
+	failed := func(b netip.AddrPort) {
+		if reaches(ttl) {
+			r.table.suspect(w.service, b)
+		}
+	}
+	c, err := d.connect(ctx, next, failed)
 	w.service.connected(len(c.tried), c.failedHere, err == nil)
 	for _, b := range c.tried {
 		if err != nil || b != c.backend {

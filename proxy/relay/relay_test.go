@@ -61,7 +61,7 @@ func newRig(t *testing.T, tune func(*Options)) *rig {
 	}
 	deps := NewDeps(slog.New(slog.DiscardHandler))
 	dial := deps.Dial
-	deps.Dial = func(ctx context.Context, backend netip.AddrPort) (*Conn, error) {
+	deps.Dial = func(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 		if _, silent := g.dead.Load(backend); silent {
 			<-ctx.Done()
 			return nil, context.Cause(ctx)
@@ -69,16 +69,16 @@ func newRig(t *testing.T, tune func(*Options)) *rig {
 		if _, denied := g.denied.Load(backend); denied {
 			return nil, unix.ECONNREFUSED
 		}
-		return dial(ctx, backend)
+		return dial(ctx, backend, ttl)
 	}
 	dialUDP := deps.DialUDP
-	deps.DialUDP = func(backend netip.AddrPort) (*Conn, error) {
+	deps.DialUDP = func(backend netip.AddrPort, ttl int) (*Conn, error) {
 		if before := g.beforeUDP.Load(); before != nil {
 			if err := (*before)(backend); err != nil {
 				return nil, err
 			}
 		}
-		return dialUDP(backend)
+		return dialUDP(backend, ttl)
 	}
 	deps.Times = func() (flow, stream time.Duration) {
 		d := time.Duration(g.remembers.Load())
@@ -315,9 +315,9 @@ func TestLateBackend(t *testing.T) {
 	g := newRig(t, nil)
 	slow := echo(t, "slow")
 	gate, dial := make(chan struct{}), g.deps.Dial
-	g.deps.Dial = func(ctx context.Context, b netip.AddrPort) (*Conn, error) {
+	g.deps.Dial = func(ctx context.Context, b netip.AddrPort, ttl int) (*Conn, error) {
 		<-gate
-		return dial(ctx, b)
+		return dial(ctx, b, ttl)
 	}
 	g.relayed(nil, slow)
 	answered := make(chan string)

@@ -477,14 +477,14 @@ func FuzzArrivedAt(f *testing.F) {
 	f.Add(answerFrom(netip.MustParseAddr("192.0.2.1")))
 	f.Add(answerFrom(netip.MustParseAddr("2001:db8::1")))
 	f.Fuzz(func(t *testing.T, control []byte) {
-		addr, err := arrivedAt(control)
+		addr, _, err := arrivedAt(control)
 		if (err == nil) != addr.IsValid() {
 			t.Errorf("%v, %v", addr, err)
 		}
 		if err != nil || addr.Is4() { // IPv4 has two addresses there
 			return
 		}
-		if again, err := arrivedAt(answerFrom(addr)); err != nil || again != addr {
+		if again, _, err := arrivedAt(answerFrom(addr)); err != nil || again != addr {
 			t.Errorf("%s became %s, %v", addr, again, err)
 		}
 	})

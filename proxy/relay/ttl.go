@@ -1,0 +1,52 @@
+package relay
+
+import (
+	"errors"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The relay sends on with the client's TTL (IPv6: hop limit) less one, as a router does. So connections and flows end
+// that relays pass to each other in a circle. A TTL of 0 is one that is not known.
+
+// errExpired is the error of connections and flows that came with a TTL of 1.
+var errExpired = errors.New("the TTL (hop limit) is used up: relays may pass this to each other")
+
+// enoughHops is a TTL with which every backend can be reached. What was sent with less says nothing about a backend
+// that did not answer: clients choose their TTL.
+const enoughHops = 16
+
+// reaches reports whether a backend is at fault that did not answer a client with a TTL.
+func reaches(ttl int) bool { return ttl == 0 || ttl > enoughHops }
+
+// onward returns the TTL to send on with.
+func onward(ttl int) int { return max(ttl-1, 0) }
+
+// ttl returns the TTL of the packet that began an accepted connection. It is not known of one that a SYN cookie
+// began.
+func (c *Conn) ttl() (ttl int) {
+	_ = c.control(func(fd int) error {
+		var syn [512]byte // stays empty if the kernel has not saved it
+		err := getsockopt(uintptr(fd), unix.IPPROTO_TCP, unix.TCP_SAVED_SYN, unsafe.Pointer(&syn), unsafe.Sizeof(syn))
+		switch syn[0] >> 4 { // the IP version
+		case 4:
+			ttl = int(syn[8])
+		case 6:
+			ttl = int(syn[7])
+		}
+		return err
+	})
+	return ttl
+}
+
+// setTTL has a socket send with a TTL, unless that is 0.
+func setTTL(fd, family, ttl int) error {
+	switch {
+	case ttl == 0:
+		return nil
+	case family == unix.AF_INET6:
+		return setOption(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, ttl)
+	}
+	return setOption(fd, unix.IPPROTO_IP, unix.IP_TTL, ttl)
+}
