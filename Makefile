@@ -43,6 +43,7 @@ BUILD = go build -v -o $(1) $(2) 2>&1 | { n=0; while IFS= read -r line; do \
 TEST = LANDFALL_PROGRAMS='$(CURDIR)/bin' LANDFALL_HELM="$$($(LAB) tool helm)" \
 	LANDFALL_CONTROLLER_GEN="$$($(LAB) tool controller-gen)" bin/landfall-test
 UNIT = unit $(RACE_ENV) -race -vet=off -timeout 30m
+NO_RACE = no-race -vet=off -run '^TestScale$$' ./speaker/members
 E2E = e2e -vet=off -count=1 -p 2 -parallel 2 -timeout 75m ./e2e/...
 
 .PHONY: help
@@ -66,11 +67,11 @@ prepare: build bin/landfall-lab bin/landfall-test ## build the programs, and fet
 
 .PHONY: test
 test: require-root prepare ## run every test; as root, as it makes network namespaces
-	@$(TEST) --verbose e2e --summary bin/tests.txt --again 8 $(UNIT) $(PACKAGES) -- $(E2E)
+	@$(TEST) --verbose e2e --summary bin/tests.txt --again 8 $(UNIT) $(PACKAGES) -- $(NO_RACE) -- $(E2E)
 
 .PHONY: test-unit
 test-unit: prepare ## tests of packages, without a cluster; those that need root skip without it
-	@$(TEST) $(UNIT) $(PACKAGES)
+	@$(TEST) $(UNIT) $(PACKAGES) -- $(NO_RACE)
 
 .PHONY: test-net
 test-net: require-root prepare ## only the packages with tests against real kernels, in throw-away network namespaces
@@ -86,7 +87,7 @@ test-vm: bin/landfall-lab bin/landfall-vm bin/landfall-proxy bin/landfall-speake
 
 .PHONY: test-long
 test-long: prepare ## tests of packages with all their random stories, then make fuzz: two hours or more
-	@LANDFALL_LONG=1 $(TEST) $(UNIT) -timeout 4h -count=1 $(PACKAGES)
+	@LANDFALL_LONG=1 $(TEST) $(UNIT) -timeout 4h -count=1 $(PACKAGES) -- $(NO_RACE)
 	@$(MAKE) --no-print-directory fuzz
 
 # Each function whose name begins with Fuzz, wherever it is; one that fails leaves what made it fail in testdata/fuzz of

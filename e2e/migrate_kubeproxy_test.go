@@ -127,16 +127,18 @@ func TestMigrationFromKubeProxy(t *testing.T) {
 func (k *kubelets) wantKubeProxy(t *testing.T, runs bool) {
 	t.Helper()
 	for _, n := range k.l.Cluster().Nodes {
-		o := &takeover{l: k.l, node: n}
-		rules, err := k.l.Exec(t.Context(), n.Name, "sh", "-c", "iptables-save; ip6tables-save; nft list tables")
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := strings.Contains(strings.ReplaceAll(rules, "KUBE-FIREWALL", ""), "KUBE-S") ||
-			strings.Contains(rules, "table ip kube-proxy")
-		if found != runs {
-			t.Errorf("%s: rules of kube-proxy: %v, want %v:\n%s", o.node.Name, found, runs, rules)
-		}
+		eventually(t, fmt.Sprintf("rules of kube-proxy on %s: %v", n.Name, runs), func() error { // it writes them in parts
+			rules, err := k.l.Exec(t.Context(), n.Name, "sh", "-c", "iptables-save; ip6tables-save; nft list tables")
+			if err != nil {
+				return err
+			}
+			found := strings.Contains(strings.ReplaceAll(rules, "KUBE-FIREWALL", ""), "KUBE-S") ||
+				strings.Contains(rules, "table ip kube-proxy")
+			if found != runs {
+				return fmt.Errorf("%v:\n%s", found, rules)
+			}
+			return nil
+		})
 		k.mu.Lock()
 		cleaned := k.cleaned[n.Name]
 		k.mu.Unlock()

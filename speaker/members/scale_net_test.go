@@ -2,6 +2,7 @@ package members
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -391,3 +392,5 @@ func (c *simCluster) say(within time.Duration, vips []netip.Addr) {
 	}
 	time.Sleep(within)
 }
+
+func simName(i int) string { return fmt.Sprintf("k8s-worker-%04d", i) }
