@@ -362,7 +362,9 @@ func (k *kubelets) metallb(c corev1.Container, namespace, pod, node, addr string
 	case "frr":
 		argv = []string{"bash", "-c", frrContainer}
 	case "reloader":
-		argv = []string{"bash", "-c", reloaderContainer, "sh", k.programs + "/" + lab.MetalLBReloader}
+		// A shell cannot trap a signal that it has been told to ignore, as by nohup.
+		argv = []string{"env", "--default-signal=HUP", "bash", "-c", reloaderContainer, "sh",
+			k.programs + "/" + lab.MetalLBReloader}
 	}
 	return argv, env
 }

@@ -447,8 +447,9 @@ func moveOverBGP(t *testing.T, speakers string) {
 	t.Helper()
 	cluster := lab.SeedCluster()
 	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500, Password: "secret"}
+	// FRR's BFD daemon, which MetalLB starts in its modes with FRR, ends where its ports are taken.
 	c := startMetalLB(t, speakers, cluster, metallbBGP, lab.FarClientName, lab.Options{
-		Values: map[string]any{"speaker": map[string]any{"bgpSecrets": []any{"tor"}}}})
+		Values: map[string]any{"speaker": map[string]any{"bgpSecrets": []any{"tor"}, "bfdNeighbors": 0}}})
 	routed := func(when string) {
 		t.Helper()
 		for name := range c.held {
