@@ -306,11 +306,9 @@ func (a *assembly) leaves(ctx context.Context) bool {
 	leaves := a.end.leaves(ctx)
 	if a.outlast != nil {
 		a.outlast(ctx)
-		for cutting, end := context.WithTimeout(ctx, cutTimeout); ; {
-			if a.cuts.Settled() || !pause(cutting, askEvery) {
-				end()
-				break
-			}
+		cutting, end := context.WithTimeout(ctx, cutTimeout)
+		defer end()
+		for !a.cuts.Settled() && pause(cutting, askEvery) {
 		}
 	}
 	return leaves

@@ -277,9 +277,8 @@ func (g *gateBench) selecting(name, vip, selector string) {
 	g.mark(key(name))
 }
 
-// While a pod waits for one Service the others are not looked at, and none is forgotten.
-func TestGatesOfPodsThatManyServicesSelect(t *testing.T) {
-	g := newGateBench(t)
+// waitForThree has the pod "new" wait for the Services a, b and c, which select it.
+func (g *gateBench) waitForThree() {
 	for i, name := range []string{"a", "b", "c"} {
 		g.selecting(name, fmt.Sprint("192.0.2.", 10+i), "app=shop")
 	}
@@ -288,6 +287,12 @@ func TestGatesOfPodsThatManyServicesSelect(t *testing.T) {
 	g.synced()
 	g.run()
 	g.confirm()
+}
+
+// While a pod waits for one Service the others are not looked at, and none is forgotten.
+func TestGatesOfPodsThatManyServicesSelect(t *testing.T) {
+	g := newGateBench(t)
+	g.waitForThree()
 	g.expect("no slice names it", "10.200.1.2", "")
 	for _, name := range []string{"a", "b", "c"} {
 		all, _ := g.slices.Get(key(name))
@@ -311,14 +316,7 @@ func TestGatesOfPodsThatManyServicesSelect(t *testing.T) {
 
 func TestGatesThatOpenInTimeNameAllServices(t *testing.T) {
 	g := newGateBench(t)
-	for i, name := range []string{"a", "b", "c"} {
-		g.selecting(name, fmt.Sprint("192.0.2.", 10+i), "app=shop")
-	}
-	g.pods.Set(key("new"), lb.GatedPod{UID: "new", Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.4")}, Ready: true,
-		Labels: map[string]string{"app": "shop"}})
-	g.synced()
-	g.run()
-	g.confirm()
+	g.waitForThree()
 	g.clock = g.clock.Add(30 * time.Second)
 	g.runAlone()
 	if got, want := g.open[key("new")].Message, "the rules of here did not deliver to the pod for default/a, default/b, "+

@@ -197,13 +197,12 @@ func listenTCP(family lb.Family, port uint16) (listener, error) {
 	if err != nil {
 		return listener{}, os.NewSyscallError("socket", err)
 	}
-	err = errors.Join(os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)),
+	err = errors.Join(setOption(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
 		// The connections that it accepts inherit this.
-		os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)),
+		setOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
 		setOption(fd, unix.IPPROTO_TCP, unix.TCP_SAVE_SYN, 1))
 	if family == lb.IPv6 {
-		err = errors.Join(err,
-			os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)))
+		err = errors.Join(err, setOption(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1))
 	}
 	if err == nil {
 		err = os.NewSyscallError("bind", unix.Bind(fd, at))

@@ -43,7 +43,7 @@ func (q *questions) ask(ctx context.Context, about wire.Flow, within time.Durati
 	if q.open[about] == answer {
 		delete(q.open, about)
 	}
-	if !ok { // nobody takes it away while the proxy is
+	if !ok { // while the proxy is away, nothing else takes it out of the queue
 		q.queue = slices.DeleteFunc(q.queue, func(f wire.Flow) bool { return f == about })
 	}
 	return a, ok

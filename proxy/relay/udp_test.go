@@ -537,7 +537,7 @@ func TestWhatCountsAgainstUDPBackends(t *testing.T) {
 	}
 }
 
-// What nobody answers is not kept for when the proxy is back: it may be away for hours.
+// A question without an answer is dropped: the proxy may be away for hours.
 func TestContract11QuestionsHaveAnEnd(t *testing.T) {
 	q := newQuestions()
 	ctx, cancel := context.WithCancel(t.Context())

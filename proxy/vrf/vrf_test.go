@@ -112,7 +112,7 @@ func TestStates(t *testing.T) {
 		{"all goes astray", func(w *world) { w.ways["red 10.1.0.2"], w.ways["red 10.1.0.3"] = astray, links.Way{} },
 			"take another way"},
 		{"one goes its own way", func(w *world) { w.ways["red 10.1.0.2"] = astray }, ""},
-		{"nobody has a way", func(w *world) { clear(w.ways) }, ""},
+		{"no endpoint has a way", func(w *world) { clear(w.ways) }, ""},
 		{"only by the default route", func(w *world) {
 			for to := range w.ways {
 				w.ways[to] = links.Way{Kind: lb.RouteDefault, Link: len(to)}
@@ -258,11 +258,11 @@ func TestStraysStay(t *testing.T) {
 	w.unknown = true
 	step("the kernel says nothing", "take another way")
 	w.unknown, w.ways[" 10.1.0.2"], w.ways[" 10.1.0.3"] = false, links.Way{}, links.Way{}
-	step("nobody has a way", "take another way")
+	step("no endpoint has a way", "take another way")
 	w.interfaces[0].Disabled = true
 	step("and down", "the VRF is down")
 	w.interfaces[0].Disabled = false
-	step("nobody has a way, and up", "take another way")
+	step("no endpoint has a way, and up", "take another way")
 }
 
 // TestKernelRules writes the rules into a real kernel, changes them, repairs them, and removes them. The VM's suite vrf
