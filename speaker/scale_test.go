@@ -88,14 +88,23 @@ func BenchmarkScale(b *testing.B) {
 					b.ReportMetric(float64((cpuTime()-began).Microseconds())/1000, what+"-ms")
 					now = now.Add(2 * time.Second)
 				}
+				rest := func() (steps int) { // what a step has left for the next ones
+					for again := time.Nanosecond; again == time.Nanosecond; steps++ {
+						again = n.step(now)
+					}
+					return steps
+				}
 				step("start")
-				n.step(now)
+				rest()
 				b.ReportMetric(float64(heap()-before)/(1<<20), "MiB")
 				n.changes.markVIPs([]netip.Addr{netip.AddrFrom4([4]byte{172, 26, 0, 7})})
 				step("claim")
 				c.live = c.names[:len(c.names)-1]
 				n.changes.markAll()
 				step("crash")
+				began, steps := cpuTime(), rest()
+				b.ReportMetric(float64((cpuTime()-began).Microseconds())/1000, "rest-ms")
+				b.ReportMetric(float64(steps), "rest-steps")
 				c.live = c.names[:1+len(c.names)/3]
 				n.changes.markAll()
 				step("partition")

@@ -15,6 +15,11 @@ import (
 // each node's kernel.
 const FreshFor = time.Second
 
+// looksAtOnce is how many claims of nodes a step goes through: a quarter of a second of processor time.
+// VIPs beyond that are decided in the steps that follow, so that a crash in a cluster of a thousand nodes
+// holds up neither the VIPs of the node that crashed nor anything else.
+const looksAtOnce = 500_000
+
 // Seen is what the actor for ARP and NDP has found out.
 type Seen struct {
 	Answering        map[netip.Addr][]string
@@ -69,6 +74,8 @@ type State struct {
 	flaps     plan.Flaps
 	held      map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
 	moved     map[netip.Addr]bool      // VIPs that another node has answered for since this one last began to
+	later     map[netip.Addr]bool      // VIPs that are to be decided anew when there is room in a step
+	looks     int                      // claims of nodes that a step goes through
 	missing   []string                 // nodes, as of the last step
 	apart     bool                     // it heard no majority in the last step, or was yielding
 	seen      Seen
@@ -83,12 +90,14 @@ func New(flapInterval time.Duration) State {
 		proving:  map[netip.Addr]bool{},
 		unserved: map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
 		flaps: plan.NewFlaps(flapInterval), held: map[netip.Addr]time.Time{}, moved: map[netip.Addr]bool{},
+		later: map[netip.Addr]bool{}, looks: looksAtOnce,
 	}
 }
 
 // Step decides these VIPs: those that the events name, those that the actor has news of, and those
-// that stop being fresh. It returns the decisions, and reports whether the actor's work changes.
-// again is when to call Step next; 0 for not at all.
+// that stop being fresh; of many in a large cluster, some are left for the next steps. It returns the
+// decisions, and reports whether the actor's work changes. again is when to call Step next; 0 for not at
+// all.
 func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	decided map[netip.Addr]Decided, changed bool, again time.Duration) {
 	vips := maps.Clone(e.VIPs)
@@ -98,6 +107,7 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 	s.look(e.Seen, vips)
 	s.ripen(now, vips)
 	s.greet(facts, vips)
+	vips = s.portion(facts, vips)
 	decided = make(map[netip.Addr]Decided, len(vips))
 	for vip := range vips {
 		in, held := e.Input(vip)
@@ -109,7 +119,47 @@ func (s *State) Step(now time.Time, facts plan.Facts, e Events) (
 		}
 		changed = s.assign(vip) || changed
 	}
-	return decided, changed, s.ripest(now)
+	if again = s.ripest(now); len(s.later) > 0 {
+		again = plan.Sooner(again, 0)
+	}
+	return decided, changed, again
+}
+
+// portion returns the VIPs that this step decides, and keeps the others for the next ones. First come
+// those that cannot wait, however many they are, and then those that have changed, as long as they are
+// few.
+func (s *State) portion(facts plan.Facts, vips map[netip.Addr]bool) map[netip.Addr]bool {
+	room := max(s.looks/max(len(facts.Live), 1), 1)
+	if len(vips) > room {
+		live := make(map[string]bool, len(facts.Live))
+		for _, node := range facts.Live {
+			live[node] = true
+		}
+		for vip := range vips {
+			if !s.urgent(vip, live) {
+				s.later[vip] = true
+				delete(vips, vip)
+			}
+		}
+	}
+	for vip := range s.later {
+		if len(vips) >= room {
+			break
+		}
+		vips[vip] = true
+	}
+	for vip := range vips {
+		delete(s.later, vip)
+	}
+	return vips
+}
+
+// urgent reports whether a VIP may be off the air while its decision waits, or be answered for wrongly by
+// this node.
+func (s *State) urgent(vip netip.Addr, live map[string]bool) bool {
+	d, known := s.decisions[vip]
+	return !known || s.unserved[vip] || d.Owner != "" && !live[d.Owner] || len(d.Answer) > 0 ||
+		len(s.seen.Answering[vip]) > 0
 }
 
 // look takes what the actor has found out. It adds to vips those that this is news about.
@@ -188,6 +238,7 @@ func (s *State) forget(vip netip.Addr) {
 	delete(s.since, vip)
 	delete(s.held, vip)
 	delete(s.moved, vip)
+	delete(s.later, vip)
 }
 
 // decide plans one VIP and notes what follows.
