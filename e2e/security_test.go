@@ -378,6 +378,10 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 			"node " + self + " may write its own key in data only"},
 		{"no gateways of another", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:null}}`, other), "its own key"},
 		{"gateways for ever", gateways, types.MergePatchType, `{"immutable":true}`, "may write data only"},
+		{"gateways of an owner that is gone", gateways, types.MergePatchType, `{"metadata":{"ownerReferences":[` +
+			`{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"0"}]}}`, "may not change labels"},
+		{"gateways that nobody can delete", gateways, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`,
+			"may not change labels"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			patch := node.CoreV1().RESTClient().Patch(test.kind).AbsPath(test.path).Param("fieldManager", "stranger")

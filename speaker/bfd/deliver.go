@@ -72,6 +72,8 @@ func (e *engine) find(p *Packet, d *datagram, now time.Time) (*session, Drop) {
 		e.wonder(s, "packets of the peer arrive by another interface than those that lead to it")
 		e.reopen(s, now)
 		return nil, dropInterface
+	case p.YourDiscriminator == 0 && s.machine.state == Up:
+		return nil, dropUnproven
 	case p.Authenticated:
 		return nil, dropAuthentication
 	}

@@ -130,17 +130,21 @@ func (l *fakeLink) send(b []byte) error {
 		c.mu.Lock()
 		to := c.wires[l.key.Peer]
 		c.mu.Unlock()
-		if to == nil {
-			return
+		if to != nil {
+			to.arrive(d)
 		}
-		to.set(func(w *fakeWire) {
-			d.at = time.Now()
-			d.lost, w.lost = w.lost, false
-			w.queue = append(w.queue, d)
-		})
-		to.wake()
 	})
 	return nil
+}
+
+// arrive has a datagram received.
+func (w *fakeWire) arrive(d datagram) {
+	w.set(func(w *fakeWire) {
+		d.at = time.Now()
+		d.lost, w.lost = w.lost, false
+		w.queue = append(w.queue, d)
+	})
+	w.wake()
 }
 
 // node is a worker at an address of a cloud.

@@ -82,6 +82,9 @@ func transition(local, received State) (State, Diagnostic) {
 // arrived at the given time, which is earlier than now if we were late.
 func (m machine) received(p Packet, at, now time.Time, random uint32) (machine, Packet, bool) {
 	before := m.txInterval()
+	if p.YourDiscriminator == 0 {
+		p = p.unproven()
+	}
 	m.remoteDiscr, m.remoteState, m.remoteDiag = p.MyDiscriminator, p.State, p.Diagnostic
 	m.remoteDemand, m.remoteMinTx, m.remoteMinRx, m.remoteMult = p.Demand, p.DesiredMinTx, p.RequiredMinRx,
 		p.DetectMultiplier
@@ -108,6 +111,15 @@ func (m machine) received(p Packet, at, now time.Time, random uint32) (machine, 
 		return m, m.packet(true), true // beside the periodic ones (RFC 5880 section 6.8.7)
 	}
 	return m, Packet{}, false
+}
+
+// unproven returns a packet without a discriminator, which anybody may have made up, with bounds on what it says.
+// Two of them, one to each end, would keep both ends silent, or have each speak to a discriminator that is not the
+// other's, for a detection time of days.
+func (p Packet) unproven() Packet {
+	p.DesiredMinTx, p.RequiredMinRx = min(p.DesiredMinTx, slow), min(max(p.RequiredMinRx, time.Microsecond), slow)
+	p.DetectMultiplier = min(p.DetectMultiplier, 3)
+	return p
 }
 
 // expired is for when nothing was received until detectAt (RFC 5880 section 6.8.4). A session that

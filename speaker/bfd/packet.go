@@ -86,6 +86,9 @@ const (
 	dropMyDiscriminator      // My Discriminator is zero
 	dropNoSession            // no session has Your Discriminator, or none is with that sender
 	dropState                // Your Discriminator zero, which only a peer that is down may send
+	// Your Discriminator zero, for a session that is up: the peer knows the discriminator, and whoever does not
+	// may have made the packet up. A peer that begins anew is heeded once the detection time is over.
+	dropUnproven
 	// TTL or hop limit too low: the sender is further away than it may be (RFC 5881 section 5, RFC
 	// 5883)
 	dropTTL
@@ -99,8 +102,8 @@ const (
 func (d Drop) String() string { return name(dropNames[:], d) }
 
 var dropNames = [dropCount]string{
-	"none", "version", "short", "truncated", "multiplier", "multipoint", "my-discriminator", "no-session", "state", "ttl",
-	"authentication", "interface",
+	"none", "version", "short", "truncated", "multiplier", "multipoint", "my-discriminator", "no-session", "state",
+	"unproven", "ttl", "authentication", "interface",
 }
 
 const (

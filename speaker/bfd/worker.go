@@ -47,6 +47,7 @@ type change struct {
 	Diagnostic       Diagnostic
 	RemoteDiagnostic Diagnostic
 	Problem          string
+	LeftOut          int // changes that were not noted since the one before
 }
 
 func newWorker(opts workerOptions) *worker {
@@ -104,11 +105,7 @@ func (a *worker) Health() Health {
 
 func (a *worker) Run(ctx context.Context) error {
 	var logging sync.WaitGroup
-	logging.Go(func() {
-		for c := range a.changes {
-			a.opts.note(c)
-		}
-	})
+	logging.Go(a.log)
 	defer logging.Wait()
 	ended := make(chan error)
 	go func() {
@@ -117,6 +114,28 @@ func (a *worker) Run(ctx context.Context) error {
 		close(a.changes)
 	}()
 	return <-ended
+}
+
+// maxLines is how many changes of one second are logged: whoever can send packets can have a session that is not up go
+// from Down to Init and back with each two.
+const maxLines = 50
+
+// log has changes noted until there are no more.
+func (a *worker) log() {
+	var second time.Time // when the current second began
+	lines, leftOut := 0, 0
+	for c := range a.changes {
+		if now := time.Now(); now.Sub(second) >= time.Second {
+			second, lines = now, 0
+		}
+		if lines == maxLines {
+			leftOut++
+			continue
+		}
+		lines++
+		c.LeftOut, leftOut = leftOut, 0
+		a.opts.note(c)
+	}
 }
 
 // keep runs the engine on the calling thread.
@@ -178,6 +197,9 @@ func (a *worker) report(c change) {
 
 func (c change) log(log *slog.Logger) {
 	log = log.With("peer", c.Key.String())
+	if c.LeftOut > 0 {
+		log = log.With("leftOut", c.LeftOut)
+	}
 	if c.Problem != "" {
 		log.Warn("BFD session cannot be kept", "reason", c.Problem)
 		return

@@ -108,7 +108,9 @@ func TestLoss(t *testing.T) {
 				if o.State != Up || o.Failures != 1 || other.Failures != 1 {
 					t.Errorf("%d lost: %+v; %+v", lose, o, other)
 				}
-				if o.LastDown == nil || o.LastDown.Diagnostic != NeighborSignaledDown ||
+				// The end that has lost them says so without a discriminator, as anybody could: the other one waits
+				// for the end of its own detection time.
+				if o.LastDown == nil || o.LastDown.Diagnostic != DetectionExpired ||
 					other.LastDown.Diagnostic != DetectionExpired {
 					t.Errorf("%d lost: %+v; %+v", lose, o.LastDown, other.LastDown)
 				}
@@ -146,6 +148,10 @@ func TestPartitionIsFoundAndHeals(t *testing.T) {
 				c.fate = func(from, _ netip.Addr, _ Packet) (time.Duration, bool) { return ms, cut(from) }
 				c.mu.Unlock()
 				time.Sleep(160 * ms)
+				if o := b.one(t); o.State == Up {
+					t.Errorf("%s after the detection time: %+v", b.wire.addr, o)
+				}
+				time.Sleep(160 * ms) // of one way, the other end hears from packets that anybody could send
 				for _, n := range []*node{a, b} {
 					if o := n.one(t); o.State == Up || o.Failures != 1 || o.LastDown.Administrative {
 						t.Errorf("%s after the detection time: %+v", n.wire.addr, o)
@@ -167,6 +173,82 @@ func TestPartitionIsFoundAndHeals(t *testing.T) {
 			})
 		})
 	}
+}
+
+// spoof has both ends receive a packet that somebody else makes up, who knows no discriminator.
+func spoof(a, b *node, p Packet) {
+	p.MyDiscriminator, p.DetectMultiplier = 0xbad, 255
+	a.wire.arrive(datagram{payload: p.append(nil), from: b.wire.addr, to: a.wire.addr, ttl: 255})
+	b.wire.arrive(datagram{payload: p.append(nil), from: a.wire.addr, to: b.wire.addr, ttl: 255})
+}
+
+// A machine on the link can send from any address and with any TTL, but does not see the discriminators.
+func TestPacketsMadeUpDoNotEndASession(t *testing.T) {
+	inBubble(t, fast, func(t *testing.T, _ *cloud, a, b *node) {
+		for range 1000 {
+			for _, state := range []State{Down, AdminDown} {
+				spoof(a, b, Packet{State: state, DesiredMinTx: time.Second, RequiredMinRx: time.Second})
+			}
+			time.Sleep(7 * ms)
+		}
+		steady(t, a, b)
+		if dropped := a.Health().Dropped[dropUnproven]; dropped != 2000 {
+			t.Errorf("%d packets counted, want 2000", dropped)
+		}
+	})
+}
+
+// While a session is down, its end cannot tell a packet that is made up from one of a peer that begins anew. Two such
+// packets must not keep both ends silent until their intervals are over, which would be days.
+func TestPacketsMadeUpDoNotSilenceASession(t *testing.T) {
+	for name, interval := range map[string]time.Duration{"none wanted": 0, "one in an hour": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, fast, func(t *testing.T, c *cloud, a, b *node) {
+				whole := c.fate
+				fate := func(f func(netip.Addr, netip.Addr, Packet) (time.Duration, bool)) {
+					c.mu.Lock()
+					defer c.mu.Unlock()
+					c.fate = f
+				}
+				fate(func(netip.Addr, netip.Addr, Packet) (time.Duration, bool) { return 0, true })
+				time.Sleep(time.Second)
+				spoof(a, b, Packet{State: AdminDown, DesiredMinTx: time.Hour, RequiredMinRx: interval})
+				time.Sleep(10 * ms)
+				fate(whole)
+				time.Sleep(10 * time.Second)
+				for _, n := range []*node{a, b} {
+					if o := n.one(t); o.State != Up {
+						t.Errorf("%s: %+v", n.wire.addr, o)
+					}
+				}
+			})
+		})
+	}
+}
+
+// What anybody can bring about is not logged without a bound, and what was left out is counted.
+func TestPacketsMadeUpDoNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCloud()
+		a := c.node(t, left)
+		noted, leftOut := 0, 0
+		a.opts.note = func(c change) { noted, leftOut = noted+1, leftOut+c.LeftOut }
+		a.Set(map[Key]Profile{toRight: fast})
+		const changes = 1000
+		for i := range changes {
+			p := Packet{State: Down, DetectMultiplier: 3, MyDiscriminator: 9}
+			if i%2 == 1 {
+				p.State = AdminDown
+			}
+			a.wire.arrive(datagram{payload: p.append(nil), from: toRight.Peer, to: toLeft.Peer, ttl: 255})
+			time.Sleep(ms)
+		}
+		time.Sleep(10 * time.Second) // Init ends, and another second has begun
+		a.stop()
+		if noted > 2*maxLines+1 || noted+leftOut < changes {
+			t.Errorf("%d of %d changes were noted, and %d are said to be left out", noted, changes, leftOut)
+		}
+	})
 }
 
 func TestPeerCrashesAndRestarts(t *testing.T) {

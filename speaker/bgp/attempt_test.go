@@ -361,3 +361,66 @@ func TestUnnumberedPeerConnects(t *testing.T) {
 		}
 	})
 }
+
+// Whoever is on the link can advertise itself as a router. It ends no session with the one that was found first, and
+// does not take its place while that one advertises itself.
+func TestAnotherRouterAdvertisesItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		router, other := netip.MustParseAddr("fe80::2%eth0"), netip.MustParseAddr("fe80::bad%eth0")
+		advertised := make(chan netip.Addr)
+		p := newFakePeer(t)
+		a := New(Options{Log: slog.New(slog.DiscardHandler), Dial: p.dial,
+			Discover: func(ctx context.Context, _ string, found func(netip.Addr)) error {
+				for {
+					select {
+					case addr := <-advertised:
+						found(addr)
+					case <-ctx.Done():
+						return nil
+					}
+				}
+			}})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a.Run(ctx) }()
+		set(a, external(func(d *plan.BGPSession) { d.Addr, d.Interface = netip.Addr{}, "eth0" }))
+		advertised <- router
+		p.accept()
+		for range 100 { // while the session comes up
+			advertised <- other
+		}
+		open := routerOpen()
+		open.hold = 0 // no keepalives
+		p.handshakes(open)
+		for range 100 {
+			time.Sleep(time.Second)
+			advertised <- other
+		}
+		advertised <- router
+		synctest.Wait()
+		if s := status(a); s.State != Established || s.Flaps != 0 {
+			t.Errorf("another router advertises itself: %+v", s)
+		}
+		p.conn.Close()
+		advertised <- other
+		p.accept() // the speaker calls again
+		for _, target := range p.targets() {
+			if target.Peer.Addr() != router {
+				t.Errorf("it has called %s", target.Peer)
+			}
+		}
+		// The first one is gone.
+		time.Sleep(routerLasts)
+		advertised <- other
+		p.accept()
+		targets := p.targets()
+		if last := targets[len(targets)-1]; last.Peer.Addr() != other {
+			t.Errorf("it calls %s, which is gone", last.Peer)
+		}
+		p.conn.Close()
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

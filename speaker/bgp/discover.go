@@ -20,6 +20,9 @@ const (
 	firstAdvertisements = 4
 	quickInterval       = 500 * time.Millisecond
 	slowInterval        = 10 * time.Second
+	// askedInterval is the least time between two that answer solicitations (MIN_DELAY_BETWEEN_RAS, RFC 4861
+	// section 10): each goes to all nodes on the link.
+	askedInterval = 3 * time.Second
 )
 
 var allNodes, allRouters = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("ff02::2")
@@ -49,7 +52,10 @@ func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 	var sending sync.WaitGroup
 	var failed error
 	sending.Go(func() {
-		failed = advertise(ctx, conn, i, asked)
+		failed = advertise(ctx, asked, func() error {
+			return conn.WriteTo(&ndp.RouterAdvertisement{
+				Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: i.HardwareAddr}}}, nil, allNodes)
+		}, func() error { return conn.WriteTo(&ndp.RouterSolicitation{}, nil, allRouters) })
 		cancel()
 	})
 	err = listen(conn, own, iface, asked, found)
@@ -66,26 +72,30 @@ func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 }
 
 // advertise sends router advertisements until ctx ends: some quickly, then one in a while and one
-// for each solicitation.
-func advertise(ctx context.Context, conn *ndp.Conn, i *net.Interface, asked <-chan struct{}) error {
-	message := &ndp.RouterAdvertisement{
-		Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: i.HardwareAddr}}}
+// for what is asked meanwhile. With the first it solicits the router's.
+func advertise(ctx context.Context, asked <-chan struct{}, send, solicit func() error) error {
 	for n := 0; ; n++ {
-		if err := conn.WriteTo(message, nil, allNodes); err != nil {
+		if err := send(); err != nil {
 			return fmt.Errorf("send a router advertisement: %w", err)
 		}
 		interval := slowInterval
 		if n < firstAdvertisements {
 			interval = quickInterval
 			// The router's answer to a solicitation tells its address without waiting for its own time.
-			if err := conn.WriteTo(&ndp.RouterSolicitation{}, nil, allRouters); err != nil {
+			if err := solicit(); err != nil {
 				return fmt.Errorf("send a router solicitation: %w", err)
 			}
 		}
+		soonest := time.After(min(askedInterval, interval))
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-asked:
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-soonest:
+			}
 		case <-time.After(interval):
 		}
 	}

@@ -25,6 +25,9 @@ const (
 	maxFlapWait = 2 * time.Second
 	// calm is how long a session must have been up for its loss to count as the first.
 	calm = 30 * time.Second
+	// routerLasts is how long the router on an interface counts as such after an advertisement of its own,
+	// whoever else advertises: three times what routers with unnumbered sessions take (FRR, 10 s).
+	routerLasts = 30 * time.Second
 )
 
 // session is one peer: its goroutine makes one attempt after the other to speak with it, until it
@@ -50,6 +53,7 @@ type session struct {
 	// none.
 	version, flushedVersion int
 	router                  netip.Addr // found on the interface of an unnumbered session
+	routerHeard             time.Time  // when it last advertised itself
 	trouble                 error      // why none can be found
 	// ends the current attempt, with a *changeError or errBFDDown; nil between attempts
 	abort   context.CancelCauseFunc
@@ -229,13 +233,22 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 	return stop
 }
 
-// found takes the address of the router on the interface; not valid as long as there is none.
+// found takes the address of the router on the interface; not valid as long as there is none. Anybody on the link
+// can say to be a router: another one takes no session from the first, nor the place of one that advertises itself.
 func (s *session) found(addr netip.Addr) {
+	now := time.Now()
 	s.mu.Lock()
 	before, abort := s.router, s.abort
-	s.router, s.trouble = addr, nil
+	if addr.IsValid() && before.IsValid() && addr != before &&
+		(s.status.State == Established || now.Before(s.routerHeard.Add(routerLasts))) {
+		s.mu.Unlock()
+		return
+	}
+	s.router, s.routerHeard, s.trouble = addr, now, nil
 	s.mu.Unlock()
-	s.moved()
+	if addr != before {
+		s.moved()
+	}
 	if abort != nil && before.IsValid() && addr != before {
 		abort(&changeError{what: "the router on the interface is " + addr.String()})
 	}

@@ -76,6 +76,12 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 		}
 	}
 	m.peers = peers
+	m.at = map[netip.Addr]bool{}
+	for _, addrs := range peers {
+		for _, addr := range addrs {
+			m.at[addr] = true
+		}
+	}
 	for node := range m.book.pages {
 		if !m.knows(node) {
 			delete(m.book.pages, node)
@@ -94,4 +100,11 @@ func (m *Members) SetPeers(peers map[string][]netip.Addr) {
 	m.mu.Unlock()
 	m.join.Poke()
 	m.seek.Poke()
+}
+
+// isNode reports whether a node of the cluster has the address.
+func (m *Members) isNode(addr netip.Addr) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.at[addr]
 }

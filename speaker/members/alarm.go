@@ -58,7 +58,7 @@ func (m *Members) spread(message []byte, direct int) {
 	}
 	sendTo(ml, to, message)
 	if all && !whole {
-		m.queue.QueueBroadcast(broadcast(message))
+		m.pass(message)
 		m.rounds.urgent()
 	}
 }

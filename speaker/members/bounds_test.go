@@ -72,6 +72,39 @@ func TestAShortMessageCostsLittle(t *testing.T) {
 	}
 }
 
+// Whoever has the key can say something new all the time, and more than a packet of gossip has room for. What waits to
+// be passed on has a bound.
+func TestWhatIsPassedOnHasABound(t *testing.T) {
+	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func([]netip.Addr) {}})
+	m.SetPeers(map[string][]netip.Addr{"b": nil})
+	news := func(seq uint64, vips ...netip.Addr) []byte {
+		u := update{node: "b", born: 1}
+		for _, vip := range vips {
+			u.entries = append(u.entries, entry{vip: vip, seq: seq, claim: plan.Claim{Answering: seq%2 == 0}})
+		}
+		return encode(u)
+	}
+	var many []netip.Addr
+	for i := range 1000 {
+		many = append(many, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))
+	}
+	if long := news(1, many...); len(long) <= maxPassed {
+		t.Fatalf("%d bytes are no long message", len(long))
+	} else {
+		delegate{m}.NotifyMsg(long)
+	}
+	if n := m.queue.NumQueued(); n != 0 {
+		t.Errorf("%d messages wait for a packet that has room for them", n)
+	}
+	for i := range maxQueued + 1000 { // each changes the claim
+		delegate{m}.NotifyMsg(news(uint64(i+2), vip1))
+	}
+	if n := m.queue.NumQueued(); n != maxQueued {
+		t.Errorf("%d messages wait, want %d", n, maxQueued)
+	}
+}
+
 // A node that has just started, and knows of no VIP, reads what the others say of 10,000.
 func TestANodeThatKnowsNothingReadsALargeState(t *testing.T) {
 	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
+	"sync/atomic"
 )
 
 // With encryption, two kinds of messages are kept from memberlist, each of which would end the
@@ -22,7 +24,32 @@ const (
 	encryptedEmpty    = 1 + 12 + 16
 )
 
-var errNoText = errors.New("an encrypted stream without a text, or of a version that no speaker writes")
+var (
+	errNoText = errors.New("an encrypted stream without a text, or of a version that no speaker writes")
+	errNoRoom = errors.New("too much is being read for clients that are no nodes of the cluster")
+)
+
+// memberlist reads a message, of up to 20 MiB, before the key shows who has sent it. Of clients that are no nodes as
+// far as is known, all messages together may have maxUnproven at a time, besides those of up to smallMessage: several
+// times the state of 1,000 nodes with 10,000 VIPs.
+const (
+	maxUnproven  = 8 << 20
+	smallMessage = 64 << 10
+)
+
+// budget is what is used of maxUnproven.
+type budget struct{ used atomic.Int64 }
+
+// take takes so much, and reports whether there was as much.
+func (b *budget) take(size int64) bool {
+	if b.used.Add(size) <= maxUnproven {
+		return true
+	}
+	b.used.Add(-size)
+	return false
+}
+
+func (b *budget) give(size int64) { b.used.Add(-size) }
 
 // versionOf returns the version of the encryption of a packet; 0 if it is too short to have one.
 func versionOf(packet []byte) byte {
@@ -38,6 +65,10 @@ func versionOf(packet []byte) byte {
 // stream is a connection whose first message is looked at before it is read.
 type stream struct {
 	net.Conn
+	admit   func(size int64) bool // asks for room for a message; nil for a client that need not
+	leave   func()                // at the end; nil for nothing
+	closed  sync.Once
+	size    int64 // of the room
 	looked  bool
 	refused error
 	head    []byte // what was looked at, and is to be read yet
@@ -75,11 +106,28 @@ func (s *stream) look() error {
 	if s.head[at] != typeEncrypted || !s.more(5) {
 		return nil
 	}
-	if rest := s.head[at+1:]; binary.BigEndian.Uint32(rest) <= encryptedEmpty || rest[4] != encryptionVersion {
+	rest := s.head[at+1:]
+	size := int64(binary.BigEndian.Uint32(rest))
+	if size <= encryptedEmpty || rest[4] != encryptionVersion {
 		s.head = nil
 		return errNoText
 	}
+	if s.admit != nil && size > smallMessage {
+		if !s.admit(size) {
+			s.head = nil
+			return errNoRoom
+		}
+		s.size = size
+	}
 	return nil
+}
+
+// Close closes the connection. It is called after the last Read.
+func (s *stream) Close() error {
+	if s.leave != nil {
+		s.closed.Do(s.leave)
+	}
+	return s.Conn.Close()
 }
 
 // more reads n more bytes of the head, and reports whether all of them came.

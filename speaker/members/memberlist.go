@@ -107,8 +107,26 @@ func (d delegate) NotifyMsg(b []byte) {
 		return
 	}
 	if news, _ := d.m.learn(b); news && b[0] == wireVersion {
-		d.m.queue.QueueBroadcast(broadcast(slices.Clone(b)))
+		d.m.pass(slices.Clone(b))
 	}
+}
+
+const (
+	// maxPassed is the longest message that gossip passes on. A longer one would wait for ever, as no packet of
+	// gossip has room for it: 1,400 bytes less headers and encryption.
+	maxPassed = 1300
+	// maxQueued is how many messages wait at most to be passed on: what 200 nodes say that begin to claim 10,000 VIPs
+	// at once fits. Of more, those go first that were passed on most; who misses one asks for it.
+	maxQueued = 1 << 15
+)
+
+// pass has gossip pass a message on.
+func (m *Members) pass(message []byte) {
+	if len(message) > maxPassed {
+		return
+	}
+	m.queue.QueueBroadcast(broadcast(message))
+	m.queue.Prune(maxQueued)
 }
 
 // LocalState is what this node says, what the live others have said, and what is reserved for those

@@ -103,6 +103,7 @@ type Members struct {
 	greet    map[string]bool             // live nodes that were not told everything yet
 	peers    map[string][]netip.Addr     // other nodes by name, from the API server; nil while unknown
 	former   map[string]bool             // live nodes that were peers
+	at       map[netip.Addr]bool         // the addresses of peers
 	partial  map[string]int              // how many changes after a gap were known at the last look, by node
 	joined   bool
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
@@ -294,7 +295,7 @@ func (m *Members) open(bind netip.Addr) (*memberlist.Memberlist, error) {
 	c := m.config(bind)
 	transport := m.opts.transport
 	if transport == nil {
-		opened, err := openNetwork(netip.AddrPortFrom(bind, uint16(m.opts.Port)), m.keys != nil, m.opts.Log)
+		opened, err := openNetwork(netip.AddrPortFrom(bind, uint16(m.opts.Port)), m.keys != nil, m.isNode, m.opts.Log)
 		if err != nil {
 			return nil, err
 		}

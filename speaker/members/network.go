@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/landfall-lb/landfall/internal/listen"
 )
 
 const (
@@ -19,6 +21,10 @@ const (
 	// receiveBuffer is how much the kernel keeps until it is read, if its limit (net.core.rmem_max)
 	// lets it.
 	receiveBuffer = 2 << 20
+	// maxFromNodes and maxFromOthers bound the connections that others have opened: those from addresses of the
+	// cluster's nodes, and the rest, which is everybody while it is unknown which nodes there are. One lasts for
+	// milliseconds, and for 2 s if nothing is said.
+	maxFromNodes, maxFromOthers = 256, 64
 	// readRetry is the wait after a failed read or accept, such as for lack of memory.
 	readRetry = 10 * time.Millisecond
 )
@@ -32,6 +38,10 @@ const (
 type network struct {
 	log       *slog.Logger
 	encrypted bool
+	isNode    func(netip.Addr) bool // whether a node of the cluster has the address
+	nodes     *listen.Room[net.Conn]
+	others    *listen.Room[net.Conn]
+	unproven  budget
 	udp       *net.UDPConn
 	tcp       *net.TCPListener
 	packets   chan *memberlist.Packet
@@ -43,8 +53,8 @@ type network struct {
 
 var _ memberlist.NodeAwareTransport = (*network)(nil)
 
-// openNetwork opens the sockets.
-func openNetwork(at netip.AddrPort, encrypted bool, log *slog.Logger) (*network, error) {
+// openNetwork opens the sockets. It calls isNode from a goroutine of its own.
+func openNetwork(at netip.AddrPort, encrypted bool, isNode func(netip.Addr) bool, log *slog.Logger) (*network, error) {
 	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
 		return nil, err
@@ -56,7 +66,8 @@ func openNetwork(at netip.AddrPort, encrypted bool, log *slog.Logger) (*network,
 	if err := udp.SetReadBuffer(receiveBuffer); err != nil {
 		log.Debug("gossip: the kernel does not enlarge the buffer for packets", "error", err)
 	}
-	n := &network{log: log, encrypted: encrypted, udp: udp, tcp: tcp, packets: make(chan *memberlist.Packet),
+	n := &network{log: log, encrypted: encrypted, isNode: isNode, nodes: listen.NewRoom[net.Conn](maxFromNodes),
+		others: listen.NewRoom[net.Conn](maxFromOthers), udp: udp, tcp: tcp, packets: make(chan *memberlist.Packet),
 		streams: make(chan net.Conn), done: make(chan struct{})}
 	n.readers.Go(n.receive)
 	n.readers.Go(n.accept)
@@ -91,20 +102,40 @@ func (n *network) receive() {
 // accept hands on connections until Shutdown.
 func (n *network) accept() {
 	for {
-		conn, err := n.tcp.Accept()
+		conn, err := n.tcp.AcceptTCP()
 		if err != nil {
 			if !n.retry("accept a connection", err) {
 				return
 			}
 			continue
 		}
+		accepted := n.accepted(conn)
 		select {
-		case n.streams <- n.guarded(conn):
+		case n.streams <- accepted:
 		case <-n.done:
-			_ = conn.Close()
+			_ = accepted.Close()
 			return
 		}
 	}
+}
+
+// accepted gives a connection its place, and closes the one that has to leave for it.
+func (n *network) accepted(conn *net.TCPConn) net.Conn {
+	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone("")
+	room, admit := n.others, n.unproven.take
+	if n.isNode(from) {
+		room, admit = n.nodes, nil
+	}
+	place, out, full := room.Enter(listen.Client(from), conn)
+	if full {
+		_ = out.Close()
+	}
+	s := &stream{Conn: conn, looked: !n.encrypted, admit: admit}
+	s.leave = func() {
+		room.Leave(place)
+		n.unproven.give(s.size)
+	}
+	return s
 }
 
 // retry waits after an error, and reports whether the sockets are still open.

@@ -2,6 +2,7 @@ package members
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"log/slog"
 	"net"
@@ -12,10 +13,18 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
+// noNode is for networks whose clients are no nodes.
+func noNode(netip.Addr) bool { return false }
+
 func openTestNetwork(t testing.TB, last byte, encrypted bool) (*network, netip.AddrPort) {
 	t.Helper()
+	return openNetworkOf(t, last, encrypted, noNode)
+}
+
+func openNetworkOf(t testing.TB, last byte, encrypted bool, isNode func(netip.Addr) bool) (*network, netip.AddrPort) {
+	t.Helper()
 	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 6, byte(rigs.Add(1)), last}), uint16(testPort()))
-	n, err := openNetwork(at, encrypted, slog.New(slog.DiscardHandler))
+	n, err := openNetwork(at, encrypted, isNode, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,11 +118,95 @@ func TestNetworkGuardsStreams(t *testing.T) {
 	}
 }
 
+// connect opens a connection to a network, and returns both ends of it.
+func connect(t *testing.T, from string, n *network, at netip.AddrPort) (out, in net.Conn) {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	out, err := d.DialContext(t.Context(), "tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close() })
+	in = <-n.StreamCh()
+	t.Cleanup(func() { in.Close() })
+	return out, in
+}
+
+// passes reports whether what is written to one end of a connection arrives at the other.
+func passes(out, in net.Conn) bool {
+	_ = in.SetDeadline(time.Now().Add(time.Minute))
+	_, err := out.Write([]byte{1})
+	if err == nil {
+		_, err = io.ReadFull(in, make([]byte, 1))
+	}
+	return err == nil
+}
+
+// Whoever reaches the port can open connections and say nothing. They are few at a time, whatever addresses they come
+// from, and none of a node has to leave for them.
+func TestConnectionsHaveABound(t *testing.T) {
+	const node, more = "127.0.0.9", 20
+	n, at := openNetworkOf(t, 1, false, func(a netip.Addr) bool { return a.String() == node })
+	ofNode, toNode := connect(t, node, n, at)
+	var outs, ins []net.Conn
+	for i := range maxFromOthers + more {
+		out, in := connect(t, netip.AddrFrom4([4]byte{127, 0, 1, byte(i)}).String(), n, at)
+		outs, ins = append(outs, out), append(ins, in)
+	}
+	for i := range outs {
+		if got, want := passes(outs[i], ins[i]), i >= more; got != want {
+			t.Errorf("connection %d is served: %v, want %v", i, got, want)
+		}
+	}
+	if !passes(ofNode, toNode) {
+		t.Error("connections of others have closed that of a node")
+	}
+	for _, in := range ins {
+		in.Close()
+	}
+	if left := n.others.Len(); left > 0 {
+		t.Errorf("%d connections are counted, and all have ended", left)
+	}
+}
+
+// What is read before the key shows who has sent it has a bound, but for nodes.
+func TestUnprovenMessagesHaveABound(t *testing.T) {
+	const node = "127.0.0.9"
+	n, at := openNetworkOf(t, 1, true, func(a netip.Addr) bool { return a.String() == node })
+	begin := func(from string, size uint32) (in net.Conn, begun bool) {
+		out, in := connect(t, from, n, at)
+		head := append(binary.BigEndian.AppendUint32([]byte{typeEncrypted}, size), encryptionVersion)
+		if _, err := out.Write(head); err != nil {
+			t.Fatal(err)
+		}
+		_, err := io.ReadFull(in, make([]byte, len(head)))
+		return in, err == nil
+	}
+	first, _ := begin("127.0.0.1", maxUnproven/2)
+	for _, test := range []struct {
+		from string
+		size uint32
+		want bool
+	}{{"127.0.0.2", maxUnproven / 2, true}, {"127.0.0.3", maxUnproven / 2, false}, {"127.0.0.3", smallMessage, true},
+		{node, maxUnproven / 2, true}} {
+		if _, begun := begin(test.from, test.size); begun != test.want {
+			t.Errorf("%d bytes from %s: begun %v, want %v", test.size, test.from, begun, test.want)
+		}
+	}
+	first.Close()
+	first.Close() // counts once
+	for i, want := range []bool{true, false} {
+		if _, begun := begin("127.0.0.3", maxUnproven/2); begun != want {
+			t.Errorf("message %d after the first has ended: begun %v, want %v", i+1, begun, want)
+		}
+	}
+}
+
 // BenchmarkPackets sends packets of gossip from one network to another.
 func BenchmarkPackets(b *testing.B) {
 	for name, open := range map[string]func(netip.AddrPort) (memberlist.NodeAwareTransport, error){
 		"ours": func(at netip.AddrPort) (memberlist.NodeAwareTransport, error) {
-			return openNetwork(at, true, slog.New(slog.DiscardHandler))
+			return openNetwork(at, true, noNode, slog.New(slog.DiscardHandler))
 		},
 		"memberlist": func(at netip.AddrPort) (memberlist.NodeAwareTransport, error) {
 			return memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{at.Addr().String()},

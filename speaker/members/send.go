@@ -100,7 +100,7 @@ func (m *Members) sendStep(context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	for _, message := range split(changes) {
-		m.queue.QueueBroadcast(broadcast(message))
+		m.pass(message)
 		if len(others) < directMembers {
 			sendTo(ml, others, message)
 		}
