@@ -23,9 +23,6 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}
-		if said := plan.RelayDraws(svc, planned); said != "" {
-			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
-		}
 		if said := cmp.Or(plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables), r.relayRefused); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}

@@ -24,10 +24,8 @@ type Relayed struct {
 	// Affinity is how long a client address gets the same backend after its last connection; 0 for no
 	// session affinity.
 	Affinity time.Duration `json:"affinity,omitempty"`
-	// ByClient has the client's address choose the backend, as the scheduler source-hash does.
-	ByClient bool `json:"byClient,omitempty"`
-	// Counting is the scheduler that chooses by the relay's own counts; "" if none does.
-	Counting Scheduler `json:"counting,omitempty"`
+	// Scheduler chooses among backends, by the relay's own counts if it counts; "" for Random.
+	Scheduler Scheduler `json:"scheduler,omitempty"`
 	// ProxyProtocol is the version of the PROXY protocol for backends, 1 or 2; 0 for none.
 	ProxyProtocol int `json:"proxyProtocol,omitempty"`
 }
@@ -144,10 +142,13 @@ func RelayTable(desired, applied Service) *Relayed {
 	if !desired.Relay {
 		from = applied
 	}
-	table := &Relayed{Ports: ports, Affinity: from.AffinityTimeout, ByClient: from.Scheduler == SourceHash,
+	table := &Relayed{Ports: ports, Affinity: from.AffinityTimeout, Scheduler: from.Scheduler,
 		ProxyProtocol: from.ProxyProtocol}
-	if from.Scheduler.Counts() {
-		table.Counting = from.Scheduler
+	if table.Scheduler == Random {
+		table.Scheduler = ""
+	}
+	if table.Scheduler == "" && from.AffinityTimeout > 0 { // for clients that the relay does not remember
+		table.Scheduler = SourceHash
 	}
 	return table
 }
@@ -289,19 +290,4 @@ func RefuseRelay(endpoints []lb.Slice, scope ProbeScope) string {
 		}
 	}
 	return ""
-}
-
-// RelayDraws says why the relay does not choose backends by the scheduler of a Service, its own or the
-// node's, "" if it does or has no say. It draws at random, by weights, or by the client's address, or
-// it counts.
-func RelayDraws(svc lb.Service, planned Service) string {
-	used := planned.Scheduler
-	if !planned.Relay || used != RoundRobin && used != DestinationHash && used != Maglev {
-		return ""
-	}
-	if asked, _ := ParseScheduler(svc.Scheduler); asked == "" {
-		return fmt.Sprintf("the relay does not do %s, the node's default (--scheduler), and chooses at random", used)
-	}
-	return fmt.Sprintf("annotation %s: the relay does not do %.80q and chooses at random", lb.AnnotationScheduler,
-		svc.Scheduler)
 }

@@ -90,7 +90,7 @@ func TestRelayTable(t *testing.T) {
 		{"affinity, weights and the PROXY protocol", func(s *lb.Service, _ *[]lb.Slice, _ *Node) {
 			s.Relay, s.AffinityTimeout, s.Scheduler, s.RelayProxyProtocol = "http", time.Hour, "sh", "v2"
 			s.Weights = lb.Weights{{Node: "there", Share: 7}}
-		}, &Relayed{Affinity: time.Hour, ByClient: true, ProxyProtocol: 2, Ports: []RelayedPort{{Name: "http",
+		}, &Relayed{Affinity: time.Hour, Scheduler: SourceHash, ProxyProtocol: 2, Ports: []RelayedPort{{Name: "http",
 			Protocol: lb.TCP, Frontends: all, Cluster: []RelayedBackend{{here.Addr, 1}, {there.Addr, 7}}}}}},
 	} {
 		svc, endpoints := relayable()
@@ -192,28 +192,6 @@ func TestRefuseRelay(t *testing.T) {
 	} {
 		if got := RefuseRelay(slice(tc.addrs...), scope); (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
-	}
-}
-
-func TestRelayDraws(t *testing.T) {
-	svc, endpoints := relayable()
-	for scheduler, said := range map[string]bool{"": false, "random": false, "wrr": false, "sh": false, "lc": false, "wlc": false, "sed": false, "nq": false,
-		"rr": true, "dh": true, "maglev": true} {
-		svc.Scheduler = scheduler
-		if got := RelayDraws(svc, New(svc, endpoints, Node{Relay: true})); (got != "") != said {
-			t.Errorf("%q: %q", scheduler, got)
-		}
-		if got := RelayDraws(svc, New(svc, endpoints, Node{})); got != "" {
-			t.Errorf("%q without a relay: %q", scheduler, got)
-		}
-		// The node's default decides where the Service asks for nothing.
-		byDefault, _ := ParseScheduler(scheduler)
-		for asked, want := range map[string]bool{"": said, "sh": false} {
-			svc.Scheduler = asked
-			if got := RelayDraws(svc, New(svc, endpoints, Node{Relay: true, Scheduler: byDefault})); (got != "") != want {
-				t.Errorf("%q by default, asked for %q: %q", scheduler, asked, got)
-			}
 		}
 	}
 }

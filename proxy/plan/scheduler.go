@@ -87,6 +87,9 @@ func (s Scheduler) Counts() bool {
 	return s == LeastConnections || s == WeightedLeastConnections || s == ShortestExpectedDelay || s == NeverQueue
 }
 
+// Turns reports whether the scheduler goes through the backends in turn.
+func (s Scheduler) Turns() bool { return s == RoundRobin || s == WeightedRoundRobin }
+
 // SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks
 // for, "" if it does. Scheduler is the one that it would use.
 func SchedulerIgnored(svc lb.Service, scheduler Scheduler, onlyRandom bool) string {
