@@ -5,6 +5,7 @@ import (
 	"hash/fnv"
 	"math/bits"
 	"net/netip"
+	"slices"
 )
 
 // Schedulers other than Random choose by a table of slots, each of which has a backend: the rules of nftables mode
@@ -33,9 +34,9 @@ const MaxSlots = 1 << 16
 // LargestSlots returns the size that no table of a Service may exceed; 0 if it can have none. total
 // returns how many slots its tables have together if each has at most largest.
 func LargestSlots(total func(largest uint32) int) uint32 {
-	for i := len(SlotSizes) - 1; i >= 0; i-- {
-		if total(SlotSizes[i]) <= MaxSlots {
-			return SlotSizes[i]
+	for _, size := range slices.Backward(SlotSizes) {
+		if total(size) <= MaxSlots {
+			return size
 		}
 	}
 	return 0
