@@ -214,9 +214,8 @@ func (p Port) relayed(from []lb.Backend) []RelayedBackend {
 }
 
 // RelayIgnored says why a proxy does not relay connections to a Service as the Service asks for, "" if
-// it does. hasRelay is set if the node's rules can send connections to a relay, iptables if they are in
-// a mode that cannot.
-func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
+// it does. hasRelay is set if the node's rules can send connections to a relay.
+func RelayIgnored(svc lb.Service, hasRelay bool) string {
 	asks := asksForRelay(svc.Relay)
 	_, known := proxyProtocols[svc.RelayProxyProtocol]
 	unknown, wrong := unknownPort(svc)
@@ -229,9 +228,6 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 			lb.AnnotationRelayProxyProtocol, lb.AnnotationRelay)
 	case !asks:
 		return ""
-	case iptables:
-		return fmt.Sprintf("annotation %s: only proxies in nftables mode have a relay; connections go straight to endpoints",
-			lb.AnnotationRelay)
 	case !hasRelay:
 		return fmt.Sprintf("annotation %s: this node has no relay (value relay.enabled of the chart); connections go "+
 			"straight to endpoints", lb.AnnotationRelay)
@@ -249,8 +245,8 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 }
 
 // RelayLeavesUDP says why the relay leaves the UDP ports of a relayed Service to the rules; "" if it does not. tcpOnly
-// is set if the node relays no UDP.
-func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly bool) string {
+// is set if the node relays no UDP, iptables if it is in a mode that cannot.
+func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly, iptables bool) string {
 	asks := func(p lb.ServicePort) bool {
 		svc := svc
 		svc.RelayProxyProtocol = ""
@@ -262,12 +258,18 @@ func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly bool) string {
 	case proxyProtocols[svc.RelayProxyProtocol] == 1:
 		return fmt.Sprintf("annotation %s: v1 of the PROXY protocol has no UDP, so UDP goes straight to endpoints; v2 has it",
 			lb.AnnotationRelayProxyProtocol)
+	case iptables:
+		return fmt.Sprintf("annotation %s: only proxies in nftables mode relay UDP; it goes straight to endpoints",
+			lb.AnnotationRelay)
 	case tcpOnly:
 		return fmt.Sprintf("annotation %s: UDP goes straight to endpoints, as the node does not relay it "+
 			"(value relay.udp of the chart)", lb.AnnotationRelay)
 	}
 	return ""
 }
+
+// RelayLease is for how long the rules lead to the relay, unless the proxy renews that.
+const RelayLease = 3 * time.Second
 
 // maxRelayed is how many pairs of port and endpoint a relayed Service has at most: the relay is told all of
 // them at each change.

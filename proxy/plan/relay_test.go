@@ -199,7 +199,7 @@ func TestRefuseRelay(t *testing.T) {
 func TestRelayIgnored(t *testing.T) {
 	for _, test := range []struct {
 		relay, proxyProtocol string
-		hasRelay, iptables   bool
+		hasRelay             bool
 		tune                 func(*lb.Service)
 		want                 string // a part of what is said; "" for nothing
 	}{
@@ -208,7 +208,6 @@ func TestRelayIgnored(t *testing.T) {
 		{relay: "false"},
 		{},
 		{relay: "true", want: "no relay"},
-		{relay: "true", iptables: true, want: "nftables mode"},
 		{relay: "http", hasRelay: true},
 		{relay: "80, http", proxyProtocol: "v2", hasRelay: true},
 		{relay: "yes", hasRelay: true, want: `"yes" is neither true, false nor the name or number of a port of TCP or UDP`},
@@ -231,7 +230,7 @@ func TestRelayIgnored(t *testing.T) {
 		if test.tune != nil {
 			test.tune(&svc)
 		}
-		got := RelayIgnored(svc, test.hasRelay, test.iptables)
+		got := RelayIgnored(svc, test.hasRelay)
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%+v: %q", test, got)
 		}
@@ -247,19 +246,22 @@ func TestRelayLeavesUDP(t *testing.T) {
 		{"false", "v1", false}} {
 		svc, endpoints := relayable()
 		svc.Relay, svc.RelayProxyProtocol = test.relay, test.proxyProtocol
-		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}), false)
+		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}), false, false)
 		if (got != "") != test.want {
 			t.Errorf("%+v: %q", test, got)
 		}
 		tcpOnly := New(svc, endpoints, Node{Relay: true, RelayTCPOnly: true})
 		asks := test.relay == "true" || test.relay == "dns"
-		if got := RelayLeavesUDP(svc, tcpOnly, true); (got != "") != asks {
-			t.Errorf("%+v where TCP alone is relayed: %q", test, got)
+		for _, iptables := range []bool{false, true} {
+			got := RelayLeavesUDP(svc, tcpOnly, true, iptables)
+			if (got != "") != asks || iptables && asks && !test.want && !strings.Contains(got, "nftables mode") {
+				t.Errorf("%+v where TCP alone is relayed: %q", test, got)
+			}
 		}
 		if slices.ContainsFunc(tcpOnly.Ports, func(p Port) bool { return p.Protocol == lb.UDP && p.Relay }) {
 			t.Errorf("%+v: UDP is relayed where TCP alone is", test)
 		}
-		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{}), true); got != "" {
+		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{}), true, false); got != "" {
 			t.Errorf("%+v without a relay: %q", test, got)
 		}
 	}

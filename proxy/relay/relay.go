@@ -20,7 +20,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
-	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // Options are what flags say.
@@ -242,7 +242,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	close(r.leaving)
 	select {
 	case <-r.left:
-	case <-time.After(wire.Lease + time.Second): // the proxy is gone, and with it the lease by now
+	case <-time.After(plan.RelayLease + time.Second): // the proxy is gone, and with it the lease by now
 	}
 	for _, l := range r.listeners {
 		_ = l.socket.file.SetReadDeadline(time.Now().Add(acceptAfter))
