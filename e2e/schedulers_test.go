@@ -22,8 +22,9 @@ import (
 var ipvsSchedulers = []string{"rr", "wrr", "sh", "mh", "dh", "lc", "wlc", "sed", "nq"}
 
 // TestWorkedExampleByEachModesName runs the worked example as each of kube-proxy's modes did: by each of
-// IPVS' schedulers by its name, with a relay in place of the userspace mode, and in iptables mode, which
-// refuses each of the names for that Service and goes on at random.
+// IPVS' schedulers by its name, and in iptables mode, which refuses each of the
+// names for that Service and goes on at random; and in both with a relay in place of the userspace mode, which
+// chooses by each.
 func TestWorkedExampleByEachModesName(t *testing.T) {
 	t.Parallel()
 	start := func(t *testing.T, mode string, relay bool) *lab.Lab {
@@ -49,12 +50,15 @@ func TestWorkedExampleByEachModesName(t *testing.T) {
 	})
 	t.Run("iptables", func(t *testing.T) {
 		t.Parallel()
-		l := start(t, "iptables", false)
+		l := start(t, "iptables", true)
 		for _, name := range ipvsSchedulers {
 			setScheduler(t, l, name)
 			wantEvent(t, l, "my-nginx", string(lb.ReasonSchedulerIgnored), fmt.Sprintf("%q needs a proxy in nftables mode", name))
 			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
 		}
+		setScheduler(t, l, "random")
+		setRelay(t, l, "true")
+		byEachScheduler(t, l)
 	})
 }
 
