@@ -764,7 +764,6 @@ func TestWrongValuesAreRefused(t *testing.T) {
 	}
 	for _, refused := range [][]string{
 		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", "proxy.enabled=false"},
-		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", `proxy.mode="iptables"`},
 		{"is 30, shorter than speaker.bgpConvergence plus 7 s", `speaker.bgpConvergence="24s"`},
 		{"is 30, shorter than relay.drainTime plus 5 s", "relay.enabled=true", `relay.drainTime="25001ms"`},
 		{"proxy.metricsPort and speaker.metricsPort are both TCP port 7482", "speaker.metricsPort=7482"},
@@ -779,7 +778,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		}
 	}
 	if _, err := template(t, "relay.enabled=true", `relay.drainTime="25s"`, `speaker.bgpConvergence="23s"`,
-		`proxy.drainTime="1m"`, "relay.clientConnections=null"); err != nil {
+		`proxy.drainTime="1m"`, "relay.clientConnections=null", `proxy.mode="iptables"`); err != nil {
 		t.Errorf("times that just fit: %v", err)
 	}
 	if _, err := template(t, "proxy.enabled=false", "speaker.metricsPort=7482", "proxy.healthzBindAddress=null",

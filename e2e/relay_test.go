@@ -15,15 +15,26 @@ import (
 
 // TestRelay relays connections to a Service. No connection fails while relays restart, and new ones go
 // straight to endpoints after one was killed. With one of three pods silent over TCP and refusing over UDP,
-// which nobody knows, no connection through the relay fails, and some do with rules alone.
+// which nobody knows, no connection through the relay fails, and some do with rules alone. In iptables mode it is TCP alone.
 func TestRelay(t *testing.T) {
 	t.Parallel()
+	t.Run("nftables", func(t *testing.T) {
+		t.Parallel()
+		testRelay(t, "nftables", "tcp", "udp")
+	})
+	t.Run("iptables", func(t *testing.T) {
+		t.Parallel()
+		testRelay(t, "iptables", "tcp")
+	})
+}
+
+func testRelay(t *testing.T, mode string, networks ...string) {
 	cluster := lab.SeedCluster()
 	for i := range cluster.Pods {
 		cluster.Pods[i].UDP = cluster.Pods[i].TCP
 	}
 	l := labtest.Start(t, cluster, lab.Options{Values: map[string]any{
-		"relay": map[string]any{"enabled": true, "udp": true}, "proxy": map[string]any{"mode": "nftables"}}})
+		"relay": map[string]any{"enabled": true, "udp": true}, "proxy": map[string]any{"mode": mode}}})
 	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +51,6 @@ func TestRelay(t *testing.T) {
 	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
 	wantAnswererAmong(t, l, seedVIP.Addr(), bootNode)
 	setRelay(t, l, "true")
-	networks := []string{"tcp", "udp"}
 
 	probes := map[string]*lab.Probe{}
 	for _, network := range networks {

@@ -22,8 +22,9 @@ import (
 var ipvsSchedulers = []string{"rr", "wrr", "sh", "mh", "dh", "lc", "wlc", "sed", "nq"}
 
 // TestWorkedExampleByEachModesName runs the worked example as each of kube-proxy's modes did: by each of
-// IPVS' schedulers by its name, with a relay in place of the userspace mode, and in iptables mode, which
-// refuses each of the names for that Service and goes on at random.
+// IPVS' schedulers by its name, and in iptables mode, which refuses each of the
+// names for that Service and goes on at random; and in both with a relay in place of the userspace mode, which
+// chooses by each.
 func TestWorkedExampleByEachModesName(t *testing.T) {
 	t.Parallel()
 	start := func(t *testing.T, mode string, relay bool) *lab.Lab {
@@ -39,51 +40,61 @@ func TestWorkedExampleByEachModesName(t *testing.T) {
 	t.Run("nftables", func(t *testing.T) {
 		t.Parallel()
 		l := start(t, "nftables", true)
-		for _, name := range ipvsSchedulers {
-			setScheduler(t, l, "random")
-			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
-			release := holdAt(t, l, "my-nginx-1", 4)
-			setScheduler(t, l, name)
-			switch name {
-			case "rr", "wrr":
-				wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
-			case "lc", "wlc", "sed", "nq":
-				wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-2")
-			default:
-				eventually(t, name+" sends a client to one pod", func() error {
-					if s := l.Spread(t.Context(), lab.ClientName, "tcp", seedNodePort, 20); len(s.Failures) > 0 || len(s.Pods) != 1 {
-						return fmt.Errorf("answers by %v, failures %q", s.Pods, s.Failures)
-					}
-					return nil
-				})
-			}
-			release()
-		}
-		events, err := l.Kube().CoreV1().Events("default").List(t.Context(), metav1.ListOptions{
-			FieldSelector: "involvedObject.name=my-nginx,reason=" + string(lb.ReasonSchedulerIgnored)})
-		if err != nil || len(events.Items) > 0 {
-			t.Errorf("Events %v, %v", events, err)
-		}
+		byEachScheduler(t, l)
+		wantNoEvent(t, l, lb.ReasonSchedulerIgnored)
 		// In place of the userspace mode: the relay, which counts its own connections.
 		setScheduler(t, l, "random")
 		setRelay(t, l, "true")
-		wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
-		defer holdAt(t, l, "my-nginx-1", 4)()
-		setScheduler(t, l, "lc")
-		wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-2")
-		setScheduler(t, l, "maglev")
-		wantEvent(t, l, "my-nginx", string(lb.ReasonSchedulerIgnored), `the relay does not do "maglev"`)
-		wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
+		byEachScheduler(t, l)
+		wantNoEvent(t, l, lb.ReasonSchedulerIgnored)
 	})
 	t.Run("iptables", func(t *testing.T) {
 		t.Parallel()
-		l := start(t, "iptables", false)
+		l := start(t, "iptables", true)
 		for _, name := range ipvsSchedulers {
 			setScheduler(t, l, name)
 			wantEvent(t, l, "my-nginx", string(lb.ReasonSchedulerIgnored), fmt.Sprintf("%q needs a proxy in nftables mode", name))
 			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
 		}
+		setScheduler(t, l, "random")
+		setRelay(t, l, "true")
+		byEachScheduler(t, l)
 	})
+}
+
+// byEachScheduler has the Service choose by each of IPVS' schedulers, while one of its two pods holds connections.
+func byEachScheduler(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, name := range ipvsSchedulers {
+		setScheduler(t, l, "random")
+		wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
+		release := holdAt(t, l, "my-nginx-1", 4)
+		setScheduler(t, l, name)
+		switch name {
+		case "rr", "wrr":
+			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
+		case "lc", "wlc", "sed", "nq":
+			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-2")
+		default:
+			eventually(t, name+" sends a client to one pod", func() error {
+				if s := l.Spread(t.Context(), lab.ClientName, "tcp", seedNodePort, 20); len(s.Failures) > 0 || len(s.Pods) != 1 {
+					return fmt.Errorf("answers by %v, failures %q", s.Pods, s.Failures)
+				}
+				return nil
+			})
+		}
+		release()
+	}
+}
+
+// wantNoEvent fails if there is an Event about the Service for a reason.
+func wantNoEvent(t *testing.T, l *lab.Lab, reason lb.Reason) {
+	t.Helper()
+	events, err := l.Kube().CoreV1().Events("default").List(t.Context(), metav1.ListOptions{
+		FieldSelector: "involvedObject.name=my-nginx,reason=" + string(reason)})
+	if err != nil || len(events.Items) > 0 {
+		t.Errorf("Events %v, %v", events, err)
+	}
 }
 
 func setScheduler(t *testing.T, l *lab.Lab, name string) {

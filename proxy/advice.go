@@ -16,20 +16,17 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 	var advice []lb.Refusal
 	svc, exists := p.from.services.Get(r.live.Key)
 	if exists {
-		said := plan.SchedulerIgnored(svc, planned.Scheduler, p.mode == modeIptables)
+		said := plan.SchedulerIgnored(svc, planned, p.mode == modeIptables)
 		if said == "" && p.mode != modeIptables {
 			said = nftables.SchedulerIgnored(planned)
 		}
 		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}
-		if said := plan.RelayDraws(svc, planned); said != "" {
-			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
-		}
-		if said := cmp.Or(plan.RelayIgnored(svc, p.settings.relay, p.mode == modeIptables), r.relayRefused); said != "" {
+		if said := cmp.Or(plan.RelayIgnored(svc, p.settings.relay), r.relayRefused); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
-		if said := plan.RelayLeavesUDP(svc, planned, !p.settings.relayUDP); said != "" {
+		if said := plan.RelayLeavesUDP(svc, planned, !p.settings.relayUDP, p.mode == modeIptables); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
 		if said := plan.DirectDraws(svc, planned); said != "" {

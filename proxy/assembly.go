@@ -273,23 +273,32 @@ func (a *assembly) addRelay() error {
 	if !a.set.relay {
 		return nil
 	}
-	lease, err := nftables.OpenLease()
-	if err != nil {
-		return err
-	}
-	a.onClose(func() { lease.Close() })
 	flows, err := conntrack.Open()
 	if err != nil {
 		return err
 	}
 	a.onClose(func() { flows.Close() })
-	relays := relayfeed.New(relayfeed.Deps{Log: a.rt.Log, Path: a.relaySocket, Renew: lease.Renew, End: lease.End,
-		Busy: a.busy, Answering: a.cuts.SetRelays,
+	deps := relayfeed.Deps{Log: a.rt.Log, Path: a.relaySocket, Busy: a.busy, Answering: a.cuts.SetRelays,
 		Original: func(f wire.Flow) (from, to netip.AddrPort, ok bool, err error) {
 			return flows.Original(unix.IPPROTO_UDP, f.Client, f.At)
-		}})
+		}}
+	lease := iptables.NewLease()
+	deps.Renew, deps.End, deps.TCPOnly, deps.Moved = lease.Renew, lease.End, true, a.proxy.markFacts
+	if a.kernel.mode == modeNftables {
+		lease, err := nftables.OpenLease()
+		if err != nil {
+			return err
+		}
+		a.onClose(func() { lease.Close() })
+		deps.Renew, deps.End, deps.TCPOnly, deps.Moved = lease.Renew, lease.End, false, nil
+	}
+	relays := relayfeed.New(deps)
 	a.proxy.to.relay, a.actors["relay"] = relays, relays
 	a.outlast = relays.Outlast
+	if a.kernel.mode == modeIptables {
+		a.proxy.from.relayPorts = relays.Ports
+		return nil
+	}
 	counts, err := nftables.OpenLease() // not the one of the feed, which is not safe for concurrent use
 	if err != nil {
 		return err

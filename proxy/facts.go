@@ -145,6 +145,9 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		f.config.Pods.Prefixes = node.PodCIDRs
 	}
 	f.external.Pods = f.config.Pods.Prefixes
+	if from.relayPorts != nil {
+		f.config.RelayTo = f.relayTo(from.relayPorts())
+	}
 	f.node.Direct = map[lb.Family]bool{}
 	for family := range s.direct {
 		f.node.Direct[family] = f.config.Pods.Tells(family)

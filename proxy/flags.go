@@ -140,10 +140,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"count packets, bytes, connections and refusals of each Service: off; external (all frontends but cluster IPs); or "+
 			"all; up to eight time series for each Service and node; needs Linux 5.7 or later, in iptables mode too")
 	set.BoolVar(&f.relay, "relay", false,
-		"in nftables mode, send connections to Services with the annotation "+lb.AnnotationRelay+
+		"send connections to Services with the annotation "+lb.AnnotationRelay+
 			" to this node's relay, while that is there")
 	set.BoolVar(&f.relayUDP, "relay-udp", false,
-		"with --relay, send UDP there too; the relay needs --udp")
+		"with --relay, send UDP there too, in nftables mode; the relay needs --udp")
 	set.IntVar(&f.relayUDPRate, "relay-udp-rate", 500,
 		"with --relay-udp, how many new flows of UDP a second go to the relay from each frontend, a quarter of them "+
 			"at once, and four times as many in all; others go straight to endpoints; 0 for no limit")

@@ -38,7 +38,7 @@ func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameter
 		s.loopbackNodePorts = false
 	}
 	s.allAddresses = k.mode == modeNftables
-	s.relay = s.relay && k.mode == modeNftables
+	s.relayUDP = s.relayUDP && k.mode == modeNftables
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
 		parameters.log.Warn(

@@ -54,6 +54,8 @@ type sources struct {
 	// probes returns of which Services it has changed which endpoints do not answer this node's probes,
 	// with all of these; nil if nothing probes.
 	probes func() map[lb.Key]plan.LeftOut
+	// relayPorts returns where the node's relay accepts connections; nil if the rules need not know.
+	relayPorts func() map[lb.Family]uint16
 }
 
 // updates are how an actor of Services is told: see actor.Updater.

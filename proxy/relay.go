@@ -349,10 +349,23 @@ func (f facts) relayAddresses(families []lb.Family) map[lb.Family]netip.Addr {
 	return addresses
 }
 
-// nodePorts returns the addresses at which the rules serve node ports.
+// relayTo returns where the relay accepts what the rules lead to it.
+func (f facts) relayTo(ports map[lb.Family]uint16) map[lb.Family]netip.AddrPort {
+	to := map[lb.Family]netip.AddrPort{}
+	for family, addr := range f.relayAddresses(allFamilies[:]) {
+		if port := ports[family]; port != 0 {
+			to[family] = netip.AddrPortFrom(addr, port)
+		}
+	}
+	return to
+}
+
+// nodePorts returns the addresses at which the rules serve node ports: in families in which these are not limited,
+// all that the node has.
 func (f facts) nodePorts() (all []netip.Addr) {
+	addresses := nftables.WithAddresses(f.config, f.own).NodePortAddresses
 	for _, family := range allFamilies {
-		all = append(all, f.config.NodePortAddresses[family]...)
+		all = append(all, addresses[family]...)
 	}
 	return all
 }

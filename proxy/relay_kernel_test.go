@@ -21,6 +21,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/relay"
@@ -34,10 +35,31 @@ type relaySite struct {
 	backends     []*nstest.NS
 	vips         map[lb.Family]netip.Addr
 	udpRate      int
+	mode         string
+	// port is the relay's; 0 for any free one.
+	port uint16
+}
+
+// newIptablesSite returns a site in iptables mode.
+func newIptablesSite(t testing.TB) relaySite {
+	s := newRelaySite(t)
+	s.mode, s.port = modeIptables, 7484
+	return s
+}
+
+// inBothModes runs a test with a site in each mode.
+func inBothModes(t *testing.T, test func(*testing.T, relaySite)) {
+	t.Parallel()
+	for mode, site := range map[string]func(testing.TB) relaySite{modeNftables: newRelaySite, modeIptables: newIptablesSite} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			test(t, site(t))
+		})
+	}
 }
 
 func newRelaySite(t testing.TB) relaySite {
-	s := relaySite{node: nstest.New(t), client: nstest.New(t), vips: map[lb.Family]netip.Addr{
+	s := relaySite{mode: modeNftables, node: nstest.New(t), client: nstest.New(t), vips: map[lb.Family]netip.Addr{
 		lb.IPv4: netip.MustParseAddr("198.51.100.1"), lb.IPv6: netip.MustParseAddr("2001:db8::1")}}
 	s.node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 	join := func(ns *nstest.NS, i int) {
@@ -81,17 +103,13 @@ func (s relaySite) objects() (lb.Service, []lb.Slice) {
 // write puts Services into the node's kernel.
 func (s relaySite) write(t testing.TB, planned ...plan.Service) {
 	t.Helper()
-	var way *nftables.Netlink
-	s.node.Do(t, func() (err error) {
-		way, err = nftables.Dial()
-		return err
-	})
 	changed := make(chan struct{}, 1)
-	a := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Rules: nftables.Rules(way, nil),
+	a := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Rules: s.rules(t),
 		Changed: func() { changed <- struct{}{} }})
+	v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	a.Configure(plan.Config{MasqueradeBit: 14, Relay: true, RelayUDPRate: s.udpRate,
-		NodePortAddresses: map[lb.Family][]netip.Addr{
-			lb.IPv4: {netip.MustParseAddr("10.0.0.1")}, lb.IPv6: {netip.MustParseAddr("fd00::1")}}})
+		RelayTo:           map[lb.Family]netip.AddrPort{lb.IPv4: netip.AddrPortFrom(v4, s.port), lb.IPv6: netip.AddrPortFrom(v6, s.port)},
+		NodePortAddresses: map[lb.Family][]netip.Addr{lb.IPv4: {v4}, lb.IPv6: {v6}}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- a.Run(ctx) }()
@@ -110,7 +128,55 @@ func (s relaySite) write(t testing.TB, planned ...plan.Service) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	way.Close()
+}
+
+// rules returns what writes the rules of the site's mode.
+func (s relaySite) rules(t testing.TB) (write func(lb.Family, *dialect.Ledger) dialect.Rules) {
+	t.Helper()
+	s.node.Do(t, func() error {
+		if s.mode == modeNftables {
+			way, err := nftables.Dial()
+			if err == nil {
+				t.Cleanup(way.Close)
+			}
+			write = nftables.Rules(way, nil)
+			return err
+		}
+		kernels := map[lb.Family]iptables.Kernel{}
+		for _, family := range allFamilies {
+			commands, err := iptables.Detect(t.Context(), family)
+			if err != nil {
+				return err
+			}
+			kernels[family] = nsKernel{commands, t, s.node}
+		}
+		write = iptables.Rules(kernels, 0)
+		return nil
+	})
+	return write
+}
+
+// lease returns what has the rules lead to a relay, and to none.
+func (s relaySite) lease(t testing.TB) (renew func(plan.RelayWay, netip.AddrPort, time.Duration) error,
+	end func(plan.RelayWay) error) {
+	t.Helper()
+	if s.mode == modeNftables {
+		var lease *nftables.Lease
+		s.node.Do(t, func() (err error) {
+			lease, err = nftables.OpenLease()
+			return err
+		})
+		t.Cleanup(lease.Close)
+		return lease.Renew, lease.End
+	}
+	lease := iptables.NewLease()
+	return func(way plan.RelayWay, to netip.AddrPort, lasting time.Duration) (err error) {
+			s.node.Do(t, func() error { err = lease.Renew(way, to, lasting); return nil })
+			return err
+		}, func(way plan.RelayWay) (err error) {
+			s.node.Do(t, func() error { err = lease.End(way); return nil })
+			return err
+		}
 }
 
 // relay runs a relay on the node, and the proxy's side of it, and returns the relay once the rules lead
@@ -136,7 +202,7 @@ func (s relaySite) relay(t *testing.T, feed *relayfeed.Actor, socket string, lim
 	}
 	var r *relay.Relay
 	s.node.Do(t, func() (err error) {
-		r, err = relay.New(relay.Options{Socket: socket, Tries: 3, TryAfter: 250 * time.Millisecond,
+		r, err = relay.New(relay.Options{Socket: socket, Port: s.port, Tries: 3, TryAfter: 250 * time.Millisecond,
 			ConnectTimeout: time.Minute, Idle: time.Hour, Drain: time.Minute, Limit: limit, ServiceLimit: limit,
 			ClientLimit: limit, FlowLimit: limit, ServiceFlows: limit, ClientFlows: limit, UDPIdle: time.Hour}, deps)
 		return err
@@ -144,7 +210,7 @@ func (s relaySite) relay(t *testing.T, feed *relayfeed.Actor, socket string, lim
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- r.Run(ctx) }()
-	for len(feed.State().Leads) < 2 || len(feed.State().LeadsUDP) < 2 {
+	for len(feed.State().Leads) < 2 || s.mode == modeNftables && len(feed.State().LeadsUDP) < 2 {
 		time.Sleep(time.Millisecond)
 	}
 	if st := feed.State(); !st.Connected || st.Services == 0 {
@@ -197,8 +263,10 @@ func (s relaySite) connect(t *testing.T, to netip.AddrPort, n int, within time.D
 // connections, and the relay none: at VIPs, cluster IPs and node ports of both families. When the relay
 // ends, the rules serve as without it.
 func TestContract9OneOfThreeBackendsIsSilent(t *testing.T) {
-	t.Parallel()
-	s := newRelaySite(t)
+	inBothModes(t, oneOfThreeBackendsIsSilent)
+}
+
+func oneOfThreeBackendsIsSilent(t *testing.T, s relaySite) {
 	svc, endpoints := s.objects()
 	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
 	s.write(t, planned)
@@ -248,8 +316,10 @@ func TestContract9OneOfThreeBackendsIsSilent(t *testing.T) {
 // A relay that is full resets nobody: the rules send new connections straight to endpoints until it has
 // room again.
 func TestContract9AFullRelayLeavesItToTheRules(t *testing.T) {
-	t.Parallel()
-	s := newRelaySite(t)
+	inBothModes(t, aFullRelayLeavesItToTheRules)
+}
+
+func aFullRelayLeavesItToTheRules(t *testing.T, s relaySite) {
 	svc, endpoints := s.objects()
 	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
 	s.write(t, planned)
@@ -297,6 +367,57 @@ func TestContract9AFullRelayLeavesItToTheRules(t *testing.T) {
 	until("the rules lead to it again", func(st relayfeed.State) bool { return !st.Full && len(st.Leads) == 2 })
 	if _, failed := s.connect(t, to, 10, time.Minute); failed > 0 || r.Counts()[0].Connections != before+10 {
 		t.Errorf("with room again: %d failed, and it relays %d more", failed, r.Counts()[0].Connections-before)
+	}
+}
+
+// A lease that nobody renews ends: a proxy and a relay that were killed together cost new connections for a few
+// seconds, and then the rules serve as without a relay.
+func TestContract9ALeaseEndsByItself(t *testing.T) { inBothModes(t, aLeaseEndsByItself) }
+
+func aLeaseEndsByItself(t *testing.T, s relaySite) {
+	svc, endpoints := s.objects()
+	s.write(t, plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true}))
+	renew, _ := s.lease(t)
+	for _, family := range allFamilies {
+		node := map[lb.Family]string{lb.IPv4: "10.0.0.1", lb.IPv6: "fd00::1"}[family]
+		to := netip.AddrPortFrom(netip.MustParseAddr(node), max(s.port, 1)) // nobody listens there
+		if err := renew(plan.RelayWay{Family: family, Protocol: lb.TCP}, to, plan.RelayLease); err != nil {
+			t.Fatal(err)
+		}
+		vip := netip.AddrPortFrom(s.vips[family], 80)
+		if answers, failed := s.connect(t, vip, 3, time.Minute); failed != 3 {
+			t.Errorf("%s: while it is leased, %v answer", family, answers)
+		}
+		failed, deadline := 1, time.Now().Add(time.Minute)
+		for failed > 0 && time.Now().Before(deadline) {
+			_, failed = s.connect(t, vip, 1, time.Minute)
+		}
+		if answers, failed := s.connect(t, vip, 20, time.Minute); failed > 0 || len(answers) < 2 {
+			t.Errorf("%s: after it, %d of 20 fail, answers %v", family, failed, answers)
+		}
+	}
+}
+
+// Connections that come in at an interface without an address are relayed, as from pods of Calico.
+func TestRelayAtInterfacesWithoutAddress(t *testing.T) {
+	inBothModes(t, relayAtInterfacesWithoutAddress)
+}
+
+func relayAtInterfacesWithoutAddress(t *testing.T, s relaySite) {
+	svc, endpoints := s.objects()
+	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
+	s.write(t, planned)
+	feed, socket := s.feed(t, planned)
+	r, stop := s.relay(t, feed, socket, 1000)
+	defer stop()
+	s.node.Run(t, "ip", "addr", "del", "10.0.0.1/24", "dev", "to0")
+	s.node.Run(t, "ip", "addr", "add", "10.0.0.1/32", "dev", "lo")
+	s.node.Run(t, "ip", "route", "add", "10.0.0.0/24", "dev", "to0", "src", "10.0.0.1")
+	if _, failed := s.connect(t, netip.AddrPortFrom(s.vips[lb.IPv4], 80), 10, time.Minute); failed > 0 {
+		t.Errorf("%d of 10 failed", failed)
+	}
+	if n := r.Counts()[0].Connections; n != 10 {
+		t.Errorf("%d of 10 are relayed", n)
 	}
 }
 
@@ -548,13 +669,12 @@ func byKey(all []plan.Service) map[lb.Key]plan.Service {
 // feed runs the proxy's side of the relay.
 func (s relaySite) feed(t testing.TB, planned ...plan.Service) (feed *relayfeed.Actor, socket string) {
 	t.Helper()
-	var lease *nftables.Lease
+	renew, end := s.lease(t)
 	var flows, asked conntrack.Netlink
 	s.node.Do(t, func() error {
-		var errs [3]error
-		lease, errs[0] = nftables.OpenLease()
-		flows, errs[1] = conntrack.Open()
-		asked, errs[2] = conntrack.Open()
+		var errs [2]error
+		flows, errs[0] = conntrack.Open()
+		asked, errs[1] = conntrack.Open()
 		return errors.Join(errs[:]...)
 	})
 	own := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("10.0.0.1"), lb.IPv6: netip.MustParseAddr("fd00::1")}
@@ -563,7 +683,8 @@ func (s relaySite) feed(t testing.TB, planned ...plan.Service) (feed *relayfeed.
 	cutter.Begin(byKey(planned))
 	socket = filepath.Join(t.TempDir(), "relay.sock")
 	feed = relayfeed.New(relayfeed.Deps{Log: slog.New(slog.DiscardHandler), Path: socket,
-		Busy: func() time.Duration { return 0 }, Renew: lease.Renew, End: lease.End, Answering: cutter.SetRelays,
+		Busy: func() time.Duration { return 0 }, Renew: renew, End: end, Answering: cutter.SetRelays,
+		TCPOnly: s.mode == modeIptables,
 		Original: func(f wire.Flow) (from, to netip.AddrPort, ok bool, err error) {
 			return asked.Original(unix.IPPROTO_UDP, f.Client, f.At)
 		}})
@@ -584,7 +705,6 @@ func (s relaySite) feed(t testing.TB, planned ...plan.Service) (feed *relayfeed.
 				t.Error(err)
 			}
 		}
-		lease.Close()
 		flows.Close()
 		asked.Close()
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -117,7 +118,8 @@ func TestRelayIsToldBeforeTheRules(t *testing.T) {
 
 // Who asks for a relay that this proxy does not have is told so, and served by the rules.
 func TestContract10RelayIsRefusedWithAReason(t *testing.T) {
-	for mode, want := range map[string]string{modeIptables: "nftables mode", modeNftables: "this node has no relay"} {
+	for _, mode := range []string{modeIptables, modeNftables} {
+		const want = "this node has no relay"
 		b := newBench(t)
 		b.mode = mode
 		b.synced()
@@ -131,6 +133,38 @@ func TestContract10RelayIsRefusedWithAReason(t *testing.T) {
 		if planned := b.rules.wanted[key("web")]; planned.Relay || len(planned.Ports) != 1 {
 			t.Errorf("%s: %+v", mode, planned)
 		}
+	}
+}
+
+// The rules of iptables mode know where the relay is, as soon as it has said its ports, and lead no UDP there.
+func TestRelayInIptablesMode(t *testing.T) {
+	b, f := newRelayBench(t)
+	b.mode = modeIptables
+	b.settings.relayUDP = false // see prepareKernel
+	var ports map[lb.Family]uint16
+	b.from.relayPorts = func() map[lb.Family]uint16 { return ports }
+	svc, _ := b.services.Get(key("web"))
+	svc.Ports = append(svc.Ports, lb.ServicePort{Name: "dns", Protocol: lb.UDP, Port: 53})
+	svc.Scheduler = "lc"
+	b.services.Set(key("web"), svc)
+	b.mark(key("web"))
+	b.run()
+	if to := b.rules.config.RelayTo; len(to) > 0 || !b.rules.config.Relay {
+		t.Errorf("before the relay is there, the rules lead to %v", to)
+	}
+	ports = map[lb.Family]uint16{lb.IPv4: 7484, lb.IPv6: 7484}
+	b.markFacts()
+	b.run()
+	want := map[lb.Family]netip.AddrPort{lb.IPv4: netip.MustParseAddrPort("172.31.0.1:7484")}
+	if got := b.rules.config.RelayTo; !maps.Equal(got, want) {
+		t.Errorf("the rules lead to %v, not %v", got, want)
+	}
+	if node := netip.MustParseAddr("172.31.0.1"); !slices.Contains(f.nodePorts, node) {
+		t.Errorf("node ports at %v", f.nodePorts)
+	}
+	if len(b.warnings) != 2 || !strings.Contains(b.warnings[0], "but for those that the relay ends") ||
+		!strings.Contains(b.warnings[1], "only proxies in nftables mode relay UDP") {
+		t.Errorf("told %q", b.warnings)
 	}
 }
 

@@ -192,11 +192,12 @@ func (r *ruleset) trace(node string, p lb.TracePacket, givenInterface bool) (lb.
 }
 
 // relayedWays tells the ways that end at the node's relay from those to backends: by the comment of the rule
-// that leads there.
+// that leads there, or its chain.
 func relayedWays(ways []lb.TraceWay) {
 	for i, way := range ways {
 		if way.Verdict == lb.TraceDelivered && slices.ContainsFunc(way.Steps, func(s lb.TraceStep) bool {
-			return s.Comment == nftables.CommentRelay && strings.HasSuffix(s.Table, " "+nftables.TableName)
+			return s.Comment == nftables.CommentRelay && strings.HasSuffix(s.Table, " "+nftables.TableName) ||
+				s.Chain == iptables.ChainRelay
 		}) {
 			ways[i].Verdict = lb.TraceRelayed
 		}

@@ -26,7 +26,7 @@ import (
 // nsKernel runs iptables in a network namespace.
 type nsKernel struct {
 	iptables.Kernel
-	t  *testing.T
+	t  testing.TB
 	ns *nstest.NS
 }
 

@@ -94,7 +94,7 @@ func start(ctx context.Context, o Options) (r *runner, end func() error, err err
 
 // values are those of the chart that a story asks for.
 func values(c story.Config) map[string]any {
-	return map[string]any{"relay": map[string]any{"enabled": c.Relay()},
+	return map[string]any{"relay": map[string]any{"enabled": true},
 		"proxy": map[string]any{"mode": c.Mode, "directForwarding": c.Direct}}
 }
 

@@ -147,16 +147,12 @@ func services() []lab.Service {
 	}
 }
 
-// configured returns them as a run has them: two are forwarded directly if it says so, and none is relayed if there is
-// no relay.
+// configured returns them as a run has them: two are forwarded directly if it says so.
 func configured(c story.Config) []lab.Service {
 	all := services()
 	for _, s := range all {
 		if c.Direct && (s.Name == "cluster" || s.Name == "routed") {
 			s.Annotations[lb.AnnotationForwarding] = lb.ForwardingDirect
-		}
-		if !c.Relay() {
-			delete(s.Annotations, lb.AnnotationRelay)
 		}
 	}
 	return all

@@ -24,6 +24,7 @@ const (
 	chainEcho         = prefix + "ECHO" // addresses that answer ping
 	chainClusterIPs   = prefix + "CLUSTER-IPS"
 	chainVIPs         = prefix + "VIPS"
+	chainRelay        = prefix + "RELAY" // to the node's relay
 	chainRefuse       = prefix + "REFUSE"
 	chainMasquerade   = prefix + "MARK-MASQ"
 	chainPostrouting  = prefix + "POSTROUTING"

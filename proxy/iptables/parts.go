@@ -72,7 +72,7 @@ func (r renderer) byPort(s plan.Service, before chains) map[string]contribution 
 			continue
 		}
 		c := contribution{chains: chains{}, before: before}
-		r.port(&c, s.Key, p, s.AffinityTimeout)
+		r.port(&c, s, p)
 		c.before = nil
 		ports[suffix(s.Key, p)] = c
 	}

@@ -110,7 +110,7 @@ func parseChain(out io.Reader, chain string) ([]string, error) {
 
 // Recent implements WalkedRules. Whether a client's time is over cannot be told from outside.
 func (k *KernelRules) Recent(list string, client netip.Addr) (float64, error) {
-	if strings.ContainsAny(list, "/.") {
+	if strings.Contains(list, "/") || strings.HasPrefix(list, ".") {
 		return 0, fmt.Errorf("the list %s", list)
 	}
 	file, err := os.ReadFile(filepath.Join("/proc/thread-self/net/xt_recent", list))
@@ -122,8 +122,11 @@ func (k *KernelRules) Recent(list string, client netip.Addr) (float64, error) {
 	for line := range bytes.Lines(file) {
 		text, _, _ := strings.Cut(strings.TrimPrefix(string(line), "src="), " ")
 		if addr, err := netip.ParseAddr(text); err == nil && addr == client {
-			if note := fmt.Sprintf("%s has a backend by session affinity, unless its time is over", client); !slices.Contains(
-				k.Notes, note) {
+			note := fmt.Sprintf("%s has a backend by session affinity, unless its time is over", client)
+			if client.IsUnspecified() {
+				note = fmt.Sprintf("the rules lead to the relay, unless the proxy has not renewed that for %s", plan.RelayLease)
+			}
+			if !slices.Contains(k.Notes, note) {
 				k.Notes = append(k.Notes, note)
 			}
 			return 1, nil

@@ -80,7 +80,7 @@ func (r renderer) again(s plan.Service, before chains) contribution {
 	c := contribution{chains: chains{}, before: before}
 	for _, p := range s.Ports {
 		if p.Family == r.family {
-			r.port(&c, s.Key, p, s.AffinityTimeout)
+			r.port(&c, s, p)
 		}
 	}
 	r.once(&c, s, len(c.entries) > 0)
@@ -134,14 +134,15 @@ func (c *contribution) put(at place, r rule) {
 	c.entries = append(c.entries, entry{at, r.String()})
 }
 
-func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.Duration) {
+func (r renderer) port(c *contribution, s plan.Service, p plan.Port) {
+	key, affinity := s.Key, s.AffinityTimeout
 	name, end := portName(key, p.Name), suffix(key, p)
 	add := func(chain string, rules ...rule) {
 		for _, rule := range rules {
 			c.chains[chain] = append(c.chains[chain], rule.String())
 		}
 	}
-	usesCluster, usesLocal, isExternal := false, false, false
+	usesCluster, usesLocal, isExternal, isRelayed := false, false, false, false
 	for _, f := range p.Frontends {
 		r.frontend(c, key, p, f)
 		switch {
@@ -150,6 +151,7 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 		case f.Kind != plan.ClusterIP:
 			isExternal, usesCluster = true, true // pods and the node itself reach all endpoints
 		}
+		isRelayed = isRelayed || f.Kind != plan.ClusterIP && r.isRelayed(s, p, f)
 		usesCluster = usesCluster || f.Action == plan.ToCluster
 		usesLocal = usesLocal || f.Action == plan.ToLocal
 	}
@@ -158,16 +160,16 @@ func (r renderer) port(c *contribution, key lb.Key, p plan.Port, affinity time.D
 			rule{comment: name + " " + words(plan.LoadBalancer), target: prefixExternal + end})
 	}
 	if isExternal {
-		add(prefixExternal+end, r.external(p, name, end)...)
+		add(prefixExternal+end, r.external(p, name, end, isRelayed)...)
 	}
 	used := map[netip.AddrPort]string{}
 	if usesCluster {
 		use(used, key, p, p.Backends.Cluster)
-		add(prefixCluster+end, r.pick(used, p, name, p.Backends.Cluster, plan.ToCluster, affinity)...)
+		add(prefixCluster+end, r.pick(used, s, p, plan.ToCluster)...)
 	}
 	if usesLocal {
 		use(used, key, p, p.Backends.Local)
-		add(prefixLocal+end, r.pick(used, p, name, p.Backends.Local, plan.ToLocal, affinity)...)
+		add(prefixLocal+end, r.pick(used, s, p, plan.ToLocal)...)
 	}
 	for endpoint, chain := range used {
 		if rules := c.before[chain]; len(rules) == 2 && strings.Contains(rules[1], remembers) == (affinity > 0) {
@@ -322,13 +324,15 @@ func (r renderer) refuse(p lb.Protocol) string {
 	return "REJECT --reject-with icmp6-port-unreachable"
 }
 
-func (r renderer) external(p plan.Port, name, end string) []rule {
+func (r renderer) external(p plan.Port, name, end string, isRelayed bool) []rule {
 	about := name + " external destinations"
+	var relay []rule
+	if isRelayed {
+		relay = []rule{{comment: about + " to the relay", target: chainRelay}}
+	}
 	if p.External != lb.Local {
-		return []rule{
-			{comment: "masquerade traffic for " + about, target: chainMasquerade},
-			{comment: about, target: prefixCluster + end},
-		}
+		return append(relay, rule{comment: "masquerade traffic for " + about, target: chainMasquerade},
+			rule{comment: about, target: prefixCluster + end})
 	}
 	var rules []rule
 	if m, ok := r.fromPod(rule{comment: "pod traffic for " + about, target: prefixCluster + end}, false); ok {
@@ -338,20 +342,26 @@ func (r renderer) external(p plan.Port, name, end string) []rule {
 		rule{comment: "masquerade LOCAL traffic for " + about, match: fromLocalAddress, target: chainMasquerade},
 		rule{comment: "route LOCAL traffic for " + about, match: fromLocalAddress, target: prefixCluster + end})
 	if len(p.Backends.Local) > 0 {
-		rules = append(rules, rule{comment: about, target: prefixLocal + end})
+		rules = append(append(rules, relay...), rule{comment: about, target: prefixLocal + end})
 	}
 	return rules
 }
 
 // pick renders the choice among backends: the one that the client had before, with affinity; else
 // one of n, then one of n-1, and so on.
-func (r renderer) pick(
-	chains map[netip.AddrPort]string, p plan.Port, name string, backends []lb.Backend, set plan.Action,
-	affinity time.Duration) []rule {
+func (r renderer) pick(chains map[netip.AddrPort]string, s plan.Service, p plan.Port, set plan.Action) []rule {
+	name, affinity, backends := portName(s.Key, p.Name), s.AffinityTimeout, p.Backends.Cluster
+	if set == plan.ToLocal {
+		backends = p.Backends.Local
+	}
 	var rules []rule
 	for _, f := range p.Frontends {
 		if f.Kind != plan.ClusterIP || f.Action != set {
 			continue
+		}
+		if r.isRelayed(s, p, f) {
+			rules = append(rules, rule{dst: host(f.Addr), protocol: p.Protocol, comment: name + " cluster IP to the relay",
+				port: f.Port, target: chainRelay})
 		}
 		m := rule{dst: host(f.Addr), protocol: p.Protocol, comment: name + " cluster IP", port: f.Port,
 			target: chainMasquerade}

@@ -85,6 +85,9 @@ func (r renderer) base() tables {
 			r.echoRequests(rule{comment: "landfall: addresses of Services answer ping", target: chainEcho})}
 		t.nat[chainEcho] = []string{}
 	}
+	if r.config.Relay {
+		t.nat[chainRelay] = r.relay()
+	}
 	if r.config.SetRouteLocalnet && r.family == lb.IPv4 {
 		t.filter[chainLocalnet] = []string{}
 	}

@@ -154,8 +154,11 @@ func (w *Walker) target(table, chain string, place int, r string, p trace.Way, d
 			p.Verdict, does = trace.Unknown, "cannot be evaluated: "+does
 			break
 		}
-		p.Destination, p.Translated, p.Verdict, does = to, true, trace.Translate, "DNAT to the backend"
-		chain = prefixEndpoint + "..." // as the others, of the same Service
+		p.Destination, p.Translated, p.Verdict = to, true, trace.Translate
+		if chain != chainRelay {
+			does = "DNAT to the backend"
+			chain = prefixEndpoint + "..." // as the others, of the same Service
+		}
 	case "MARK":
 		value, mask, ok := masks(words[len(words)-1])
 		if !ok || words[1] != "--set-xmark" {
@@ -236,7 +239,11 @@ func (w *Walker) matches(r string, p trace.Packet) (chance float64, err error) {
 			continue
 		case "--name":
 			if i++; recent {
-				share, err := w.Rules.Recent(value, p.Source.Addr())
+				client := p.Source.Addr()
+				if strings.HasPrefix(value, leases) {
+					client = everyoneOf(w.Family)
+				}
+				share, err := w.Rules.Recent(value, client)
 				if err != nil {
 					return 0, err
 				}

@@ -32,9 +32,12 @@ var protocolNumbers = map[lb.Protocol]uint8{lb.TCP: unix.IPPROTO_TCP, lb.UDP: un
 
 // fate walks a new connection through all hooks and returns where it may end: a backend, "reject",
 // "drop" or "none" when nothing matched; and whether it is masqueraded.
-func (w walker) fate(p packet) (ends []string, masqueraded bool) {
+func (w walker) fate(p packet) (ends []string, masqueraded bool) { return w.through(w, p) }
+
+// through is fate with rules whose lists are as another says.
+func (w walker) through(rules WalkedRules, p packet) (ends []string, masqueraded bool) {
 	isLocal := func(addr netip.Addr) bool { return slices.Contains(w.local, addr) || addr.IsLoopback() }
-	walk := Walker{Family: lb.FamilyOf(p.dst.Addr()), Rules: w, Local: isLocal, Foreign: map[string]int{}}
+	walk := Walker{Family: lb.FamilyOf(p.dst.Addr()), Rules: rules, Local: isLocal, Foreign: map[string]int{}}
 	host := trace.Host{Chains: walk.Hooks(), Route: func(addr netip.Addr) trace.Route {
 		if isLocal(addr) {
 			return trace.RouteLocal

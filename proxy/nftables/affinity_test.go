@@ -85,7 +85,7 @@ func TestSchedulerIgnored(t *testing.T) {
 		}
 		return s
 	}
-	const most = maxSlots / 127
+	const most = plan.MaxSlots / 127
 	for _, c := range []struct {
 		scheduler plan.Scheduler
 		lists     int

@@ -181,9 +181,6 @@ func (b builder) turn(modulus, first uint32) expr.List {
 		Offset: first}}
 }
 
-// hashSeed is the same on all nodes, so that they agree.
-const hashSeed = 0x4c46
-
 // hashWord is the first register for what is hashed, behind the longest key.
 const hashWord = 8
 
@@ -194,7 +191,7 @@ func (b builder) hashed(fields []field, modulus, first uint32) expr.List {
 	list, end := b.keyAt(hashWord, fields...)
 	return append(list, &expr.Hash{
 		SourceRegister: expr.Register(hashWord), DestRegister: expr.Register(numberWord), Length: 4 * (end - hashWord),
-		Modulus: modulus, Seed: hashSeed, Offset: first,
+		Modulus: modulus, Seed: plan.HashSeed, Offset: first,
 	})
 }
 

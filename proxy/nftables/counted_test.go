@@ -146,8 +146,8 @@ func TestCountedTablesSpreadAsIPVS(t *testing.T) {
 					fresh--
 				}
 			})
-			turns := newTurns(len(weights), weights)
-			blind := s.play(weights, func(float64, []plan.Burden) int { return turns.next() }, func(float64) {})
+			turns := plan.NewTurns(len(weights), weights)
+			blind := s.play(weights, func(float64, []plan.Burden) int { return turns.Next() }, func(float64) {})
 			t.Logf("%s, %s: a backend is off by %.2f connections, by %.2f in IPVS, by %.2f without counts",
 				s.name, scheduler, ours, exact, blind)
 			perTable := s.rate * s.gap.Seconds()

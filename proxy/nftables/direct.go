@@ -117,7 +117,7 @@ func (b builder) hands(change expr.List) []nft.Rule {
 	}
 	for _, p := range []protocol{tcp, udp} {
 		hand(p, b.random(1, numbers(plan.Random, 1)))
-		for _, class := range slotClasses {
+		for _, class := range plan.SlotSizes {
 			hand(p, b.hashed(append(b.source(), fieldSourcePort), class, numbers(plan.Maglev, class)))
 			hand(p, b.hashed(b.source(), class, numbers(plan.SourceHash, class)))
 		}

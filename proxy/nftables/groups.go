@@ -42,13 +42,8 @@ type choice struct {
 	port uint16
 }
 
-const (
-	// maxSlots is how many slots the tables of a Service have together. A Service with many lists of
-	// backends gets smaller tables, and draws at random where even the smallest are too many.
-	maxSlots = 1 << 16
-	// maxElements is how many elements a Service may have in the kernel.
-	maxElements = 1 << 17
-)
+// maxElements is how many elements a Service may have in the kernel.
+const maxElements = 1 << 17
 
 // choices returns what each port of a Service chooses from, in groups with numbers that are not
 // taken yet.
@@ -196,7 +191,7 @@ func (r renderer) number(key lb.Key, name string, taken map[uint32]bool) uint32 
 		h := fnv.New64a()
 		fmt.Fprintf(h, "%s\x00%s\x00", key, name)
 		h.Write(binary.BigEndian.AppendUint64(nil, try))
-		id := uint32(mix(h.Sum64()) >> 32)
+		id := uint32(plan.Mix(h.Sum64()) >> 32)
 		if id == 0 || id == math.MaxUint32 || taken[id] || r.taken != nil && r.taken(id) { // the two mean something
 			continue
 		}
@@ -207,38 +202,35 @@ func (r renderer) number(key lb.Key, name string, taken map[uint32]bool) uint32 
 
 // limitSlots chooses the sizes of the tables of groups whose scheduler needs one.
 func limitSlots(groups []*group) {
-	for largest := len(slotClasses) - 1; ; largest-- {
-		total := 0
+	groups = slices.DeleteFunc(slices.Clone(groups), func(g *group) bool {
+		return method(g.scheduler) == 0 || len(g.backends) == 1
+	})
+	largest := plan.LargestSlots(func(largest uint32) (total int) {
 		for _, g := range groups {
-			if g.class = 0; method(g.scheduler) == 0 || len(g.backends) == 1 {
-				continue
-			}
-			if largest < 0 {
-				g.scheduler = plan.Random
-				continue
-			}
-			g.class = g.wantedClass()
-			if g.direct { // where the size of a table changes, most connections move
-				g.class = max(g.class, slotClasses[1])
-			}
-			g.class = min(g.class, slotClasses[largest])
-			total += int(g.class)
-			if g.direct { // to nodes as well as to backends
-				total += int(g.class)
+			n := int(min(g.wantedClass(), largest))
+			if total += n; g.direct { // to nodes as well as to backends
+				total += n
 			}
 		}
-		if total <= maxSlots || largest < 0 {
-			return
+		return total
+	})
+	for _, g := range groups {
+		if g.class = min(g.wantedClass(), largest); largest == 0 {
+			g.scheduler = plan.Random
 		}
 	}
 }
 
 // wantedClass returns the size of the group's table, as long as others leave it that.
 func (g *group) wantedClass() uint32 {
+	class := plan.SlotSize(g.shares())
 	if g.scheduler.Counts() {
-		return countedClass(len(g.backends))
+		class = countedClass(len(g.backends))
 	}
-	return slotClass(g.shares())
+	if g.direct { // where the size of a table changes, most connections move
+		class = max(class, plan.SlotSizes[1])
+	}
+	return class
 }
 
 // weigh takes in what is known of the backends' connections.
@@ -284,7 +276,7 @@ func SchedulerIgnored(s plan.Service) string {
 				if g != nil && method(g.scheduler) == 0 {
 					return fmt.Sprintf("scheduler %s: the tables for the lists of endpoints of the ports have more than %d places "+
 						"together, so connections are spread at random; a Service with fewer named target ports needs fewer lists",
-						s.Scheduler, maxSlots)
+						s.Scheduler, plan.MaxSlots)
 				}
 			}
 		}

@@ -59,7 +59,7 @@ func TestContract11TablesAreShared(t *testing.T) {
 			}
 		}
 	}
-	if slots == 0 || slots > maxSlots || out.refusal != nil {
+	if slots == 0 || slots > plan.MaxSlots || out.refusal != nil {
 		t.Errorf("%d slots, refused %v", slots, out.refusal)
 	}
 }

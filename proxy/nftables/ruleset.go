@@ -217,7 +217,7 @@ func (c chooser) draws() []nft.Rule {
 func (c chooser) slots() []nft.Rule {
 	var rules []nft.Rule
 	for _, s := range []plan.Scheduler{plan.SourceHash, plan.DestinationHash, plan.Maglev, plan.RoundRobin} {
-		for _, class := range slotClasses {
+		for _, class := range plan.SlotSizes {
 			first := numbers(s, class)
 			switch s {
 			case plan.SourceHash:

@@ -33,7 +33,7 @@ func TestClasses(t *testing.T) {
 		spans = append(spans, span{numbers(plan.Random, class), numbers(plan.Random, class) + class - 1})
 	}
 	for _, s := range []plan.Scheduler{plan.RoundRobin, plan.SourceHash, plan.DestinationHash, plan.Maglev} {
-		for _, class := range slotClasses {
+		for _, class := range plan.SlotSizes {
 			spans = append(spans, span{numbers(s, class), numbers(s, class) + class - 1})
 		}
 	}
@@ -58,7 +58,7 @@ func targets(n int) []target {
 // Slots are shared out evenly, and one backend more or less moves few of them.
 func TestSlotsAreEvenAndStable(t *testing.T) {
 	for _, n := range []int{2, 3, 6, 20, 51, 400} {
-		size := slotClass(n)
+		size := plan.SlotSize(n)
 		share := float64(size) / float64(n)
 		for _, s := range []plan.Scheduler{plan.RoundRobin, plan.Maglev} {
 			counts := make([]int, n)

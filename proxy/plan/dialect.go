@@ -38,9 +38,10 @@ type Config struct {
 	// AnswerPing has the node answer echo requests to the addresses that it delivers, see
 	// Frontend.AnswersPing.
 	AnswerPing bool
-	// Relay has the rules send connections to relayed frontends to the node's relay. Only nftables mode
-	// does.
-	Relay bool
+	// Relay has the rules send connections to relayed frontends to the node's relay. RelayTo is where that
+	// accepts them, as far as iptables mode has to know; nftables mode has it in a map.
+	Relay   bool
+	RelayTo map[lb.Family]netip.AddrPort
 	// RelayUDPRate is how many flows of UDP a second they lead there from each frontend; 0 for no limit.
 	RelayUDPRate int
 }

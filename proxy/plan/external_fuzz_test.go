@@ -36,10 +36,10 @@ func FuzzParseScheduler(f *testing.F) {
 	f.Add("Maglev\x00")
 	f.Fuzz(func(t *testing.T, name string) {
 		scheduler, ok := ParseScheduler(name)
-		if ok != (SchedulerIgnored(lb.Service{Scheduler: name}, Random, false) == "") || !ok && scheduler != "" {
+		if ok != (SchedulerIgnored(lb.Service{Scheduler: name}, Service{Scheduler: Random}, false) == "") || !ok && scheduler != "" {
 			t.Errorf("%q: %q, %v", name, scheduler, ok)
 		}
-		if said := SchedulerIgnored(lb.Service{Scheduler: name}, Random, true); len(said) > 1024 {
+		if said := SchedulerIgnored(lb.Service{Scheduler: name}, Service{Scheduler: Random}, true); len(said) > 1024 {
 			t.Errorf("%d bytes for an Event", len(said))
 		}
 	})

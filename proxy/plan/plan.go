@@ -179,7 +179,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 	if svc.Type == lb.ExternalName || excess != nil {
 		return s
 	}
-	if node.Relay && RelayIgnored(svc, node.Relay, false) == "" {
+	if node.Relay && RelayIgnored(svc, node.Relay) == "" {
 		s.Relay, s.ProxyProtocol = asksForRelay(svc.Relay), proxyProtocols[svc.RelayProxyProtocol]
 	}
 	s.forwardDirectly(svc, endpoints, node)

@@ -24,10 +24,8 @@ type Relayed struct {
 	// Affinity is how long a client address gets the same backend after its last connection; 0 for no
 	// session affinity.
 	Affinity time.Duration `json:"affinity,omitempty"`
-	// ByClient has the client's address choose the backend, as the scheduler source-hash does.
-	ByClient bool `json:"byClient,omitempty"`
-	// Counting is the scheduler that chooses by the relay's own counts; "" if none does.
-	Counting Scheduler `json:"counting,omitempty"`
+	// Scheduler chooses among backends, by the relay's own counts if it counts; "" for Random.
+	Scheduler Scheduler `json:"scheduler,omitempty"`
 	// ProxyProtocol is the version of the PROXY protocol for backends, 1 or 2; 0 for none.
 	ProxyProtocol int `json:"proxyProtocol,omitempty"`
 }
@@ -144,10 +142,13 @@ func RelayTable(desired, applied Service) *Relayed {
 	if !desired.Relay {
 		from = applied
 	}
-	table := &Relayed{Ports: ports, Affinity: from.AffinityTimeout, ByClient: from.Scheduler == SourceHash,
+	table := &Relayed{Ports: ports, Affinity: from.AffinityTimeout, Scheduler: from.Scheduler,
 		ProxyProtocol: from.ProxyProtocol}
-	if from.Scheduler.Counts() {
-		table.Counting = from.Scheduler
+	if table.Scheduler == Random {
+		table.Scheduler = ""
+	}
+	if table.Scheduler == "" && from.AffinityTimeout > 0 { // for clients that the relay does not remember
+		table.Scheduler = SourceHash
 	}
 	return table
 }
@@ -213,9 +214,8 @@ func (p Port) relayed(from []lb.Backend) []RelayedBackend {
 }
 
 // RelayIgnored says why a proxy does not relay connections to a Service as the Service asks for, "" if
-// it does. hasRelay is set if the node's rules can send connections to a relay, iptables if they are in
-// a mode that cannot.
-func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
+// it does. hasRelay is set if the node's rules can send connections to a relay.
+func RelayIgnored(svc lb.Service, hasRelay bool) string {
 	asks := asksForRelay(svc.Relay)
 	_, known := proxyProtocols[svc.RelayProxyProtocol]
 	unknown, wrong := unknownPort(svc)
@@ -228,9 +228,6 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 			lb.AnnotationRelayProxyProtocol, lb.AnnotationRelay)
 	case !asks:
 		return ""
-	case iptables:
-		return fmt.Sprintf("annotation %s: only proxies in nftables mode have a relay; connections go straight to endpoints",
-			lb.AnnotationRelay)
 	case !hasRelay:
 		return fmt.Sprintf("annotation %s: this node has no relay (value relay.enabled of the chart); connections go "+
 			"straight to endpoints", lb.AnnotationRelay)
@@ -248,8 +245,8 @@ func RelayIgnored(svc lb.Service, hasRelay, iptables bool) string {
 }
 
 // RelayLeavesUDP says why the relay leaves the UDP ports of a relayed Service to the rules; "" if it does not. tcpOnly
-// is set if the node relays no UDP.
-func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly bool) string {
+// is set if the node relays no UDP, iptables if it is in a mode that cannot.
+func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly, iptables bool) string {
 	asks := func(p lb.ServicePort) bool {
 		svc := svc
 		svc.RelayProxyProtocol = ""
@@ -261,12 +258,18 @@ func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly bool) string {
 	case proxyProtocols[svc.RelayProxyProtocol] == 1:
 		return fmt.Sprintf("annotation %s: v1 of the PROXY protocol has no UDP, so UDP goes straight to endpoints; v2 has it",
 			lb.AnnotationRelayProxyProtocol)
+	case iptables:
+		return fmt.Sprintf("annotation %s: only proxies in nftables mode relay UDP; it goes straight to endpoints",
+			lb.AnnotationRelay)
 	case tcpOnly:
 		return fmt.Sprintf("annotation %s: UDP goes straight to endpoints, as the node does not relay it "+
 			"(value relay.udp of the chart)", lb.AnnotationRelay)
 	}
 	return ""
 }
+
+// RelayLease is for how long the rules lead to the relay, unless the proxy renews that.
+const RelayLease = 3 * time.Second
 
 // maxRelayed is how many pairs of port and endpoint a relayed Service has at most: the relay is told all of
 // them at each change.
@@ -289,19 +292,4 @@ func RefuseRelay(endpoints []lb.Slice, scope ProbeScope) string {
 		}
 	}
 	return ""
-}
-
-// RelayDraws says why the relay does not choose backends by the scheduler of a Service, its own or the
-// node's, "" if it does or has no say. It draws at random, by weights, or by the client's address, or
-// it counts.
-func RelayDraws(svc lb.Service, planned Service) string {
-	used := planned.Scheduler
-	if !planned.Relay || used != RoundRobin && used != DestinationHash && used != Maglev {
-		return ""
-	}
-	if asked, _ := ParseScheduler(svc.Scheduler); asked == "" {
-		return fmt.Sprintf("the relay does not do %s, the node's default (--scheduler), and chooses at random", used)
-	}
-	return fmt.Sprintf("annotation %s: the relay does not do %.80q and chooses at random", lb.AnnotationScheduler,
-		svc.Scheduler)
 }

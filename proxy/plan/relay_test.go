@@ -90,7 +90,7 @@ func TestRelayTable(t *testing.T) {
 		{"affinity, weights and the PROXY protocol", func(s *lb.Service, _ *[]lb.Slice, _ *Node) {
 			s.Relay, s.AffinityTimeout, s.Scheduler, s.RelayProxyProtocol = "http", time.Hour, "sh", "v2"
 			s.Weights = lb.Weights{{Node: "there", Share: 7}}
-		}, &Relayed{Affinity: time.Hour, ByClient: true, ProxyProtocol: 2, Ports: []RelayedPort{{Name: "http",
+		}, &Relayed{Affinity: time.Hour, Scheduler: SourceHash, ProxyProtocol: 2, Ports: []RelayedPort{{Name: "http",
 			Protocol: lb.TCP, Frontends: all, Cluster: []RelayedBackend{{here.Addr, 1}, {there.Addr, 7}}}}}},
 	} {
 		svc, endpoints := relayable()
@@ -196,32 +196,10 @@ func TestRefuseRelay(t *testing.T) {
 	}
 }
 
-func TestRelayDraws(t *testing.T) {
-	svc, endpoints := relayable()
-	for scheduler, said := range map[string]bool{"": false, "random": false, "wrr": false, "sh": false, "lc": false, "wlc": false, "sed": false, "nq": false,
-		"rr": true, "dh": true, "maglev": true} {
-		svc.Scheduler = scheduler
-		if got := RelayDraws(svc, New(svc, endpoints, Node{Relay: true})); (got != "") != said {
-			t.Errorf("%q: %q", scheduler, got)
-		}
-		if got := RelayDraws(svc, New(svc, endpoints, Node{})); got != "" {
-			t.Errorf("%q without a relay: %q", scheduler, got)
-		}
-		// The node's default decides where the Service asks for nothing.
-		byDefault, _ := ParseScheduler(scheduler)
-		for asked, want := range map[string]bool{"": said, "sh": false} {
-			svc.Scheduler = asked
-			if got := RelayDraws(svc, New(svc, endpoints, Node{Relay: true, Scheduler: byDefault})); (got != "") != want {
-				t.Errorf("%q by default, asked for %q: %q", scheduler, asked, got)
-			}
-		}
-	}
-}
-
 func TestRelayIgnored(t *testing.T) {
 	for _, test := range []struct {
 		relay, proxyProtocol string
-		hasRelay, iptables   bool
+		hasRelay             bool
 		tune                 func(*lb.Service)
 		want                 string // a part of what is said; "" for nothing
 	}{
@@ -230,7 +208,6 @@ func TestRelayIgnored(t *testing.T) {
 		{relay: "false"},
 		{},
 		{relay: "true", want: "no relay"},
-		{relay: "true", iptables: true, want: "nftables mode"},
 		{relay: "http", hasRelay: true},
 		{relay: "80, http", proxyProtocol: "v2", hasRelay: true},
 		{relay: "yes", hasRelay: true, want: `"yes" is neither true, false nor the name or number of a port of TCP or UDP`},
@@ -253,7 +230,7 @@ func TestRelayIgnored(t *testing.T) {
 		if test.tune != nil {
 			test.tune(&svc)
 		}
-		got := RelayIgnored(svc, test.hasRelay, test.iptables)
+		got := RelayIgnored(svc, test.hasRelay)
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%+v: %q", test, got)
 		}
@@ -269,19 +246,22 @@ func TestRelayLeavesUDP(t *testing.T) {
 		{"false", "v1", false}} {
 		svc, endpoints := relayable()
 		svc.Relay, svc.RelayProxyProtocol = test.relay, test.proxyProtocol
-		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}), false)
+		got := RelayLeavesUDP(svc, New(svc, endpoints, Node{Relay: true}), false, false)
 		if (got != "") != test.want {
 			t.Errorf("%+v: %q", test, got)
 		}
 		tcpOnly := New(svc, endpoints, Node{Relay: true, RelayTCPOnly: true})
 		asks := test.relay == "true" || test.relay == "dns"
-		if got := RelayLeavesUDP(svc, tcpOnly, true); (got != "") != asks {
-			t.Errorf("%+v where TCP alone is relayed: %q", test, got)
+		for _, iptables := range []bool{false, true} {
+			got := RelayLeavesUDP(svc, tcpOnly, true, iptables)
+			if (got != "") != asks || iptables && asks && !test.want && !strings.Contains(got, "nftables mode") {
+				t.Errorf("%+v where TCP alone is relayed: %q", test, got)
+			}
 		}
 		if slices.ContainsFunc(tcpOnly.Ports, func(p Port) bool { return p.Protocol == lb.UDP && p.Relay }) {
 			t.Errorf("%+v: UDP is relayed where TCP alone is", test)
 		}
-		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{}), true); got != "" {
+		if got := RelayLeavesUDP(svc, New(svc, endpoints, Node{}), true, false); got != "" {
 			t.Errorf("%+v without a relay: %q", test, got)
 		}
 	}

@@ -87,24 +87,31 @@ func (s Scheduler) Counts() bool {
 	return s == LeastConnections || s == WeightedLeastConnections || s == ShortestExpectedDelay || s == NeverQueue
 }
 
+// Turns reports whether the scheduler goes through the backends in turn.
+func (s Scheduler) Turns() bool { return s == RoundRobin || s == WeightedRoundRobin }
+
 // SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks
-// for, "" if it does. Scheduler is the one that it would use.
-func SchedulerIgnored(svc lb.Service, scheduler Scheduler, onlyRandom bool) string {
+// for, "" if it does.
+func SchedulerIgnored(svc lb.Service, planned Service, onlyRandom bool) string {
 	asked, ok := ParseScheduler(svc.Scheduler)
+	scheduler, but := planned.Scheduler, ""
+	if planned.Relay {
+		but = ", but for those that the relay ends"
+	}
 	switch {
 	case !ok:
 		return fmt.Sprintf("annotation %s: %.80q is none of %s; the node's default is used",
 			lb.AnnotationScheduler, svc.Scheduler, Schedulers)
 	case onlyRandom && asked != "" && asked != Random:
 		return fmt.Sprintf(
-			"annotation %s: %.80q needs a proxy in nftables mode; in iptables mode connections are spread at random",
-			lb.AnnotationScheduler, svc.Scheduler)
+			"annotation %s: %.80q needs a proxy in nftables mode; in iptables mode connections are spread at random%s",
+			lb.AnnotationScheduler, svc.Scheduler, but)
 	}
 	switch {
 	case svc.InvalidWeights != "":
 		return fmt.Sprintf("annotation %s: %s; all backends have the same weight", lb.AnnotationWeights, svc.InvalidWeights)
 	case len(svc.Weights) > 0 && onlyRandom:
-		return fmt.Sprintf("annotation %s: only proxies in nftables mode have weights", lb.AnnotationWeights)
+		return fmt.Sprintf("annotation %s: only proxies in nftables mode have weights%s", lb.AnnotationWeights, but)
 	case len(svc.Weights) > 0 && !scheduler.Weighted():
 		return fmt.Sprintf("annotation %s: the scheduler %s has no weights; ask for one that does with annotation %s: wrr",
 			lb.AnnotationWeights, scheduler, lb.AnnotationScheduler)

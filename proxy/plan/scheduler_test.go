@@ -25,6 +25,8 @@ func TestSchedulerIgnored(t *testing.T) {
 		{"one that only IPVS has", lb.Service{Scheduler: "lblc"}, Random, false, `"lblc" is none of random`},
 		{"no name", lb.Service{Scheduler: "least"}, Random, false, `"least" is none of random, round-robin (rr)`},
 		{"iptables", lb.Service{Scheduler: "wrr", Weights: weights}, WeightedRoundRobin, true, `"wrr" needs a proxy in nftables`},
+		{"iptables with a relay", lb.Service{Scheduler: "wrr", Relay: "true"}, WeightedRoundRobin, true,
+			"spread at random, but for those that the relay ends"},
 		{"weights at random", lb.Service{Weights: weights}, Random, false, "the scheduler random has no weights"},
 		{"weights in turn", lb.Service{Scheduler: "rr", Weights: weights}, RoundRobin, false,
 			"the scheduler round-robin has no weights"},
@@ -33,7 +35,7 @@ func TestSchedulerIgnored(t *testing.T) {
 		{"wrong weights", lb.Service{Scheduler: "wrr", InvalidWeights: `"a": want b`}, WeightedRoundRobin, false,
 			`"a": want b; all backends have the same weight`},
 	} {
-		got := SchedulerIgnored(tt.service, tt.scheduler, tt.onlyRandom)
+		got := SchedulerIgnored(tt.service, Service{Scheduler: tt.scheduler, Relay: tt.service.Relay != ""}, tt.onlyRandom)
 		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
@@ -52,10 +54,10 @@ func TestSchedulersByName(t *testing.T) {
 			if got, ok := ParseScheduler(asked); !ok || got != want {
 				t.Errorf("%s: %q, %v, want %q", asked, got, ok, want)
 			}
-			if said := SchedulerIgnored(lb.Service{Scheduler: asked}, want, false); said != "" {
+			if said := SchedulerIgnored(lb.Service{Scheduler: asked}, Service{Scheduler: want}, false); said != "" {
 				t.Errorf("%s in nftables mode: %s", asked, said)
 			}
-			said := SchedulerIgnored(lb.Service{Scheduler: asked}, want, true)
+			said := SchedulerIgnored(lb.Service{Scheduler: asked}, Service{Scheduler: want}, true)
 			if (said == "") != (want == Random) || said != "" && !strings.Contains(said, "in iptables mode connections are spread") {
 				t.Errorf("%s in iptables mode: %q", asked, said)
 			}

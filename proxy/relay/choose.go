@@ -1,87 +1,114 @@
 package relay
 
 import (
-	"encoding/binary"
-	"hash/fnv"
-	"math"
 	"net/netip"
 	"slices"
 
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// chooser chooses among backends for one connection. It is pure but for what draw returns.
+// chooser chooses among backends for one connection. It is pure but for what draw returns, and the turns that it
+// takes.
 type chooser struct {
-	backends []plan.RelayedBackend
-	// draw returns a number above 0 and below 1 for a backend: at random, or always the same for one
-	// client and backend.
-	draw func(netip.AddrPort) float64
+	choices
+	scheduler        plan.Scheduler
+	client, frontend netip.AddrPort
+	// draw returns a number at random.
+	draw func() uint64
 	// first is the backend that session affinity remembers; it is tried first if it is there.
 	first netip.AddrPort
 	// isSuspect reports whether a backend did not answer lately: it is tried last.
 	isSuspect func(netip.AddrPort) bool
-	// counting is the scheduler that chooses by open, the connections that each backend has here; "" if
-	// draw decides.
-	counting plan.Scheduler
-	open     map[netip.AddrPort]uint32
+	// open and turns are the Service's.
+	open  map[netip.AddrPort]uint32
+	turns map[turn]float64
 }
 
-// next returns the backend to try after those that were tried; ok is false if there is none.
+// turn is a backend among the choices of a name.
+type turn struct {
+	choices string
+	backend netip.AddrPort
+}
+
+// remembers reports whether the choice goes by what became of others.
+func (c chooser) remembers() bool { return c.scheduler.Counts() || c.scheduler.Turns() }
+
+// Of the backends that may be tried, those of the highest class are.
+const (
+	classTried = iota
+	classSuspect
+	classUsual
+	classRemembered
+)
+
+func (c chooser) class(b plan.RelayedBackend, tried []netip.AddrPort) int {
+	switch {
+	case slices.Contains(tried, b.Addr):
+		return classTried
+	case c.isSuspect(b.Addr):
+		return classSuspect
+	case b.Addr == c.first:
+		return classRemembered
+	}
+	return classUsual
+}
+
+// next returns the backend to try after those that were tried; ok is false if there is none. It is the one that the
+// scheduler takes:
 //
-// Where connections are counted, the first of the lightest wins, as with IPVS: see
-// [plan.Scheduler.Lighter]. Else the greatest of draw^(1/weight) wins, so each backend wins as often as
-// its weight says (Efraimidis and Spirakis, 2006), and with draws by the client's address that is
-// rendezvous hashing.
+//   - by a hash, that of the slot; after it, those of the next slots;
+//   - by counts, the first of the lightest, as with IPVS (see [plan.Scheduler.Lighter]);
+//   - in turn, the one whose turn comes first: those of a backend are 1/weight apart, so of as many connections as all
+//     weights together, each backend has as many as its weight. One that comes has none to catch up on;
+//   - else any.
 func (c chooser) next(tried []netip.AddrPort) (best netip.AddrPort, ok bool) {
-	class, greatest, lightest := -1, math.Inf(-1), plan.Burden{}
+	class := classTried
 	for _, b := range c.backends {
-		if slices.Contains(tried, b.Addr) {
-			continue
+		class = max(class, c.class(b, tried))
+	}
+	if class == classTried {
+		return best, false
+	}
+	if table := c.slots.table(); len(table) > 0 {
+		at := c.scheduler.Slot(c.client, c.frontend, uint32(len(table)))
+		for i := range table {
+			if b := c.backends[table[(int(at)+i)%len(table)]]; c.class(b, tried) == class {
+				return b.Addr, true
+			}
 		}
-		now := 1
-		switch {
-		case c.isSuspect(b.Addr):
-			now = 0
-		case b.Addr == c.first:
-			now = 2
+	}
+	var least float64
+	lightest, last := plan.Burden{}, turn{choices: c.name} // the turn that was taken last
+	var apart float64
+	for _, b := range c.backends {
+		if c.class(b, tried) != class {
+			continue
 		}
 		var better bool
 		var score float64
+		weight := float64(max(b.Weight, 1))
 		burden := plan.Burden{Open: c.open[b.Addr], Weight: b.Weight}
-		if c.counting != "" {
-			better = c.counting.Lighter(burden, lightest)
-		} else {
-			score = math.Log(c.draw(b.Addr)) / float64(max(b.Weight, 1))
-			better = score > greatest
+		switch {
+		case c.scheduler.Counts():
+			better = c.scheduler.Lighter(burden, lightest)
+		case c.scheduler.Turns():
+			at := turn{c.name, b.Addr}
+			had := false
+			if score, had = c.turns[at]; !had || score < c.turns[last] { // it comes
+				score = c.turns[last] + 0.5/weight
+				c.turns[at] = score
+			}
+			better = score < least
+		default:
+			score = float64(c.draw())
+			better = score < least
 		}
-		if now > class || now == class && better {
-			best, ok, class, greatest, lightest = b.Addr, true, now, score, burden
+		if !ok || better {
+			best, ok, least, lightest, apart = b.Addr, true, score, burden, 1/weight
 		}
+	}
+	if c.scheduler.Turns() && class != classRemembered {
+		c.turns[turn{c.name, best}], c.turns[last] = least+apart, least
 	}
 	return best, ok
-}
-
-// byClient draws by the client's address, the same on every node.
-func byClient(client netip.Addr) func(netip.AddrPort) float64 {
-	return func(backend netip.AddrPort) float64 {
-		h := fnv.New64a()
-		from, to := client.As16(), backend.Addr().As16()
-		h.Write(from[:])
-		h.Write(to[:])
-		h.Write(binary.BigEndian.AppendUint16(nil, backend.Port()))
-		return unit(mix(h.Sum64()))
-	}
-}
-
-// unit returns a number above 0 and below 1.
-func unit(n uint64) float64 { return (float64(n>>11) + 0.5) / (1 << 53) }
-
-// mix is the finalizer of MurmurHash3, as FNV hardly moves the high bits when only the last bytes
-// differ.
-func mix(x uint64) uint64 {
-	x ^= x >> 33
-	x *= 0xff51afd7ed558ccd
-	x ^= x >> 33
-	x *= 0xc4ceb9fe1a85ec53
-	return x ^ x>>33
 }

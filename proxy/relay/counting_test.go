@@ -42,7 +42,7 @@ func TestRelayCountsConnections(t *testing.T) {
 			g.denied.Store(refused, true)
 			backends := []netip.AddrPort{refused, greeter(t, 'a'), greeter(t, 'b'), greeter(t, 'c')}
 			g.relayed(func(r *plan.Relayed) {
-				r.Counting = tt.scheduler
+				r.Scheduler = tt.scheduler
 				for i, weight := range tt.weights {
 					r.Ports[0].Cluster[i+1].Weight = weight
 				}

@@ -137,8 +137,8 @@ func TestContract11ChoosingHoldsUpNobody(t *testing.T) {
 // Choosing among the endpoints of one Service holds up no other Service, nor the same one where nothing is counted.
 func TestContract11ChoosingHoldsNoLock(t *testing.T) {
 	table := newTable(time.Now)
-	of := func(name, at string, counting plan.Scheduler) wire.Service {
-		return wire.Service{Key: lb.Key{Name: name}, Relayed: &plan.Relayed{Counting: counting, Ports: []plan.RelayedPort{{
+	of := func(name, at string, scheduler plan.Scheduler) wire.Service {
+		return wire.Service{Key: lb.Key{Name: name}, Relayed: &plan.Relayed{Scheduler: scheduler, Ports: []plan.RelayedPort{{
 			Protocol: lb.UDP, Frontends: []plan.RelayedFrontend{{Addr: netip.MustParseAddrPort(at)}},
 			Cluster: []plan.RelayedBackend{{Addr: frontend}}}}}}
 	}
@@ -148,12 +148,12 @@ func TestContract11ChoosingHoldsNoLock(t *testing.T) {
 		return w
 	}
 	a := way("192.0.2.1:53")
-	c := table.chooser(a, frontend.Addr(), func() uint64 { return 1 })
+	c := table.chooser(a, frontend, frontend, func() uint64 { return 1 })
 	drawing, hold, chosen := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	c.draw = func(netip.AddrPort) float64 {
+	c.draw = func() uint64 {
 		close(drawing)
 		<-hold
-		return 0.5
+		return 1
 	}
 	go func() {
 		defer close(chosen)
@@ -165,7 +165,7 @@ func TestContract11ChoosingHoldsNoLock(t *testing.T) {
 		defer close(others)
 		for _, at := range []string{"192.0.2.1:53", "192.0.2.2:53"} {
 			w := way(at)
-			if _, ok := w.service.choose(table.chooser(w, frontend.Addr(), func() uint64 { return 1 }), nil); !ok {
+			if _, ok := w.service.choose(table.chooser(w, frontend, frontend, func() uint64 { return 1 }), nil); !ok {
 				t.Errorf("%s: there is no backend", at)
 			}
 		}

@@ -181,7 +181,7 @@ func (f *flow) lead(ctx context.Context, a wire.Answer) bool {
 func (f *flow) connect() {
 	f.mu.Lock()
 	s, client, tried, why := f.way.service, f.from.Addr(), f.tried, f.why
-	choose := f.table.chooser(f.way, client, rand.Uint64)
+	choose := f.table.chooser(f.way, f.from, f.to, rand.Uint64)
 	f.mu.Unlock()
 	backend, ok := netip.AddrPort{}, len(tried) < f.options.Tries && !errors.Is(why, errNoPort)
 	if ok {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
-	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // Options are what flags say.
@@ -242,7 +242,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	close(r.leaving)
 	select {
 	case <-r.left:
-	case <-time.After(wire.Lease + time.Second): // the proxy is gone, and with it the lease by now
+	case <-time.After(plan.RelayLease + time.Second): // the proxy is gone, and with it the lease by now
 	}
 	for _, l := range r.listeners {
 		_ = l.socket.file.SetReadDeadline(time.Now().Add(acceptAfter))
@@ -336,7 +336,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		abort(client)
 		return
 	}
-	c, err := r.connect(ctx, w, from, client.ttl())
+	c, err := r.connect(ctx, w, from, to, client.ttl())
 	var end ended
 	switch {
 	case err != nil:
@@ -379,13 +379,13 @@ func (r *Relay) find(ctx context.Context, frontend target, waiting *atomic.Int64
 	}
 }
 
-// connect connects to a backend, for a client whose packets have come with a TTL.
-func (r *Relay) connect(ctx context.Context, w way, from netip.AddrPort, ttl int) (connection, error) {
+// connect connects to a backend, for a client of a frontend whose packets have come with a TTL.
+func (r *Relay) connect(ctx context.Context, w way, from, to netip.AddrPort, ttl int) (connection, error) {
 	if ttl == 1 {
 		w.service.count(Counts{Expired: 1})
 		return connection{}, errExpired
 	}
-	choose := r.table.chooser(w, from.Addr(), rand.Uint64)
+	choose := r.table.chooser(w, from, to, rand.Uint64)
 	dial := func(ctx context.Context, b netip.AddrPort) (*Conn, error) { return r.deps.Dial(ctx, b, onward(ttl)) }
 	d := dialer{dial: dial, tries: r.options.Tries, tryAfter: r.options.TryAfter, timeout: r.options.ConnectTimeout}
 	next := func(tried []netip.AddrPort) (netip.AddrPort, bool) { return w.service.choose(choose, tried) }

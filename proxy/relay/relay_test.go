@@ -770,7 +770,7 @@ func FuzzDecodeMessage(f *testing.F) {
 			if !ok {
 				t.Errorf("%s is not found", at.addr)
 			}
-			_, _ = table.chooser(w, at.addr.Addr(), func() uint64 { return 1 }).next(nil)
+			_, _ = w.service.choose(table.chooser(w, at.addr, at.addr, func() uint64 { return 1 }), nil)
 		}
 	})
 }

@@ -54,13 +54,16 @@ type target struct {
 // to the table.
 type service struct {
 	id
-	plan.Relayed // of the table
+	plan.Relayed                   // of the table, as tables are
+	tables       map[string]*slots // see slotsOf
 
 	mu      sync.Mutex
 	removed bool
 	counts  Counts
 	// open are the connections of each backend, those included that it has not answered yet.
 	open map[netip.AddrPort]uint32
+	// turns are when each backend has its next turn, and when that was that was taken last, at no backend.
+	turns map[turn]float64
 	// clients counts the open connections of each client.
 	clients map[netip.Addr]int
 	// remembered are the backends of clients, by port and client, with session affinity.
@@ -70,8 +73,8 @@ type service struct {
 }
 
 type remembering struct {
-	port   string
-	client netip.Addr
+	choices string
+	client  netip.Addr
 }
 
 type remembered struct {
@@ -81,18 +84,15 @@ type remembered struct {
 
 // way is where a frontend leads.
 type way struct {
-	service  *service
-	port     string
-	local    bool
-	backends []plan.RelayedBackend
+	service *service
+	choices
 	// ending are endpoints that keep the flows that they have.
 	ending []netip.AddrPort
 	// going and externalIP are the frontend's.
 	going, externalIP bool
-	// affinity and the next three are the Service's.
+	// affinity and the next two are the Service's.
 	affinity      time.Duration
-	byClient      bool
-	counting      plan.Scheduler
+	scheduler     plan.Scheduler
 	proxyProtocol int
 }
 
@@ -160,7 +160,7 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 	}
 	if relayed == nil {
 		if s != nil {
-			s.Relayed = plan.Relayed{}
+			s.Relayed, s.tables = plan.Relayed{}, nil
 			s.remove(true)
 			t.forget(s)
 		}
@@ -168,27 +168,27 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 	}
 	if s == nil {
 		s = &service{id: which, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
-			suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}}
+			suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}, turns: map[turn]float64{}}
 		t.services[which] = s
 	}
-	s.Relayed = *relayed
+	s.Relayed, s.tables = *relayed, slotsOf(relayed, s.tables)
 	s.remove(false)
-	backends := map[netip.AddrPort]bool{}
+	backends, turns := map[netip.AddrPort]bool{}, map[turn]bool{}
 	for _, p := range s.Ports {
+		all := map[bool]choices{false: choicesOf(p, false, s.tables), true: choicesOf(p, true, s.tables)}
 		for _, f := range p.Frontends {
-			w := way{service: s, port: p.Name, local: f.Local, backends: p.Cluster, ending: p.Ending, affinity: s.Affinity,
-				byClient: s.ByClient, counting: s.Counting, proxyProtocol: s.ProxyProtocol, going: f.Going,
-				externalIP: f.ExternalIP}
-			if f.Local {
-				w.backends = p.Local
-			}
-			t.add(f.Addr, w)
-			for _, b := range w.backends {
+			t.add(f.Addr, way{service: s, choices: all[f.Local], ending: p.Ending, affinity: s.Affinity,
+				scheduler: s.Scheduler, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP})
+		}
+		for _, l := range all {
+			turns[turn{choices: l.name}] = s.Scheduler.Turns()
+			for _, b := range l.backends {
 				backends[b.Addr] = true
+				turns[turn{l.name, b.Addr}] = s.Scheduler.Turns()
 			}
 		}
 	}
-	s.forgive(backends)
+	s.forgive(backends, turns)
 }
 
 // remove notes whether the Service is relayed no more.
@@ -198,13 +198,19 @@ func (s *service) remove(removed bool) {
 	s.removed = removed
 }
 
-// forgive forgets the suspects that are no backends: endpoints that end are tried no more.
-func (s *service) forgive(backends map[netip.AddrPort]bool) {
+// forgive forgets the suspects that are no backends, as endpoints that end are tried no more, and the turns of
+// those that have none.
+func (s *service) forgive(backends map[netip.AddrPort]bool, turns map[turn]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for b := range s.suspects {
 		if !backends[b] {
 			delete(s.suspects, b)
+		}
+	}
+	for one := range s.turns {
+		if !turns[one] {
+			delete(s.turns, one)
 		}
 	}
 }
@@ -324,8 +330,7 @@ func (s *service) count(more Counts) {
 
 // keeps reports whether a flow to a backend may go on.
 func (w way) keeps(backend netip.AddrPort) bool {
-	return slices.Contains(w.ending, backend) ||
-		slices.ContainsFunc(w.backends, func(b plan.RelayedBackend) bool { return b.Addr == backend })
+	return slices.Contains(w.ending, backend) || w.has(backend)
 }
 
 // connected counts the tries of a connection, and those of them that failed on this node.
@@ -341,15 +346,15 @@ func (s *service) connected(tries, failedHere int, ok bool) {
 }
 
 // choose chooses a backend after those that were tried, and counts the connection there. Only what chooses by
-// such counts holds up others meanwhile, of the same Service: a draw among many backends takes a while.
+// such counts or takes turns holds up others meanwhile, of the same Service: a draw among many backends takes a while.
 func (s *service) choose(c chooser, tried []netip.AddrPort) (backend netip.AddrPort, ok bool) {
-	if c.counting == "" {
+	if !c.remembers() {
 		backend, ok = c.next(tried)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.counting != "" {
-		c.open = s.open
+	if c.remembers() {
+		c.open, c.turns = s.open, s.turns
 		backend, ok = c.next(tried)
 	}
 	if ok {
@@ -381,8 +386,8 @@ func (s *service) trust(backend netip.AddrPort) {
 	delete(s.suspects, backend)
 }
 
-// chooser returns what chooses for a client's connection.
-func (t *table) chooser(w way, client netip.Addr, random func() uint64) chooser {
+// chooser returns what chooses for a client's connection to a frontend.
+func (t *table) chooser(w way, client, frontend netip.AddrPort, random func() uint64) chooser {
 	s, now := w.service, t.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -394,25 +399,15 @@ func (t *table) chooser(w way, client netip.Addr, random func() uint64) chooser 
 			delete(s.suspects, b)
 		}
 	}
-	c := chooser{backends: w.backends, counting: w.counting,
-		isSuspect: func(b netip.AddrPort) bool { return suspects[b] },
-		draw:      func(netip.AddrPort) float64 { return unit(random()) }}
-	if w.byClient || w.affinity > 0 {
-		c.draw = byClient(client)
-	}
-	if m, ok := s.remembered[w.remembering(client)]; ok && now.Sub(m.last) < w.affinity {
+	c := chooser{choices: w.choices, scheduler: w.scheduler, client: client, frontend: frontend, draw: random,
+		isSuspect: func(b netip.AddrPort) bool { return suspects[b] }}
+	if m, ok := s.remembered[w.remembering(client.Addr())]; ok && now.Sub(m.last) < w.affinity {
 		c.first = m.backend
 	}
 	return c
 }
 
-func (w way) remembering(client netip.Addr) remembering {
-	port := w.port
-	if w.local { // others have other backends
-		port += "/local"
-	}
-	return remembering{port, client}
-}
+func (w way) remembering(client netip.Addr) remembering { return remembering{w.name, client} }
 
 // remember notes which backend a client got. Of a Service with too many clients it first forgets those
 // whose time is over.

@@ -341,7 +341,7 @@ func TestUDPAffinity(t *testing.T) {
 func TestUDPLeastConnections(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, nil)
-	g.relayedUDP(func(r *plan.Relayed) { r.Counting = plan.LeastConnections }, udpEcho(t, "a"), udpEcho(t, "b"),
+	g.relayedUDP(func(r *plan.Relayed) { r.Scheduler = plan.LeastConnections }, udpEcho(t, "a"), udpEcho(t, "b"),
 		udpEcho(t, "c"))
 	var got []string
 	for range 6 {

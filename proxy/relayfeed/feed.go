@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -42,7 +43,8 @@ type Deps struct {
 	Path string // of the socket
 	// Busy returns for how long the loops that plan and write rules have been at one thing.
 	Busy func() time.Duration
-	// Renew has the rules lead to the relay for a while, End to none.
+	// Renew has the rules lead to the relay for a while, End to none. Renew fails with fs.ErrNotExist as long as the
+	// rules are not written.
 	Renew func(way plan.RelayWay, to netip.AddrPort, lasting time.Duration) error
 	End   func(way plan.RelayWay) error
 	// Original returns where a flow of UDP came from and went to before the rules led it to the relay; ok is
@@ -51,6 +53,10 @@ type Deps struct {
 	// Answering is told where relays that are there receive UDP, in order, each time that changes. It is not
 	// known before the first time.
 	Answering func([]netip.AddrPort)
+	// TCPOnly is set if no rules lead UDP to a relay.
+	TCPOnly bool
+	// Moved is called when Actor.Ports has changed; may be nil.
+	Moved func()
 }
 
 // Actor serves the feed, and keeps the lease.
@@ -70,6 +76,8 @@ type Actor struct {
 	// current is the relay that said its ports last and knows all Services; nil while there is none.
 	current *relay
 	leased  map[plan.RelayWay]netip.AddrPort
+	// ports are those of the relay that has said them last.
+	ports map[lb.Family]uint16
 	// answering is what Deps.Answering was told; nil before. started is when the actor was made.
 	answering []netip.AddrPort
 	started   time.Time
@@ -312,11 +320,18 @@ func (a *Actor) elect() {
 	poke(a.wake)
 }
 
+// Ports returns at which ports the relay accepts connections, or did if it is away. What it returns does not change.
+func (a *Actor) Ports() map[lb.Family]uint16 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ports
+}
+
 func (r *relay) ready() bool { return r.told && len(r.said.Ports) > 0 && !r.said.Leaving }
 
-// takes reports whether the relay listens on a way.
-func (r *relay) takes(way plan.RelayWay) bool {
-	return r.said.Ports[way.Family] != 0 && (way.Protocol != lb.UDP || r.said.NoUDP[way.Family] == "")
+// takes reports whether the rules may lead to the relay on a way: it listens there.
+func (a *Actor) takes(r *relay, way plan.RelayWay) bool {
+	return r.said.Ports[way.Family] != 0 && (way.Protocol != lb.UDP || r.said.NoUDP[way.Family] == "" && !a.deps.TCPOnly)
 }
 
 // write sends all Services once they are known, each change after, and a beat.
@@ -438,6 +453,9 @@ func (a *Actor) answer(r *relay, flows []wire.Flow) error {
 }
 
 func (a *Actor) take(r *relay, h wire.Hello) {
+	if a.moves(h) && a.deps.Moved != nil {
+		a.deps.Moved()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := r.ready()
@@ -453,6 +471,17 @@ func (a *Actor) take(r *relay, h wire.Hello) {
 	if was != r.ready() || leaving && !r.left {
 		a.elect()
 	}
+}
+
+// moves takes over the ports of a relay, and reports whether they are others than those of the last one.
+func (a *Actor) moves(h wire.Hello) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(h.Ports) == 0 || maps.Equal(h.Ports, a.ports) {
+		return false
+	}
+	a.ports = h.Ports
+	return true
 }
 
 // keep has the rules lead to the relay, and renews that, until ctx ends.
@@ -493,14 +522,14 @@ func (a *Actor) tell(gone bool, leads map[plan.RelayWay]netip.AddrPort) {
 		for family, port := range r.said.Ports {
 			addr, ok := a.addresses[family]
 			way := plan.RelayWay{Family: family, Protocol: lb.UDP}
-			if ok && r.takes(way) && !a.blocked[way] {
+			if ok && a.takes(r, way) && !a.blocked[way] {
 				now = append(now, netip.AddrPortFrom(addr, port))
 			}
 		}
 	}
 	slices.SortFunc(now, netip.AddrPort.Compare)
 	now = slices.Compact(now)
-	early := a.answering == nil && len(now) == 0 && time.Since(a.started) < wire.Lease+wire.Silence
+	early := a.answering == nil && len(now) == 0 && time.Since(a.started) < plan.RelayLease+wire.Silence
 	if early || a.answering != nil && slices.Equal(now, a.answering) {
 		a.mu.Unlock()
 		return
@@ -547,7 +576,7 @@ func (a *Actor) lease() error {
 			port := a.current.said.Ports[way.Family]
 			addr, reachable := a.addresses[way.Family]
 			full := way.Protocol == lb.TCP && a.current.said.Full // flows of UDP have limits of their own
-			if a.current.takes(way) && reachable && !full && !a.blocked[way] {
+			if a.takes(a.current, way) && reachable && !full && !a.blocked[way] {
 				want[way] = netip.AddrPortFrom(addr, port)
 			}
 		}
@@ -563,9 +592,12 @@ func (a *Actor) lease() error {
 	var errs []error
 	a.tell(false, want) // before flows come there
 	for way, to := range want {
-		if err := a.deps.Renew(way, to, wire.Lease); err != nil {
-			errs = append(errs, err)
+		err := a.deps.Renew(way, to, plan.RelayLease)
+		if err != nil {
 			delete(want, way)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
 	ended := true

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -17,6 +18,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -51,9 +54,12 @@ type rig struct {
 
 var tcp, udp = plan.RelayWay{Family: lb.IPv4, Protocol: lb.TCP}, plan.RelayWay{Family: lb.IPv4, Protocol: lb.UDP}
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *rig { return newRigWith(t, func(*Deps) {}) }
+
+// newRigWith returns a rig whose actor has what tune has changed.
+func newRigWith(t *testing.T, tune func(*Deps)) *rig {
 	g := &rig{t: t, path: filepath.Join(t.TempDir(), "relay.sock"), leased: map[plan.RelayWay]netip.AddrPort{}}
-	g.Actor = New(Deps{Log: slog.New(slog.DiscardHandler), Path: g.path,
+	deps := Deps{Log: slog.New(slog.DiscardHandler), Path: g.path,
 		Busy: func() time.Duration { return time.Duration(g.busy.Load()) },
 		Renew: func(way plan.RelayWay, to netip.AddrPort, _ time.Duration) error {
 			g.mu.Lock()
@@ -99,7 +105,9 @@ func newRig(t *testing.T) *rig {
 					t.Errorf("flows are cut at %s, and led there", to)
 				}
 			}
-		}})
+		}}
+	tune(&deps)
+	g.Actor = New(deps)
 	g.SetAddresses(own, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
@@ -342,6 +350,60 @@ func TestContract10WithoutUDP(t *testing.T) {
 	g.answers(7)
 }
 
+// Where the rules have to know the relay's ports, they hear of these at once, and lead there when they are written. They
+// lead no UDP to a relay, and nothing counts as answering it.
+func TestRulesThatKnowThePorts(t *testing.T) {
+	t.Parallel()
+	logged := make(lines, 100)
+	var g *rig
+	moved := make(chan map[lb.Family]uint16, 10)
+	g = newRigWith(t, func(d *Deps) {
+		d.TCPOnly, d.Log = true, slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		d.Moved = func() { moved <- g.Ports() }
+	})
+	g.mu.Lock()
+	g.fail = &fs.PathError{Op: "open", Path: "list", Err: unix.ENOENT}
+	g.mu.Unlock()
+	g.Begin(nil)
+	r := g.join(hello(7))
+	if got := <-moved; got[lb.IPv4] != 7 {
+		t.Errorf("the ports are %v", got)
+	}
+	g.leadsOn(0)
+	g.mu.Lock()
+	g.fail = nil // the rules are written
+	g.mu.Unlock()
+	g.leadsOn(7, tcp)
+	r.conn.Close()
+	g.leads(0)
+	if got := g.Ports(); got[lb.IPv4] != 7 {
+		t.Errorf("of a relay that is away the ports are %v", got)
+	}
+	g.join(hello(8))
+	if got := <-moved; got[lb.IPv4] != 8 {
+		t.Errorf("of the next one the ports are %v", got)
+	}
+	g.leadsOn(8, tcp)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.answering) > 0 || len(moved) > 0 {
+		t.Errorf("%v answer UDP, and the ports have changed %d times more", g.answering, len(moved))
+	}
+	for len(logged) > 0 {
+		if line := <-logged; strings.Contains(line, "cannot have") {
+			t.Errorf("that the rules are not written yet is logged: %s", line)
+		}
+	}
+}
+
+// lines are what is logged.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
 // A relay that goes while the rules are made to lead there is one that answers until they do not: what is cut before
 // would be led there again, and stay.
 func TestARelayGoesWhileItIsLedTo(t *testing.T) {
@@ -464,7 +526,7 @@ func TestAnswering(t *testing.T) {
 
 	late := newRig(t)
 	late.answers()
-	if took := time.Since(late.started); took < wire.Lease {
+	if took := time.Since(late.started); took < plan.RelayLease {
 		t.Errorf("a relay has %s to connect", took)
 	}
 }

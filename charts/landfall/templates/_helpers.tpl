@@ -150,8 +150,8 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{/* Fails where values contradict one another. */}}
 {{- define "landfall.nodeChecks" -}}
 {{- $v := .Values -}}
-{{- if and $v.relay.enabled (or (not $v.proxy.enabled) (eq $v.proxy.mode "iptables")) -}}
-{{- fail "relay.enabled needs proxy.enabled=true and proxy.mode auto or nftables: rules of the proxy lead connections to the relay, and those of iptables mode do not" -}}
+{{- if and $v.relay.enabled (not $v.proxy.enabled) -}}
+{{- fail "relay.enabled needs proxy.enabled=true: rules of the proxy lead connections to the relay" -}}
 {{- end -}}
 {{- $ports := dict -}}
 {{- range list

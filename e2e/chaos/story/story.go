@@ -174,9 +174,6 @@ type Config struct {
 	Direct bool `json:"direct,omitempty"`
 }
 
-// Relay reports whether the relay runs, which nftables mode alone can lead connections to.
-func (c Config) Relay() bool { return c.Mode == "nftables" }
-
 // String says it in a few words.
 func (c Config) String() string {
 	if c.Direct {
@@ -212,9 +209,6 @@ func Generate(seed uint64, cast Cast, rounds int) Story {
 	g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast,
 		variant: rand.New(rand.NewPCG(seed, 0x76617269616e74))}
 	s := Story{Seed: seed, Config: configOf(seed)}
-	if !s.Config.Relay() {
-		g.cast.Graceful = slices.DeleteFunc(slices.Clone(cast.Graceful), func(p string) bool { return p == "relay" })
-	}
 	for n := range rounds {
 		r := Round{Number: n + 1, Calm: n%2 == 0}
 		if r.Calm {

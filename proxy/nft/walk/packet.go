@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
-	"math/bits"
 	"net"
 	"net/netip"
 	"strings"
@@ -206,41 +205,4 @@ func formatOne(kind uint32, data []byte) string {
 		return net.HardwareAddr(data).String()
 	}
 	return "0x" + hex.EncodeToString(data)
-}
-
-// jhash is the kernel's (include/linux/jhash.h).
-func jhash(k []byte, seed uint32) uint32 {
-	word := func(i int) uint32 { return binary.NativeEndian.Uint32(k[i:]) }
-	a := uint32(0xdeadbeef) + uint32(len(k)) + seed
-	b, c := a, a
-	for len(k) > 12 {
-		a, b, c = a+word(0), b+word(4), c+word(8)
-		a = (a - c) ^ bits.RotateLeft32(c, 4)
-		c += b
-		b = (b - a) ^ bits.RotateLeft32(a, 6)
-		a += c
-		c = (c - b) ^ bits.RotateLeft32(b, 8)
-		b += a
-		a = (a - c) ^ bits.RotateLeft32(c, 16)
-		c += b
-		b = (b - a) ^ bits.RotateLeft32(a, 19)
-		a += c
-		c = (c - b) ^ bits.RotateLeft32(b, 4)
-		b += a
-		k = k[12:]
-	}
-	rest := make([]byte, 12)
-	if copy(rest, k) == 0 {
-		return c
-	}
-	a, b, c = a+binary.LittleEndian.Uint32(rest), b+binary.LittleEndian.Uint32(rest[4:]),
-		c+binary.LittleEndian.Uint32(rest[8:])
-	c = (c ^ b) - bits.RotateLeft32(b, 14)
-	a = (a ^ c) - bits.RotateLeft32(c, 11)
-	b = (b ^ a) - bits.RotateLeft32(a, 25)
-	c = (c ^ b) - bits.RotateLeft32(b, 16)
-	a = (a ^ c) - bits.RotateLeft32(c, 4)
-	b = (b ^ a) - bits.RotateLeft32(a, 14)
-	c = (c ^ b) - bits.RotateLeft32(b, 24)
-	return c
 }

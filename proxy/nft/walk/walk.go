@@ -15,6 +15,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/nft"
 	"github.com/landfall-lb/landfall/proxy/nft/expr"
+	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/trace"
 )
 
@@ -269,7 +270,7 @@ func (w *Walker) expr(e expr.Any, p way, step func(p *way, does string)) (matche
 			p.draws[at(e.Register)/4] = draw{e.Modulus, e.Offset}
 		}
 	case *expr.Hash:
-		h := jhash(p.load(e.SourceRegister, int(e.Length)), e.Seed)
+		h := plan.JenkinsHash(p.load(e.SourceRegister, int(e.Length)), e.Seed)
 		p.store(e.DestRegister, expr.Host32(uint32(uint64(h)*uint64(e.Modulus)>>32)+e.Offset))
 	case *expr.Dynset:
 		shape, ok := w.Table.Set(e.SetName)

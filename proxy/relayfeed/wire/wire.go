@@ -22,9 +22,6 @@ const (
 	Silence = 4 * Beat
 )
 
-// Lease is for how long the rules lead to the relay, unless the proxy renews that.
-const Lease = 3 * time.Second
-
 // Message is one line (JSON, ended by a newline) that the proxy writes to its relay. The first is
 // complete; the proxy sends it when it knows the cluster.
 type Message struct {

@@ -1,17 +1,18 @@
-package nftables
+package plan
 
 import "container/heap"
 
-// turns tells whose turn it is among backends. Those with the same weight come one after the other;
+// Turns tells whose turn it is among backends. Those with the same weight come one after the other;
 // one with a weight of 3 comes three times as often as one with 1, and at about the same distances.
 // That is stride scheduling (Waldspurger and Weihl, 1995), which is fair after any number of turns.
-type turns struct {
+type Turns struct {
 	n, last int
 	waiting strides // empty if all weights are the same
 }
 
-func newTurns[W uint8 | uint32](n int, weights []W) *turns {
-	t := &turns{n: n, last: -1}
+// NewTurns returns the turns of n backends, whose weights are the same if there are none.
+func NewTurns[W uint8 | uint32](n int, weights []W) *Turns {
+	t := &Turns{n: n, last: -1}
 	for i, weight := range weights[:min(n, len(weights))] {
 		t.waiting = append(t.waiting, stride{backend: i, weight: uint64(weight), turn: 1})
 	}
@@ -19,7 +20,8 @@ func newTurns[W uint8 | uint32](n int, weights []W) *turns {
 	return t
 }
 
-func (t *turns) next() int {
+// Next returns whose turn it is.
+func (t *Turns) Next() int {
 	if len(t.waiting) == 0 {
 		t.last = (t.last + 1) % t.n
 		return t.last
@@ -31,11 +33,11 @@ func (t *turns) next() int {
 	return t.last
 }
 
-// fill returns whose the next turns are.
-func (t *turns) fill(size uint32) []uint16 {
+// Fill returns whose the next turns are.
+func (t *Turns) Fill(size uint32) []uint16 {
 	table := make([]uint16, size)
 	for i := range table {
-		table[i] = uint16(t.next())
+		table[i] = uint16(t.Next())
 	}
 	return table
 }

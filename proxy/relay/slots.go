@@ -1,0 +1,132 @@
+package relay
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// choices are what the frontends of a port with one policy choose from.
+type choices struct {
+	name     string
+	backends []plan.RelayedBackend
+	slots    *slots // nil without a table
+}
+
+// slots are the table of a list whose scheduler hashes, the same as in nftables mode. It is safe for concurrent
+// use.
+type slots struct {
+	backends []plan.RelayedBackend
+	size     uint32
+	fill     sync.Once
+	filled   []uint16
+}
+
+// table returns the table, which is filled when it is first needed.
+func (s *slots) table() []uint16 {
+	if s == nil {
+		return nil
+	}
+	s.fill.Do(func() {
+		backends := s.backends[:min(len(s.backends), int(s.size))]
+		onePort := onePort(s.backends)
+		hashes, weights := make([]uint64, len(backends)), make([]uint8, len(backends))
+		for i, b := range backends {
+			var addr [16]byte
+			copy(addr[:], b.Addr.Addr().AsSlice())
+			port := b.Addr.Port()
+			if onePort {
+				port = 0
+			}
+			hashes[i], weights[i] = plan.HashBackend(addr, port), max(b.Weight, 1)
+		}
+		s.filled = plan.Slots(plan.Maglev, hashes, weights, s.size)
+	})
+	return s.filled
+}
+
+// onePort reports whether all backends have the same port: then it does not count.
+func onePort(backends []plan.RelayedBackend) bool {
+	return !slices.ContainsFunc(backends, func(b plan.RelayedBackend) bool {
+		return b.Addr.Port() != backends[0].Addr.Port()
+	})
+}
+
+// keyOf returns what a table depends on.
+func keyOf(backends []plan.RelayedBackend) string {
+	onePort := onePort(backends)
+	var key []byte
+	for _, b := range backends {
+		addr := b.Addr.Addr().As16()
+		key = append(append(key, addr[:]...), b.Weight)
+		if !onePort {
+			key = binary.BigEndian.AppendUint16(key, b.Addr.Port())
+		}
+	}
+	return string(key)
+}
+
+// slotsOf returns the tables of what is relayed of a Service, by keyOf. Those of before that do stay. Lists with the
+// same backends at different ports share one.
+func slotsOf(relayed *plan.Relayed, before map[string]*slots) map[string]*slots {
+	if !relayed.Scheduler.Hashes() {
+		return nil
+	}
+	all := map[string]*slots{}
+	for _, p := range relayed.Ports {
+		for _, backends := range [][]plan.RelayedBackend{p.Cluster, p.Local} {
+			if len(backends) > 1 {
+				all[keyOf(backends)] = &slots{backends: backends, size: plan.SlotSize(shares(backends))}
+			}
+		}
+	}
+	largest := plan.LargestSlots(func(largest uint32) (total int) {
+		for _, s := range all {
+			total += int(min(s.size, largest))
+		}
+		return total
+	})
+	if largest == 0 {
+		return nil
+	}
+	for key, s := range all {
+		s.size = min(s.size, largest)
+		if had := before[key]; had != nil && had.size == s.size {
+			all[key] = had
+		}
+	}
+	return all
+}
+
+// shares returns how many shares a table has at least, each backend's in proportion to its weight.
+func shares(backends []plan.RelayedBackend) int {
+	total, same := 0, true
+	for _, b := range backends {
+		total += int(max(b.Weight, 1))
+		same = same && b.Weight == backends[0].Weight
+	}
+	if same {
+		return len(backends)
+	}
+	return total
+}
+
+// choicesOf returns those of the frontends of a port with a policy.
+func choicesOf(p plan.RelayedPort, local bool, tables map[string]*slots) choices {
+	l := choices{name: p.Name, backends: p.Cluster}
+	if local { // others have other backends
+		l = choices{name: p.Name + "/local", backends: p.Local}
+	}
+	if tables != nil {
+		l.slots = tables[keyOf(l.backends)]
+	}
+	return l
+}
+
+// has reports whether a backend is among them.
+func (l choices) has(backend netip.AddrPort) bool {
+	return slices.ContainsFunc(l.backends, func(b plan.RelayedBackend) bool { return b.Addr == backend })
+}
