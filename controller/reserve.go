@@ -24,8 +24,8 @@ import (
 // controller drops a reservation once the Service shows another version than the write was decided
 // on, as the API server refuses that write from then on.
 
-// maxReservations and maxReservationsSize, in bytes, bound the reservations in a pool's status, so that the object stays
-// small: every node that announces hears of each change.
+// maxReservations and maxReservationsSize, in bytes, bound the reservations in a pool's status, so that the object
+// stays small: every node that announces hears of each change.
 const (
 	maxReservations     = 500
 	maxReservationsSize = 64 << 10

@@ -53,11 +53,13 @@ func TestContract11QuarantineKeepsToTheQuota(t *testing.T) {
 func TestContract11QuarantineListsAFewOfMany(t *testing.T) {
 	long := strings.Repeat("n", 63)
 	all := keptAddresses{at: map[netip.Addr]lb.Released{}, of: map[lb.Key][]netip.Addr{}}
-	pools := newPools(map[string]lb.Pool{"p": {Name: "p", Quarantine: -1, Ranges: []lb.Range{parsed("2001:db8:1111:2222:3333:4444:1111:0/112")}}}, never{})
+	pools := newPools(map[string]lb.Pool{"p": {Name: "p", Quarantine: -1,
+		Ranges: []lb.Range{parsed("2001:db8:1111:2222:3333:4444:1111:0/112")}}}, never{})
 	addr := netip.MustParseAddr("2001:db8:1111:2222:3333:4444:1111:1000")
 	var last netip.Addr
 	for i := range 5000 {
-		all.add(lb.Released{Addr: addr, Service: lb.Key{Namespace: long, Name: long}, At: time.Unix(int64(i), 0).UTC()}, pools)
+		all.add(lb.Released{Addr: addr, Service: lb.Key{Namespace: long, Name: long}, At: time.Unix(int64(i), 0).UTC()},
+			pools)
 		addr, last = addr.Next(), addr
 	}
 	list := all.list("p", pools)

@@ -336,7 +336,8 @@ func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	return name, p
 }
 
-// convertAnnouncedPool converts what a node that announces has to know of a pool. The rest changes with each assignment.
+// convertAnnouncedPool converts what a node that announces has to know of a pool. The rest changes with each
+// assignment.
 func convertAnnouncedPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	name, p := convertPoolSpec(o)
 	p.Status.Next = convertNext(o.Status.Next)
