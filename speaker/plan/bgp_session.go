@@ -31,7 +31,9 @@ func (r Route) Equal(other Route) bool {
 }
 
 // leaving reports whether the route is about to end.
-func (r Route) leaving() bool { return r.LocalPref == 0 && slices.Contains(r.Communities, GracefulShutdown) }
+func (r Route) leaving() bool {
+	return r.LocalPref == 0 && slices.Contains(r.Communities, GracefulShutdown)
+}
 
 // BGPSession is the whole truth of one session: how to have it, and what the peer hears over it.
 type BGPSession struct {
