@@ -52,8 +52,10 @@ type cluster struct {
 	log []event
 	// stalled are writes that have timed out for those who sent them, and that arrive yet.
 	stalled []func()
-	// before is called before each write that a controller sends; nil for nothing.
-	before func()
+	// before is called before each write that a controller sends, and listing before each of a listing; nil for
+	// nothing.
+	before  func()
+	listing func(ctx context.Context, key lb.Key) error
 }
 
 // event is a new state of a Service.
@@ -478,15 +480,31 @@ func (p *process) settle(t *testing.T) {
 		if _, tidyErr := p.tidier.step(t.Context()); err == nil {
 			err = tidyErr
 		}
-		if _, listErr := p.lister.step(t.Context()); err == nil {
-			err = listErr
-		}
+		p.list(t)
 		p.cluster.check(t)
-		if err == nil && again == 0 && len(p.cluster.written()) == 0 {
+		if err == nil && again == 0 && len(p.cluster.written()) == 0 && len(p.lister.failing) == 0 {
 			return
 		}
 	}
 	t.Fatal("there is no end to the writes")
+}
+
+// list writes listings until it has heard of how all writes went.
+func (p *process) list(t *testing.T) {
+	t.Helper()
+	for range 100 {
+		if _, err := p.lister.step(t.Context()); err != nil {
+			t.Error(err)
+		}
+		p.lister.lanes.Wait()
+		p.lister.mu.Lock()
+		open := len(p.lister.ended)
+		p.lister.mu.Unlock()
+		if open == 0 {
+			return
+		}
+	}
+	t.Fatal("there is no end to the writes of listings")
 }
 
 // eventLog keeps Events as "Normal name Reason".
@@ -522,7 +540,12 @@ func (c *cluster) patched(given lb.Service) (lb.Service, error) {
 }
 
 // List implements statusWriter.
-func (c *cluster) List(_ context.Context, given lb.Service, listed lb.Listing) error {
+func (c *cluster) List(ctx context.Context, given lb.Service, listed lb.Listing) error {
+	if c.listing != nil {
+		if err := c.listing(ctx, given.Key); err != nil {
+			return err
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	err, late := c.failing(given.Key)

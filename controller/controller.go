@@ -182,7 +182,7 @@ func (c *controller) lead(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.runner.Run(ctx) })
 	group.Go(func() error { return c.tidier.runner.Run(ctx) })
-	group.Go(func() error { return c.lister.runner.Run(ctx) })
+	group.Go(func() error { return c.lister.run(ctx) })
 	return group.Wait()
 }
 

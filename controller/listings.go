@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -15,12 +14,19 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
-// lister writes to Services since when they list their external IPs, in the order in which it hears of them
-// and one after the other: proxies serve who listed an external IP first. It does so beside the assignment of
-// addresses, for Services of all classes.
+// A listing that could not be written is tried again after minRelist, up to maxRelist.
+const (
+	minRelist = 100 * time.Millisecond
+	maxRelist = 5 * time.Second
+)
+
+// lister writes to Services since when they list their external IPs, those of one address in the order in which it
+// hears of them and one after the other: proxies serve who listed an external IP first. It does so beside the
+// assignment of addresses, for Services of all classes.
 type lister struct {
 	deps
 	runner   *loop.Runner
+	lanes    *loop.Lanes // by namespace
 	failures loop.Failures
 
 	mu sync.Mutex
@@ -29,6 +35,7 @@ type lister struct {
 	changed map[lb.Key]bool
 	order   []lb.Key
 	anew    bool
+	ended   []listingWrite
 
 	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
 
@@ -36,8 +43,11 @@ type lister struct {
 	listed map[lb.Key]writtenListing
 	// latest is the latest time of any listing: the next is later, whatever the clocks of controllers say.
 	latest int64
-	// again are the Services whose write failed, and those that are kept behind them: they come before others.
+	// writing are the writes under way, also those of an earlier time of leading.
+	writing map[lb.Key]listingWrite
+	// again are the Services whose write failed, and those that are kept behind others: they come before others.
 	again      []lb.Key
+	failing    map[lb.Key]*pause // whose last write failed
 	unwritable unwritable
 	// pauses are between the writes of one Service, so that one that never rests keeps nobody else waiting.
 	pauses replaces
@@ -50,10 +60,23 @@ type writtenListing struct {
 	waits bool
 }
 
+// listingWrite is a write of a listing, and what became of it.
+type listingWrite struct {
+	service lb.Service
+	next    lb.Listing
+	err     error
+}
+
 func newLister(d deps) *lister {
-	l := &lister{deps: d}
-	l.runner = loop.New(l.step, loop.Options{Gap: gap, MaxBackoff: 5 * time.Second})
+	l := &lister{deps: d, writing: map[lb.Key]listingWrite{}, lanes: loop.NewLanes(d.parallel, max(d.parallel/4, 1))}
+	l.runner = loop.New(l.step, loop.Options{Gap: gap})
 	return l
+}
+
+// run writes listings until ctx ends.
+func (l *lister) run(ctx context.Context) error {
+	defer l.lanes.Wait()
+	return l.runner.Run(ctx)
 }
 
 // begin begins a time of leading, or begins it anew, and end ends it.
@@ -80,27 +103,31 @@ func (l *lister) note(key lb.Key) {
 	}
 }
 
-// step writes the listings that differ: in the order in which it heard of them and, where it has heard of none as
-// it has just begun to lead, those of older Services first.
+// step begins to write the listings that differ: in the order in which it heard of them and, where it has heard of
+// none as it has just begun to lead, those of older Services first.
 func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 	if !l.services.Synced() {
 		return 0, nil // called again when they are
 	}
 	l.mu.Lock()
-	keys, anew := append(l.again, l.order...), l.anew
-	l.changed, l.order, l.anew, l.again = map[lb.Key]bool{}, nil, false, nil
+	order, anew, ended := l.order, l.anew, l.ended
+	l.changed, l.order, l.anew, l.ended = map[lb.Key]bool{}, nil, false, nil
 	l.mu.Unlock()
 	if anew {
-		l.listed, l.latest, l.unwritable, l.pauses = map[lb.Key]writtenListing{}, 0, unwritable{}, replaces{}
+		l.listed, l.latest, l.again, l.failing = map[lb.Key]writtenListing{}, 0, nil, map[lb.Key]*pause{}
+		l.unwritable, l.pauses = unwritable{}, replaces{}
 		all := l.services.All()
 		for _, s := range all {
 			l.latest = max(l.latest, s.Listed.Latest())
 		}
-		keys = slices.SortedFunc(maps.Keys(all), func(a, b lb.Key) int {
+		order = slices.SortedFunc(maps.Keys(all), func(a, b lb.Key) int {
 			older, younger := all[a], all[b]
 			return plan.Older(&older, &younger)
 		})
 	}
+	failed := l.wrote(ctx, ended)
+	keys := slices.Concat(failed, l.again, order)
+	l.again = nil
 	var services []lb.Service
 	seen := make(map[lb.Key]bool, len(keys))
 	for _, key := range keys {
@@ -111,63 +138,98 @@ func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 		s, ok := l.services.Get(key)
 		if !ok {
 			delete(l.listed, key)
+			delete(l.failing, key)
 			delete(l.unwritable, key)
 			delete(l.pauses, key)
 		} else if len(s.ExternalIPs) > 0 || s.Listed != nil {
 			services = append(services, s)
 		}
 	}
-	err = l.write(ctx, services)
-	l.failures.Log(l.log, "cannot write since when Services list their external IPs; trying again",
-		"wrote since when Services list their external IPs", err)
-	for _, next := range []time.Duration{due(l.unwritable, l.now(), l.note), due(l.pauses, l.now(), l.note)} {
+	l.write(ctx, services)
+	for _, next := range []time.Duration{due(l.unwritable, l.now(), l.note), due(l.pauses, l.now(), l.note),
+		due(l.failing, l.now(), l.note)} {
 		if next > 0 {
 			again = soonest(again, next)
 		}
 	}
-	return again, ignoreEnd(ctx, err)
+	return again, nil
 }
 
-// write writes the listings of Services in their order. One that cannot be written keeps those from being
+// wrote takes note of how writes went, and returns the Services whose write is to be tried again.
+func (l *lister) wrote(ctx context.Context, ended []listingWrite) (failed []lb.Key) {
+	var last error
+	for _, w := range ended {
+		key := w.service.Key
+		delete(l.writing, key)
+		switch {
+		case kube.IsUnwritable(w.err):
+			delete(l.failing, key)
+			l.refusedBy(l.unwritable, w.service, w.err)
+			l.remain(&w.service, w.next, w.service.Listed)
+		case w.err == nil || kube.IsNotFound(w.err) || kube.IsConflict(w.err): // it is gone, or created anew
+			delete(l.failing, key)
+			delete(l.unwritable, key)
+		default:
+			if l.failing[key] == nil {
+				l.failing[key] = &pause{backoff: loop.Backoff{Min: minRelist, Max: maxRelist}}
+			}
+			of := l.failing[key]
+			of.until, of.waiting = l.now().Add(of.backoff.Next()), true
+			delete(l.pauses, key)
+			failed, last = append(failed, key), w.err
+		}
+	}
+	if ctx.Err() == nil && (last != nil || len(l.failing) == 0) {
+		l.failures.Log(l.log, "cannot write since when Services list their external IPs; trying again",
+			"wrote since when Services list their external IPs", last)
+	}
+	return failed
+}
+
+// write begins to write the listings of Services in their order. One that is not written yet keeps those from being
 // written that list an address of it, which would come before it; but not one that the API server refuses for
 // what it is, which would keep them for ever.
-func (l *lister) write(ctx context.Context, services []lb.Service) error {
-	var failed []error
+func (l *lister) write(ctx context.Context, services []lb.Service) {
 	kept := map[netip.Addr]bool{}
+	keep := func(s lb.Service) {
+		for _, addr := range s.ExternalIPs {
+			kept[addr] = true
+		}
+	}
+	for _, w := range l.writing {
+		keep(w.service)
+	}
 	for _, s := range services {
 		before := l.before(&s)
 		next := before.Next(&s, max(l.now().UnixMilli(), l.latest+1))
 		shown := (next == nil) == (s.Listed == nil) && next.String() == s.Listed.String()
-		behind := slices.ContainsFunc(s.ExternalIPs, func(addr netip.Addr) bool { return kept[addr] })
+		w, writing := l.writing[s.Key]
+		behind := writing || l.failing[s.Key] != nil && l.failing[s.Key].waiting ||
+			slices.ContainsFunc(s.ExternalIPs, func(addr netip.Addr) bool { return kept[addr] })
 		if !shown && (!l.unwritable.allow(s) || !behind && !l.pauses.allow(s.Key, l.now())) {
 			l.remain(&s, next, before)
 			continue
 		}
 		l.listed[s.Key], l.latest = writtenListing{uid: s.UID, Listing: next}, max(l.latest, next.Latest())
-		if shown {
+		if shown || writing && w.service.UID == s.UID && maps.Equal(w.next, next) {
 			continue
 		}
-		if !behind {
-			err := within(ctx, func(ctx context.Context) error { return l.status.List(ctx, s, next) })
-			loop.Progress(ctx)
-			if kube.IsUnwritable(err) {
-				l.refusedBy(l.unwritable, s, err)
-				l.remain(&s, next, s.Listed)
-				continue
-			}
-			if err == nil || kube.IsNotFound(err) || kube.IsConflict(err) { // it is gone, or created anew
-				delete(l.unwritable, s.Key)
-				continue
-			}
-			failed = append(failed, err)
-			delete(l.pauses, s.Key) // that all are tried again is the loop's
+		keep(s)
+		if behind {
+			l.again = append(l.again, s.Key)
+			continue
 		}
-		for _, addr := range s.ExternalIPs {
-			kept[addr] = true
-		}
-		l.again = append(l.again, s.Key)
+		w = listingWrite{service: s, next: next}
+		l.writing[s.Key] = w
+		l.lanes.Do(s.Key.Namespace, func() error {
+			w.err = within(ctx, func(ctx context.Context) error { return l.status.List(ctx, s, next) })
+			l.mu.Lock()
+			l.ended = append(l.ended, w)
+			l.mu.Unlock()
+			l.runner.Poke()
+			return w.err
+		})
 	}
-	return errors.Join(failed...)
 }
 
 // before returns what a Service lists so far. What the table shows counts, as another controller may have written

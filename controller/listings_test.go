@@ -6,9 +6,11 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 var external = netip.MustParseAddr("198.51.100.7")
@@ -77,8 +79,9 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 	c.change("older", func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
 	c.put(lists("younger", external))
 	behind.deliver()
-	if _, err := behind.lister.step(t.Context()); err == nil {
-		t.Error("no error of a write that failed")
+	behind.list(t)
+	if len(behind.lister.failing) != 1 {
+		t.Error("no write has failed")
 	}
 	if got := c.since("younger"); got != 0 {
 		t.Errorf("the younger one was written before the older one, whose write failed: %d", got)
@@ -93,9 +96,7 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 	s.UID = c.services[key("younger")].UID
 	behind.services.Set(key("younger"), s)
 	behind.lister.serviceChanged(key("younger"))
-	if _, err := behind.lister.step(t.Context()); err != nil {
-		t.Error(err)
-	}
+	behind.list(t)
 	if c.since("younger") != written || c.since("oldest") != before {
 		t.Error("the times have changed")
 	}
@@ -105,9 +106,7 @@ func TestContract11WhoListedAnExternalIPFirst(t *testing.T) {
 	p.deliver()
 	c.remove("holder")
 	c.put(lists("holder", external))
-	if _, err := p.lister.step(t.Context()); err != nil {
-		t.Error(err)
-	}
+	p.list(t)
 	if slices.Contains(p.events, "Warning holder StatusRefused") {
 		t.Errorf("Events %q", p.events)
 	}
@@ -138,9 +137,7 @@ func unwritableListingsHinderNobody(t *testing.T, webhook bool) {
 	step := func() {
 		t.Helper()
 		p.deliver()
-		if _, err := p.lister.step(t.Context()); err != nil {
-			t.Error(err)
-		}
+		p.list(t)
 	}
 	step()
 	c.invalid = map[lb.Key]bool{key("full"): true}
@@ -187,15 +184,14 @@ func TestContract11ListingsInTheOrderOfChanges(t *testing.T) {
 	c.fail(forbidden)
 	lists("younger")
 	p.deliver()
-	if _, err := p.lister.step(t.Context()); err == nil {
-		t.Error("no error of a write that failed")
+	p.list(t)
+	if len(p.lister.failing) != 1 {
+		t.Error("no write has failed")
 	}
 	lists("older")
 	lists("oldest")
 	p.deliver()
-	if _, err := p.lister.step(t.Context()); err != nil {
-		t.Error(err)
-	}
+	p.list(t)
 	if got := c.written(); !slices.Equal(got, []string{"listing younger", "listing older", "listing oldest"}) {
 		t.Errorf("writes %q", got)
 	}
@@ -207,14 +203,12 @@ func TestContract11ListingsInTheOrderOfChanges(t *testing.T) {
 func TestContract11ListingsThatNeverRest(t *testing.T) {
 	c := newCluster()
 	p := newProcess(c)
-	p.ticks = time.Millisecond
+	p.ticks = 100 * time.Microsecond
 	c.put(lists("restless", external))
 	step := func() {
 		t.Helper()
 		p.deliver()
-		if _, err := p.lister.step(t.Context()); err != nil {
-			t.Error(err)
-		}
+		p.list(t)
 	}
 	turn := func(ips ...netip.Addr) {
 		t.Helper()
@@ -242,6 +236,95 @@ func TestContract11ListingsThatNeverRest(t *testing.T) {
 	step()
 	step()
 	c.inOrder(t, "web", "restless")
+}
+
+// A write that hangs holds up only those that list the same external IP, which are written after it.
+func TestContract11ListingsThatHangHoldUpNoOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		c.listing = func(ctx context.Context, k lb.Key) error {
+			if k == key("hangs") {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		p := newProcess(c)
+		p.ticks = time.Millisecond
+		p.lister.lanes = loop.NewLanes(4, 2)
+		other := netip.MustParseAddr("198.51.100.8")
+		step := func() {
+			t.Helper()
+			p.deliver()
+			if _, err := p.lister.step(t.Context()); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+		}
+		c.put(lists("hangs", external))
+		step()
+		c.put(lists("joins", external))
+		c.put(lists("web", other))
+		for i := range 9 {
+			s := lists("web", other, netip.AddrFrom4([4]byte{198, 51, 100, byte(100 + i)}))
+			s.Key.Namespace = fmt.Sprint("n", i)
+			c.put(s)
+		}
+		for range 20 {
+			step()
+		}
+		if got := c.written(); len(got) != 10 || c.since("joins") != 0 {
+			t.Errorf("written: %q", got)
+		}
+		c.listing = nil // it is well again
+		time.Sleep(writeTimeout)
+		for range 100 {
+			step()
+			p.clockMu.Lock()
+			p.clock = p.clock.Add(minRelist)
+			p.clockMu.Unlock()
+		}
+		c.inOrder(t, "hangs", "joins")
+	})
+}
+
+// A Service that changes while its listing is written, or that is created anew, is written as it is then.
+func TestListingsThatChangeWhileTheyAreWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, pass := newCluster(), make(chan struct{})
+		c.listing = func(context.Context, lb.Key) error { <-pass; return nil }
+		p := newProcess(c)
+		p.lister.lanes = loop.NewLanes(4, 2)
+		step := func() {
+			t.Helper()
+			p.deliver()
+			if _, err := p.lister.step(t.Context()); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+		}
+		for _, name := range []string{"drops", "anew"} {
+			c.put(lists(name))
+			step()
+			c.change(name, func(s *lb.Service) { s.ExternalIPs = []netip.Addr{external} })
+			step()
+			if name == "drops" {
+				c.change(name, func(s *lb.Service) { s.ExternalIPs = nil })
+			} else {
+				c.remove(name)
+				c.put(lists(name, external))
+			}
+			step()
+			close(pass)
+			synctest.Wait()
+			p.settle(t)
+			pass = make(chan struct{})
+		}
+		close(pass)
+		if c.since("drops") != 0 || c.since("anew") == 0 {
+			t.Errorf("listed since %d and %d", c.since("drops"), c.since("anew"))
+		}
+	})
 }
 
 // A cleanup takes back the listing of a Service, and of one that Landfall has written nothing else to nothing else.

@@ -107,6 +107,7 @@ func (c *controller) reportPool(pool lb.Pool, status lb.PoolStatus) {
 func shows(have, want lb.PoolStatus) bool {
 	return have.AssignedIPv4 == want.AssignedIPv4 && have.AvailableIPv4 == want.AvailableIPv4 &&
 		have.AssignedIPv6 == want.AssignedIPv6 && have.AvailableIPv6 == want.AvailableIPv6 &&
+		have.QuarantinedIPv4 == want.QuarantinedIPv4 && have.QuarantinedIPv6 == want.QuarantinedIPv6 &&
 		slices.Equal(have.Released, want.Released) && slices.Equal(have.Next, want.Next) &&
 		slices.EqualFunc(have.Pending, want.Pending, sameReservation) &&
 		!slices.ContainsFunc(want.Conditions, func(c lb.Condition) bool { return !slices.Contains(have.Conditions, c) })

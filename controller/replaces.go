@@ -17,18 +17,13 @@ const (
 )
 
 // replaces says when an address that another program wrote may be replaced again, by Service.
-type replaces map[lb.Key]*replace
-
-type replace struct {
-	wait
-	backoff loop.Backoff
-}
+type replaces map[lb.Key]*pause
 
 // allow reports whether the Service's status may be replaced now, and takes note of it.
 func (r replaces) allow(key lb.Key, now time.Time) bool {
 	last := r[key]
 	if last == nil || now.Sub(last.until) > forgetReplace {
-		last = &replace{backoff: loop.Backoff{Min: minReplace, Max: maxReplace}}
+		last = &pause{backoff: loop.Backoff{Min: minReplace, Max: maxReplace}}
 		r[key] = last
 	}
 	if last.waiting = now.Before(last.until); last.waiting {

@@ -24,8 +24,22 @@ import (
 // controller drops a reservation once the Service shows another version than the write was decided
 // on, as the API server refuses that write from then on.
 
-// maxReservations bounds the reservations in a pool's status, so that the object stays small.
-const maxReservations = 500
+// maxReservations and maxReservationsSize, in bytes, bound the reservations in a pool's status, so that the object
+// stays small: every node that announces hears of each change.
+const (
+	maxReservations     = 500
+	maxReservationsSize = 64 << 10
+)
+
+// sizeOf returns what a reservation takes in the status, and is never too little.
+func sizeOf(r lb.PendingReservation) int {
+	const names = len(`{"namespace":"","name":"","uid":"","resourceVersion":"","addresses":[]},`)
+	size := names + len(r.Service.Namespace) + len(r.Service.Name) + len(r.UID) + len(r.Version)
+	for _, addr := range r.Addresses {
+		size += len(addr.String()) + len(`"",`)
+	}
+	return size
+}
 
 // registry is what the controller knows about the reservations of one pool.
 type registry struct {
@@ -139,13 +153,9 @@ func (c *controller) reserve(ctx context.Context, p plan.Plan, pools map[string]
 	var failed []error
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		open := c.openReservations(name)
-		stay := 0 // no write ends those
-		for _, reservation := range open {
-			if c.unwritable[reservation.Service] != nil {
-				stay++
-			}
-		}
-		adds := first(wanted[name], maxReservations-len(open)+stay)
+		adds := fitting(wanted[name], slices.DeleteFunc(slices.Clone(open), func(r lb.PendingReservation) bool {
+			return c.unwritable[r.Service] != nil // no write ends those
+		}))
 		open = slices.DeleteFunc(open, func(have lb.PendingReservation) bool {
 			// The new reservation contains this one: see reservationOf.
 			return slices.ContainsFunc(adds, func(add lb.PendingReservation) bool { return add.Service == have.Service })
@@ -253,5 +263,16 @@ func sameReservation(a, b lb.PendingReservation) bool {
 	return a.Service == b.Service && a.UID == b.UID && a.Version == b.Version && slices.Equal(a.Addresses, b.Addresses)
 }
 
-// first returns the first n of all, none if n is negative.
-func first[T any](all []T, n int) []T { return all[:max(0, min(n, len(all)))] }
+// fitting returns the first of wanted for which there is room beside those that are open.
+func fitting(wanted, open []lb.PendingReservation) []lb.PendingReservation {
+	size := 0
+	for _, r := range open {
+		size += sizeOf(r)
+	}
+	for i, r := range wanted {
+		if size += sizeOf(r); len(open)+i >= maxReservations || size > maxReservationsSize {
+			return wanted[:i]
+		}
+	}
+	return wanted
+}

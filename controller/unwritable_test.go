@@ -1,10 +1,13 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
@@ -90,4 +93,49 @@ func unwritableServicesHinderNobody(t *testing.T, webhook bool) {
 		t.Error("what was refused was not tried again")
 	}
 	c.check(t)
+}
+
+// Reservations of Services with many addresses and the longest names leave a pool's status small. All get their
+// addresses, one lot after the other.
+func TestContract11ReservationsAreOfABoundedSize(t *testing.T) {
+	c, most, long := newCluster(), 0, strings.Repeat("n", 59)
+	c.addPool("p", "2001:db8:1111:2222:3333:4444:1111:0/112")
+	c.before = func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		var claims []v1beta1.AddressClaim
+		for _, r := range c.pools["p"].Status.Pending {
+			claim := v1beta1.AddressClaim{Namespace: r.Service.Namespace, Name: r.Service.Name, UID: r.UID,
+				ResourceVersion: r.Version}
+			for _, addr := range r.Addresses {
+				claim.Addresses = append(claim.Addresses, addr.String())
+			}
+			claims = append(claims, claim)
+		}
+		written, err := json.Marshal(claims)
+		if err != nil {
+			t.Error(err)
+		}
+		most = max(most, len(written))
+	}
+	for i := range 100 {
+		s := service(fmt.Sprintf("%s%04d", long, i))
+		s.Families, s.Request.PerFamily = []lb.Family{lb.IPv6}, "16"
+		c.put(s)
+	}
+	p := newProcess(c)
+	for range 8 {
+		p.deliver()
+		if _, err := p.step(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if most > maxReservationsSize+2 || most < maxReservationsSize*9/10 {
+		t.Errorf("up to %d bytes of reservations", most)
+	}
+	for key, s := range c.services {
+		if len(s.Ingress) != 16 {
+			t.Errorf("%s has %d addresses", key, len(s.Ingress))
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // wait is until when something about a Service waits.
@@ -13,6 +14,12 @@ type wait struct {
 }
 
 func (w *wait) of() *wait { return w }
+
+// pause is a wait that grows.
+type pause struct {
+	wait
+	backoff loop.Backoff
+}
 
 // due calls yield for the Services that have waited long enough, and returns how long the next has to wait;
 // 0 if none does.

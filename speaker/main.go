@@ -207,7 +207,7 @@ func (f *flags) watch(client *kube.Client, s *speaker) actor.Runner {
 	s.from = sources{
 		services:       kube.LabelledServices(client, s.changes.markService),
 		nodes:          kube.Nodes(client, "", func(node string) { s.changes.markNode(node == s.self) }),
-		pools:          kube.Pools(client, func(string) { s.changes.markAll() }, s.changes.markAhead),
+		pools:          kube.AnnouncedPools(client, func(string) { s.changes.markAll() }, s.changes.markAhead),
 		advertisements: kube.L2Advertisements(client, func(string) { s.changes.markAll() }, s.changes.markStatus),
 	}
 	var peers *kube.Table[string, lb.Peer]

@@ -80,8 +80,8 @@ func newCollector(s *speaker) *collector {
 		members:    desc("members", "Live nodes that run a speaker, this one included."),
 		feedUsable: desc("gate_usable", "1 while the speaker can trust what its readiness source reports."),
 		changes:    desc("owner_changes_total", "Changes of a VIP's owner, as this node saw them."),
-		held: desc("held_announcements_total", "Announcements that had to wait, as the VIP was announced too often in a "+
-			"row (--flap-interval).", "protocol"),
+		held: desc("held_announcements_total", "Announcements that had to wait, as the VIP was announced, or its "+
+			"route changed, too often in a row (--flap-interval).", "protocol"),
 		ahead: desc("addresses_ahead", "Addresses that Services get next and that this node may announce."),
 		aheadClear: desc("addresses_ahead_clear",
 			"Of these, those that a node has probed lately without an answer, so that a Service answers at once."),

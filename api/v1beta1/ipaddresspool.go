@@ -209,14 +209,20 @@ type IPAddressPoolStatus struct {
 	// availableIPv6 is the number of IPv6 addresses that any Service could get now.
 	// +optional
 	AvailableIPv6 string `json:"availableIPv6,omitempty"`
-	// released lists freed addresses in quarantine, each with the Service that held it; the newest
-	// 1,000.
+	// quarantinedIPv4 is the number of freed IPv4 addresses in quarantine.
+	// +optional
+	QuarantinedIPv4 string `json:"quarantinedIPv4,omitempty"`
+	// quarantinedIPv6 is the number of freed IPv6 addresses in quarantine.
+	// +optional
+	QuarantinedIPv6 string `json:"quarantinedIPv6,omitempty"`
+	// released lists freed addresses in quarantine, each with the Service that held it: of many the
+	// newest, up to 64 KiB.
 	// +optional
 	// +listType=atomic
 	Released []ReleasedAddress `json:"released,omitempty"`
 	// claims lists reservations in progress: the controller writes an address here before it writes
 	// the Service, so that a second controller running at the same time does not assign the address
-	// too.
+	// too. Up to 64 KiB, others follow once these are done.
 	// +optional
 	// +listType=atomic
 	Claims []AddressClaim `json:"claims,omitempty"`

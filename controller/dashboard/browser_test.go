@@ -349,14 +349,10 @@ func facts() view.Facts {
 	if err != nil {
 		panic(err)
 	}
-	released := []lb.Released{}
-	for range 5 {
-		released = append(released, lb.Released{Addr: r.From})
-	}
 	return view.Facts{
 		Nodes: map[string]lb.Node{"node-1": {Name: "node-1"}, "node-2": {Name: "node-2"}},
 		Pools: map[string]lb.Pool{"lan": {Name: "lan", Ranges: []lb.Range{r}, Status: lb.PoolStatus{AssignedIPv4: "200",
-			AvailableIPv4: "51", Released: released, Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: "Ready"}}}}},
+			AvailableIPv4: "51", QuarantinedIPv4: "5", Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: "Ready"}}}}},
 		Peers: map[string]lb.PeerSessions{"tor": {Name: "tor", Interface: "eth1", PeerASN: 64512, BFD: true,
 			Sessions: []lb.PeerSession{{Node: "node-1", PeerNode: lb.PeerNode{State: "Established", Message: "BFD is Up"}, Since: time.Now()},
 				{Node: "node-2", PeerNode: lb.PeerNode{State: "Idle", Reason: lb.ReasonNotEstablished, Message: evil}, Since: time.Now()}}}},

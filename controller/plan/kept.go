@@ -9,9 +9,21 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// maxReleased bounds how many kept addresses a pool's status lists, the newest, so that the object
-// stays small. A controller that takes over knows only of those.
-const maxReleased = 1000
+// maxReleasedSize bounds the kept addresses that a pool's status lists, the newest, in bytes: every node that announces
+// hears of each change of the status. A controller that takes over knows only of those.
+const maxReleasedSize = 64 << 10
+
+// releasedSize returns what one takes in the status, and is never too little.
+func releasedSize(r lb.Released) int {
+	const names = len(`{"address":"","namespace":"","name":"","at":"2006-01-02T15:04:05Z"},`)
+	return names + len(r.Addr.String()) + len(r.Service.Namespace) + len(r.Service.Name)
+}
+
+// keptList is what is kept of a pool.
+type keptList struct {
+	newest []lb.Released // sorted by address
+	counts map[lb.Family]int
+}
 
 // keptAddresses are free addresses that are kept for the Services that held them last.
 type keptAddresses struct {
@@ -23,7 +35,7 @@ type keptAddresses struct {
 	// is.
 	next time.Time
 	// lists are by pool; nil when they are to be made anew.
-	lists map[string][]lb.Released
+	lists map[string]keptList
 }
 
 func (k *keptAddresses) add(r lb.Released, ps *pools) {
@@ -96,25 +108,34 @@ func (k *keptAddresses) expired(now time.Time, ps *pools) []netip.Addr {
 	return free
 }
 
-// list returns what is kept of a pool, by address, the newest if there are many.
-func (k *keptAddresses) list(pool string, ps *pools) []lb.Released {
+// list returns what is kept of a pool.
+func (k *keptAddresses) list(pool string, ps *pools) keptList {
 	if k.lists == nil {
-		k.lists = map[string][]lb.Released{}
+		all := map[string][]lb.Released{}
 		for addr, r := range k.at {
 			if p := ps.of(addr); p != nil {
-				k.lists[p.Name] = append(k.lists[p.Name], r)
+				all[p.Name] = append(all[p.Name], r)
 			}
 		}
-		for name, list := range k.lists {
-			k.lists[name] = newest(list)
+		k.lists = make(map[string]keptList, len(all))
+		for name, list := range all {
+			counts := map[lb.Family]int{}
+			for _, r := range list {
+				counts[lb.FamilyOf(r.Addr)]++
+			}
+			k.lists[name] = keptList{newest(list), counts}
 		}
 	}
 	return k.lists[pool]
 }
 
 func newest(list []lb.Released) []lb.Released {
-	if len(list) > maxReleased {
-		list = slices.Clone(byAge(list)[:maxReleased])
+	size := 0
+	for i, r := range byAge(list) {
+		if size += releasedSize(r); size > maxReleasedSize {
+			list = slices.Clone(list[:i])
+			break
+		}
 	}
 	slices.SortFunc(list, func(a, b lb.Released) int { return a.Addr.Compare(b.Addr) })
 	return list

@@ -1,10 +1,17 @@
 package plan
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
@@ -38,5 +45,37 @@ func TestContract11QuarantineKeepsToTheQuota(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Many Services that end, with the longest names that there are, leave a status that is small, with the newest of
+// their addresses and how many there are.
+func TestContract11QuarantineListsAFewOfMany(t *testing.T) {
+	long := strings.Repeat("n", 63)
+	all := keptAddresses{at: map[netip.Addr]lb.Released{}, of: map[lb.Key][]netip.Addr{}}
+	pools := newPools(map[string]lb.Pool{"p": {Name: "p", Quarantine: -1,
+		Ranges: []lb.Range{parsed("2001:db8:1111:2222:3333:4444:1111:0/112")}}}, never{})
+	addr := netip.MustParseAddr("2001:db8:1111:2222:3333:4444:1111:1000")
+	var last netip.Addr
+	for i := range 5000 {
+		all.add(lb.Released{Addr: addr, Service: lb.Key{Namespace: long, Name: long}, At: time.Unix(int64(i), 0).UTC()},
+			pools)
+		addr, last = addr.Next(), addr
+	}
+	list := all.list("p", pools)
+	if list.counts[lb.IPv6] != 5000 {
+		t.Errorf("counts %v", list.counts)
+	}
+	var shown []v1beta1.ReleasedAddress
+	for _, r := range list.newest {
+		shown = append(shown, v1beta1.ReleasedAddress{Address: r.Addr.String(), Namespace: r.Service.Namespace,
+			Name: r.Service.Name, At: metav1.NewTime(r.At)})
+	}
+	written, err := json.Marshal(shown)
+	if err != nil || len(written) > maxReleasedSize+2 || len(written) < maxReleasedSize*9/10 {
+		t.Errorf("%d bytes with %d addresses, %v", len(written), len(shown), err)
+	}
+	if !slices.ContainsFunc(list.newest, func(r lb.Released) bool { return r.Addr == last }) {
+		t.Errorf("the newest is not listed, %v", last)
 	}
 }

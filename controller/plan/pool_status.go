@@ -18,8 +18,8 @@ const (
 )
 
 // plan returns what the pool shall show.
-func (p *pool) plan(released []lb.Released, busy func(netip.Addr) bool) PoolPlan {
-	plan := PoolPlan{Families: make(map[lb.Family]Usage, len(p.spaces)), Status: lb.PoolStatus{Released: released}}
+func (p *pool) plan(kept keptList, busy func(netip.Addr) bool) PoolPlan {
+	plan := PoolPlan{Families: make(map[lb.Family]Usage, len(p.spaces)), Status: lb.PoolStatus{Released: kept.newest}}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		if s := p.spaces[family]; s != nil && p.refusal == nil {
 			plan.Status.Next = append(plan.Status.Next, s.following(p.ProbeAhead, busy)...)
@@ -37,6 +37,8 @@ func (p *pool) plan(released []lb.Released, busy func(netip.Addr) bool) PoolPlan
 	}
 	plan.Status.AssignedIPv4, plan.Status.AvailableIPv4 = figures(lb.IPv4)
 	plan.Status.AssignedIPv6, plan.Status.AvailableIPv6 = figures(lb.IPv6)
+	plan.Status.QuarantinedIPv4 = strconv.Itoa(kept.counts[lb.IPv4])
+	plan.Status.QuarantinedIPv6 = strconv.Itoa(kept.counts[lb.IPv6])
 	plan.Status.Conditions = []lb.Condition{p.ready(), p.overlapping(), p.exhausted()}
 	return plan
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -90,10 +91,8 @@ func (b *Book) rank(e *entry, addr netip.Addr) int {
 	case !e.settled(addr):
 		return 2
 	}
-	if key, joined := e.after[addr]; joined {
-		if first := b.entries[key]; first != nil && slices.Contains(first.taken, addr) {
-			return 1
-		}
+	if _, joined := e.after[addr]; joined {
+		return 1
 	}
 	return 0
 }
@@ -198,15 +197,18 @@ func (e *entry) recall() {
 	e.agreed = terms == e.terms
 }
 
-// sharing says how e shares its addresses, for its condition.
+// sharing says how e shares its addresses, for its condition: which Service it joined, also once that is gone. So the
+// end of the first one changes the condition of the next one only.
 func (b *Book) sharing(e *entry, addrs []netip.Addr) string {
 	if e.terms == "" {
 		return ""
 	}
 	after := map[netip.Addr]lb.Key{}
 	for _, addr := range addrs {
-		if first := b.first(addr); first != nil && first != e {
-			after[addr] = first.Key
+		if first := b.first(addr); first == nil || first == e {
+			continue
+		} else if after[addr] = first.Key; e.settled(addr) {
+			after[addr] = cmp.Or(e.after[addr], first.Key)
 		}
 	}
 	var differs []netip.Addr

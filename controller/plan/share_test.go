@@ -2,7 +2,9 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -282,5 +284,41 @@ func TestContract11FruitlessSearchesAreNotRepeated(t *testing.T) {
 	if allocations > held*waiting/4 {
 		t.Errorf("%.0f allocations for the end of another Service, with %d that wait and %d addresses", allocations, waiting,
 			held)
+	}
+}
+
+// Of many Services that share an address the first ends, and each that is the first then: the others' conditions stay
+// as they are, but for that of the next. Who comes back comes last.
+func TestContract11TheEndOfTheFirstConcernsTheNext(t *testing.T) {
+	w := newWorld(Config{})
+	newPool("p", "10.0.0.0/30")(w)
+	sharer := func(i int) change {
+		return service(fmt.Sprint("s", i), shares("k", uint16(80+i)))
+	}
+	for i := range 20 {
+		sharer(i)(w)
+	}
+	w.settle(t, false)
+	for i := range 18 {
+		before := maps.Clone(w.services)
+		noService(fmt.Sprint("s", i))(w)
+		w.settle(t, false)
+		var changed []string
+		for k, s := range w.services {
+			if !slices.Equal(s.Conditions, before[k].Conditions) {
+				changed = append(changed, k.Name)
+			}
+		}
+		if want := fmt.Sprint("s", i+1); !slices.Equal(changed, []string{want}) {
+			t.Fatalf("after the end of s%d %v changed, want %s", i, changed, want)
+		}
+		if i%5 == 0 {
+			sharer(i)(w)
+			w.settle(t, false)
+			first := w.book.first(netip.MustParseAddr("10.0.0.0"))
+			if want := fmt.Sprint("s", i+1); first.Key.Name != want {
+				t.Fatalf("the first is %s after s%d came back, want %s", first.Key, i, want)
+			}
+		}
 	}
 }

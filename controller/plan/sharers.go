@@ -21,7 +21,7 @@ type sharers struct {
 	first *entry
 	best  int
 	found bool
-	// told is the first one that the conditions of all name.
+	// told is the first one whose condition says so.
 	told *entry
 }
 
@@ -142,22 +142,30 @@ func (b *Book) reranked(e *entry, addr netip.Addr) {
 	if !e.over {
 		b.share(addr, e.Request.Share)
 	}
-	if !h.found || h.first == nil || h.first == e || h.first.after[addr] == e.Key {
+	if !h.found || h.first == nil || h.first == e {
 		h.found = false
 	} else if rank := b.rank(e, addr); rank < h.best || rank == h.best && Older(&e.Service, &h.first.Service) < 0 {
 		h.first, h.best = e, rank
 	}
 }
 
-// markFirst has all that hold addr decided anew if another one is the first now: their conditions
-// name it.
+// markFirst has the first one that holds addr decided anew if another one was it before, and that one: their conditions
+// say so. Those of the others go on to name whom they joined.
 func (b *Book) markFirst(addr netip.Addr) {
-	if h := b.holders[addr]; h != nil {
-		if first := b.first(addr); first != h.told {
-			h.told = first
-			b.touch(addr)
+	h := b.holders[addr]
+	if h == nil {
+		return
+	}
+	first := b.first(addr)
+	if first == h.told {
+		return
+	}
+	for _, e := range h.entries {
+		if e == first || e == h.told {
+			b.mark(e)
 		}
 	}
+	h.told = first
 }
 
 // at returns those that hold addr, oldest first.

@@ -222,27 +222,22 @@ func newPool(p lb.Pool) Pool {
 		pool.Ready, pool.Reason = c.Status, c.Reason
 	}
 	for _, of := range []struct {
-		family     lb.Family
-		used, free string
+		family           lb.Family
+		used, kept, free string
 	}{
-		{lb.IPv4, p.Status.AssignedIPv4, p.Status.AvailableIPv4}, {lb.IPv6, p.Status.AssignedIPv6, p.Status.AvailableIPv6},
+		{lb.IPv4, p.Status.AssignedIPv4, p.Status.QuarantinedIPv4, p.Status.AvailableIPv4},
+		{lb.IPv6, p.Status.AssignedIPv6, p.Status.QuarantinedIPv6, p.Status.AvailableIPv6},
 	} {
 		if slices.ContainsFunc(p.Ranges, func(r lb.Range) bool { return r.Family() == of.family }) {
-			pool.Families = append(pool.Families, newUsage(of.family, of.used, of.free, p.Status.Released))
+			pool.Families = append(pool.Families, newUsage(of.family, of.used, of.kept, of.free))
 		}
 	}
 	return pool
 }
 
-func newUsage(family lb.Family, used, free string, released []lb.Released) Usage {
-	kept := 0
-	for _, r := range released {
-		if lb.FamilyOf(r.Addr) == family {
-			kept++
-		}
-	}
-	u := Usage{Family: family, Used: cmp.Or(used, "0"), Free: cmp.Or(free, "0"), Quarantined: fmt.Sprint(kept)}
-	quarantined, whole := big.NewFloat(float64(kept)), new(big.Float)
+func newUsage(family lb.Family, used, kept, free string) Usage {
+	u := Usage{Family: family, Used: cmp.Or(used, "0"), Free: cmp.Or(free, "0"), Quarantined: cmp.Or(kept, "0")}
+	quarantined, whole := number(u.Quarantined), new(big.Float)
 	for _, n := range []*big.Float{number(u.Used), number(u.Free), quarantined} {
 		whole.Add(whole, n)
 	}

@@ -159,8 +159,8 @@ func TestOverview(t *testing.T) {
 	pool := lb.Pool{Name: "lan", Ranges: []lb.Range{mustRange("192.0.2.0/29"), mustRange("2001:db8::/64")},
 		Since: map[string]time.Time{"Exhausted": began.Add(time.Minute)},
 		Status: lb.PoolStatus{AssignedIPv4: "3", AvailableIPv4: "4", AssignedIPv6: "0",
-			AvailableIPv6: "18446744073709551616",
-			Released:      []lb.Released{{Addr: netip.MustParseAddr("192.0.2.3")}},
+			AvailableIPv6:   "18446744073709551616",
+			QuarantinedIPv4: "1",
 			Conditions: []lb.Condition{{Type: lb.ConditionReady, Status: true, Reason: lb.ReasonPoolReady},
 				{Type: "Exhausted", Status: true, Reason: lb.ReasonPoolExhausted, Message: "none is left"}}}}
 	found := func(reason lb.Reason, at time.Duration, gone bool) Finding {

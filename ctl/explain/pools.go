@@ -36,9 +36,13 @@ func Pool(c Cluster, name string, waiting []lb.Key) Verdict {
 		checks = append(checks, Check{Level: Note, What: "quota",
 			Text: fmt.Sprintf("a namespace holds at most %d addresses of a family", p.PerNamespace)})
 	}
-	if n := len(p.Status.Released); n > 0 {
-		checks = append(checks, Check{Level: Note, What: "quarantine",
-			Text: plural(n, "freed address") + " reserved for the last holder"})
+	for _, f := range []struct{ family, kept string }{
+		{"IPv4", p.Status.QuarantinedIPv4}, {"IPv6", p.Status.QuarantinedIPv6},
+	} {
+		if f.kept != "" && f.kept != "0" {
+			checks = append(checks, Check{Level: Note, What: "quarantine",
+				Text: fmt.Sprintf("freed %s addresses reserved for their last holders: %s", f.family, f.kept)})
+		}
 	}
 	if checks[0].Level == Wrong {
 		if _, known := lb.FindCondition(p.Status.Conditions, lb.ConditionReady); !known {

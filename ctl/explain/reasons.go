@@ -115,8 +115,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonTooManyVIPs: {"The Services of the cluster have more addresses than the speakers announce, 65,536: those " +
 		"of the youngest Services are left out.",
 		"delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
-	lb.ReasonFlapping: {"The address was announced and withdrawn so often in a row that its next announcement waits: " +
-		"its Service, or the Service's endpoints, come and go.",
+	lb.ReasonFlapping: {"The address was announced and withdrawn, or its route changed, so often in a row that the next " +
+		"announcement waits: its Service, its labels, or its endpoints come and go.",
 		"kubectl get events   # what changes the Service NAME or its pods; speaker.flapInterval is how long it waits"},
 	lb.ReasonAnnounceFailed: {"The owner cannot answer on any of its interfaces.",
 		"landfallctl explain node NODE   # the problem of the interface"},

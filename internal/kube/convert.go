@@ -315,27 +315,41 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 }
 
 func convertPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
-	p := lb.Pool{
-		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation,
-		Version: o.ResourceVersion, Labels: o.Labels,
-		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
-		PerNamespace: int(o.Spec.AddressesPerNamespace), ShareAcross: o.Spec.Sharing == "cluster",
-		ProbeAhead: defaultProbeAhead,
-		Status: lb.PoolStatus{
-			AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
-			AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
-			Released:   convertReleased(o.Status.Released),
-			Pending:    convertPending(o.Status.Claims),
-			Writer:     o.Status.Writer,
-			Next:       convertNext(o.Status.Next),
-			Conditions: convertConditions(o.Status.Conditions, ""),
-		},
+	name, p := convertPoolSpec(o)
+	p.Version = o.ResourceVersion
+	p.Status = lb.PoolStatus{
+		AssignedIPv4: o.Status.AssignedIPv4, AssignedIPv6: o.Status.AssignedIPv6,
+		AvailableIPv4: o.Status.AvailableIPv4, AvailableIPv6: o.Status.AvailableIPv6,
+		QuarantinedIPv4: o.Status.QuarantinedIPv4, QuarantinedIPv6: o.Status.QuarantinedIPv6,
+		Released:   convertReleased(o.Status.Released),
+		Pending:    convertPending(o.Status.Claims),
+		Writer:     o.Status.Writer,
+		Next:       convertNext(o.Status.Next),
+		Conditions: convertConditions(o.Status.Conditions, ""),
 	}
 	for _, c := range o.Status.Conditions {
 		if p.Since == nil {
 			p.Since = map[string]time.Time{}
 		}
 		p.Since[c.Type] = c.LastTransitionTime.Time
+	}
+	return name, p
+}
+
+// convertAnnouncedPool converts what a node that announces has to know of a pool. The rest changes with each
+// assignment.
+func convertAnnouncedPool(o *v1beta1.IPAddressPool) (string, lb.Pool) {
+	name, p := convertPoolSpec(o)
+	p.Status.Next = convertNext(o.Status.Next)
+	return name, p
+}
+
+func convertPoolSpec(o *v1beta1.IPAddressPool) (string, lb.Pool) {
+	p := lb.Pool{
+		Name: o.Name, UID: string(o.UID), Created: o.CreationTimestamp.Time, Generation: o.Generation, Labels: o.Labels,
+		AutoAssign: o.Spec.AutoAssign == nil || *o.Spec.AutoAssign, AvoidBuggy: o.Spec.AvoidBuggyIPs,
+		PerNamespace: int(o.Spec.AddressesPerNamespace), ShareAcross: o.Spec.Sharing == "cluster",
+		ProbeAhead: defaultProbeAhead,
 	}
 	if o.Spec.ProbeAhead != nil {
 		p.ProbeAhead = int(*o.Spec.ProbeAhead)

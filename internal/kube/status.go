@@ -156,6 +156,7 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 	}
 	o.Status.AssignedIPv4, o.Status.AvailableIPv4 = status.AssignedIPv4, status.AvailableIPv4
 	o.Status.AssignedIPv6, o.Status.AvailableIPv6 = status.AssignedIPv6, status.AvailableIPv6
+	o.Status.QuarantinedIPv4, o.Status.QuarantinedIPv6 = status.QuarantinedIPv4, status.QuarantinedIPv6
 	o.Status.Released, o.Status.Claims, o.Status.Next, o.Status.Writer = nil, nil, nil, status.Writer
 	for _, r := range status.Next {
 		o.Status.Next = append(o.Status.Next, r.From.String()+"-"+r.To.String())

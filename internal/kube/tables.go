@@ -115,6 +115,15 @@ func Pools(c *Client, changed, status func(name string)) *Table[string, lb.Pool]
 	return table
 }
 
+// AnnouncedPools watches the IPAddressPools, as speakers read them: of the status only with the addresses that are
+// assigned next, of which next is told where nothing else differs.
+func AnnouncedPools(c *Client, changed, next func(name string)) *Table[string, lb.Pool] {
+	table := newStatusTable(poolSpec, changed, next)
+	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}},
+		objects[string, lb.Pool, *v1beta1.IPAddressPool]{table, convertAnnouncedPool})
+	return table
+}
+
 // poolSpec returns a pool without its status.
 func poolSpec(p lb.Pool) lb.Pool {
 	p.Version, p.Status, p.Since = "", lb.PoolStatus{}, nil
@@ -127,7 +136,7 @@ func PoolRanges(c *Client, changed func(name string)) *Table[string, []lb.Range]
 	table := newTable[string, []lb.Range](nil, changed)
 	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}, optional: true},
 		objects[string, []lb.Range, *v1beta1.IPAddressPool]{table, func(o *v1beta1.IPAddressPool) (string, []lb.Range) {
-			name, pool := convertPool(o)
+			name, pool := convertPoolSpec(o)
 			return name, lb.Subtract(pool.Ranges, pool.Excluded)
 		}})
 	return table

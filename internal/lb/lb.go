@@ -376,9 +376,10 @@ type PendingReservation struct {
 // PoolStatus is the status of an IPAddressPool. Counts are decimal strings, because the size of an
 // IPv6 range can exceed an int64.
 type PoolStatus struct {
-	AssignedIPv4, AssignedIPv6   string
-	AvailableIPv4, AvailableIPv6 string
-	// Released are the addresses in quarantine, sorted by address.
+	AssignedIPv4, AssignedIPv6       string
+	AvailableIPv4, AvailableIPv6     string
+	QuarantinedIPv4, QuarantinedIPv6 string
+	// Released are the addresses in quarantine, the newest if there are many, sorted by address.
 	Released []Released
 	// Pending are the reservations in progress. Writer is the controller that wrote them last; "" if
 	// none did.

@@ -16,7 +16,8 @@ import (
 //	192.0.2.7 from pool lan (shared by key "web" on 80/TCP, 443/TCP; 192.0.2.7 after default/first)
 //
 // Tenants cannot write conditions, so this is also the memory of what was agreed: which Service
-// changed its ports since, and which Service held an address first.
+// changed its ports since, and which Service held an address first. A Service goes on to name the one
+// that it joined when that is gone; the next one that is first names none.
 const sharedBy = " (shared by key "
 
 // maxTerms bounds each part of the terms, since they go into a condition.
@@ -150,8 +151,9 @@ func ReadAssigned(c Condition) Assigned {
 }
 
 // Joined reports, for each of the Services that show addr, by what their conditions Assigned say,
-// whether it joined the others: the condition names another of them that held addr first, or says
-// that the Service holds addr by mistake, or does not name addr, while that of another Service does.
+// whether it joined the others: the condition names another of them that held addr first, or any one if
+// there is another that names none, or says that the Service holds addr by mistake, or does not name addr, while that
+// of another Service does.
 func Joined(addr netip.Addr, holders []Key, assigned []Assigned) []bool {
 	joined := make([]bool, len(holders))
 	if len(holders) < 2 {
@@ -161,11 +163,15 @@ func Joined(addr netip.Addr, holders []Key, assigned []Assigned) []bool {
 	for _, key := range holders {
 		holds[key] = true
 	}
-	confirmed := make([]bool, len(holders))
+	confirmed, first := make([]bool, len(holders)), false
 	for i, a := range assigned {
-		first, ok := a.After[addr]
-		joined[i] = a.Duplicate || ok && holds[first]
 		confirmed[i] = slices.Contains(a.Confirmed, addr)
+		_, after := a.After[addr]
+		first = first || confirmed[i] && !after && !a.Duplicate
+	}
+	for i, a := range assigned {
+		after, ok := a.After[addr]
+		joined[i] = a.Duplicate || ok && (first || holds[after])
 	}
 	if slices.Contains(confirmed, true) {
 		for i := range joined {

@@ -59,6 +59,11 @@ func TestJoined(t *testing.T) {
 	first := with("first", Condition{Status: true, Message: `192.0.2.7 from pool p (shared by key "k" on 22/TCP)`})
 	joins := with("joins", Condition{Status: true,
 		Message: `192.0.2.7 from pool p (shared by key "k" on 80/TCP; 192.0.2.7 after a/first)`})
+	first2 := with("first", Condition{Status: true,
+		Message: `192.0.2.7 from pool p (shared by key "k" on 22/TCP; 192.0.2.7 after a/next)`})
+	next := with("next", Condition{Status: true, Message: `192.0.2.7 from pool p (shared by key "k" on 81/TCP)`})
+	next2 := with("next", Condition{Status: true,
+		Message: `192.0.2.7 from pool p (shared by key "k" on 81/TCP; 192.0.2.7 after a/first)`})
 	other := with("other", Condition{Status: true, Message: "192.0.2.8 from pool p"})
 	none, none2 := with("none"), with("none2")
 	duplicate := with("duplicate", Condition{Reason: ReasonDuplicate, Message: "192.0.2.7 is held by Service a/first"})
@@ -68,6 +73,8 @@ func TestJoined(t *testing.T) {
 	}{
 		"alone":                         {[]*Service{joins}, []bool{false}},
 		"after the first":               {[]*Service{first, joins}, []bool{false, true}},
+		"the next is first":             {[]*Service{next, joins, first2}, []bool{false, true, true}},
+		"nobody is first yet":           {[]*Service{next2, joins}, []bool{false, false}},
 		"the first is gone":             {[]*Service{joins, none}, []bool{false, true}},
 		"written into a status":         {[]*Service{none, first, other}, []bool{true, false, true}},
 		"nothing is confirmed":          {[]*Service{none, none2}, []bool{false, false}},

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -28,11 +29,20 @@ const (
 // from being assigned.
 const maxUnassignable = 32
 
-// FormatUnassignable returns one line for each of the first 32, sorted by address: the address, a space and what it
-// is.
+// FormatUnassignable returns one line for each, sorted by address: the address, a space and what it is. Of more than 32
+// it takes gateways before others, and lower addresses before higher ones, in whatever order they come.
 func FormatUnassignable(all []Unassignable) string {
-	all = all[:min(len(all), maxUnassignable)]
-	sorted := slices.SortedFunc(slices.Values(all), func(a, b Unassignable) int { return a.Addr.Compare(b.Addr) })
+	rank := func(u Unassignable) int {
+		if u.What == TheGateway {
+			return 0
+		}
+		return 1
+	}
+	sorted := slices.SortedFunc(slices.Values(all), func(a, b Unassignable) int {
+		return cmp.Or(rank(a)-rank(b), a.Addr.Compare(b.Addr))
+	})
+	sorted = sorted[:min(len(sorted), maxUnassignable)]
+	slices.SortFunc(sorted, func(a, b Unassignable) int { return a.Addr.Compare(b.Addr) })
 	var text strings.Builder
 	for _, n := range sorted {
 		text.WriteString(n.Addr.String() + " " + n.What + "\n")

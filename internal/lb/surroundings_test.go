@@ -41,6 +41,24 @@ func TestUnassignableIsBounded(t *testing.T) {
 	}
 }
 
+// Of many addresses a node writes the same ones in whatever order it finds them, and the gateways first.
+func TestUnassignableInAnyOrder(t *testing.T) {
+	var all []Unassignable
+	addr := netip.MustParseAddr("192.0.2.0")
+	for range 100 {
+		all = append(all, Unassignable{addr, TheNetwork})
+		addr = addr.Next()
+	}
+	all = append(all, Unassignable{addr, TheGateway})
+	text := FormatUnassignable(all)
+	if !strings.Contains(text, addr.String()+" "+TheGateway) {
+		t.Errorf("the gateway is not in %q", text)
+	}
+	if slices.Reverse(all); FormatUnassignable(all) != text {
+		t.Error("another order makes another text")
+	}
+}
+
 func FuzzParseUnassignable(f *testing.F) {
 	f.Add("192.0.2.0 the network address\n192.0.2.1 the gateway\n")
 	f.Add("::1\n\n 1.2.3.4  x")

@@ -14,8 +14,15 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// writeTimeout bounds one request.
-const writeTimeout = 10 * time.Second
+const (
+	// writeTimeout bounds one request.
+	writeTimeout = 10 * time.Second
+	// maxWrites is how many requests there are at once, and maxOfNamespace how many for pods of one namespace: an
+	// admission webhook may hang for those.
+	maxWrites, maxOfNamespace = 16, 4
+	// A gate that could not be opened is tried again after minRetry, up to maxRetry.
+	minRetry, maxRetry = 100 * time.Millisecond, 10 * time.Second
+)
 
 // Gate is a gate that shall be open.
 type Gate struct {
@@ -38,20 +45,40 @@ type Deps struct {
 type Actor struct {
 	deps   Deps
 	runner *loop.Runner
+	lanes  *loop.Lanes // by namespace
 
 	mu     sync.Mutex
 	wanted map[lb.Key]Gate
+	ended  []attempt
 
-	// written are the pods whose gates were opened, while they are wanted; only the step uses it.
+	// What follows only the step uses. written are the pods whose gates were opened, while they are wanted, and writing
+	// those of which a request is under way.
 	written  map[lb.Key]string
+	writing  map[lb.Key]bool
+	retries  map[lb.Key]*retry
 	failures loop.Failures
+}
+
+// attempt is what became of a request.
+type attempt struct {
+	pod  lb.Key
+	gate Gate
+	err  error
+}
+
+// retry is when a gate that could not be opened is tried again.
+type retry struct {
+	uid     string
+	backoff loop.Backoff
+	at      time.Time
 }
 
 var _ actor.Setter[map[lb.Key]Gate] = (*Actor)(nil)
 
 // New returns an Actor.
 func New(deps Deps) *Actor {
-	a := &Actor{deps: deps, written: map[lb.Key]string{}}
+	a := &Actor{deps: deps, lanes: loop.NewLanes(maxWrites, maxOfNamespace), written: map[lb.Key]string{},
+		writing: map[lb.Key]bool{}, retries: map[lb.Key]*retry{}}
 	a.runner = loop.New(a.step, loop.Options{})
 	return a
 }
@@ -71,42 +98,78 @@ func (a *Actor) Set(wanted map[lb.Key]Gate) {
 func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
 
 // Run works until ctx ends.
-func (a *Actor) Run(ctx context.Context) error { return a.runner.Run(ctx) }
-
-// step opens each gate once. One that fails holds up no other.
-func (a *Actor) step(ctx context.Context) (time.Duration, error) {
-	a.mu.Lock()
-	wanted := a.wanted
-	a.mu.Unlock()
-	for pod := range a.written {
-		if _, ok := wanted[pod]; !ok {
-			delete(a.written, pod)
-		}
-	}
-	var failed error
-	for pod, gate := range wanted {
-		if a.written[pod] == gate.UID {
-			continue
-		}
-		loop.Progress(ctx)
-		err := a.write(ctx, pod, gate)
-		switch {
-		case err == nil:
-			a.deps.Opened(gate.Reason)
-		case !a.deps.Gone(err):
-			failed = err
-			continue
-		}
-		a.written[pod] = gate.UID
-	}
-	if ctx.Err() == nil {
-		a.failures.Log(a.deps.Log, "cannot open readiness gates; trying again", "opening readiness gates again", failed)
-	}
-	return 0, failed
+func (a *Actor) Run(ctx context.Context) error {
+	defer a.lanes.Wait()
+	return a.runner.Run(ctx)
 }
 
-func (a *Actor) write(ctx context.Context, pod lb.Key, gate Gate) error {
+// step has each gate opened once. One that fails, or hangs, holds up none of another namespace.
+func (a *Actor) step(ctx context.Context) (again time.Duration, err error) {
+	a.mu.Lock()
+	wanted, ended := a.wanted, a.ended
+	a.ended = nil
+	a.mu.Unlock()
+	var failed error
+	for _, attempt := range ended {
+		delete(a.writing, attempt.pod)
+		if err := a.note(attempt); err != nil {
+			failed = err
+		}
+	}
+	isOther := func(pod lb.Key, uid string) bool { return wanted[pod].UID != uid }
+	maps.DeleteFunc(a.written, isOther)
+	maps.DeleteFunc(a.retries, func(pod lb.Key, r *retry) bool { return isOther(pod, r.uid) })
+	if ctx.Err() == nil && (failed != nil || len(a.retries) == 0) {
+		a.failures.Log(a.deps.Log, "cannot open readiness gates; trying again", "opening readiness gates again", failed)
+	}
+	for pod, gate := range wanted {
+		if a.written[pod] == gate.UID || a.writing[pod] {
+			continue
+		}
+		if r := a.retries[pod]; r != nil {
+			if wait := time.Until(r.at); wait > 0 {
+				if again == 0 || wait < again {
+					again = wait
+				}
+				continue
+			}
+		}
+		a.writing[pod] = true
+		a.lanes.Do(pod.Namespace, func() error { return a.open(ctx, pod, gate) })
+	}
+	return again, nil
+}
+
+// note takes note of what became of a request, and returns the error if it is to be tried again.
+func (a *Actor) note(of attempt) error {
+	switch {
+	case of.err == nil:
+		a.deps.Opened(of.gate.Reason)
+	case !a.deps.Gone(of.err):
+		r := a.retries[of.pod]
+		if r == nil || r.uid != of.gate.UID {
+			r = &retry{uid: of.gate.UID, backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
+			a.retries[of.pod] = r
+		}
+		r.at = time.Now().Add(r.backoff.Next())
+		return of.err
+	}
+	delete(a.retries, of.pod)
+	a.written[of.pod] = of.gate.UID
+	return nil
+}
+
+// open opens a gate, and has the step hear of it.
+func (a *Actor) open(ctx context.Context, pod lb.Key, gate Gate) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	return a.deps.Write(ctx, pod, gate)
+	err := a.deps.Write(ctx, pod, gate)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = append(a.ended, attempt{pod, gate, err})
+	a.runner.Poke()
+	if a.deps.Gone(err) {
+		return nil
+	}
+	return err
 }

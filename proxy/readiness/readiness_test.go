@@ -3,9 +3,11 @@ package readiness
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,13 +24,15 @@ var errGone = errors.New("gone")
 func TestOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := map[string][]error{"fails": {errors.New("refused"), errors.New("refused")}, "gone": {errGone}}
-		writes, opened := map[string]int{}, map[lb.Reason]int{}
+		writes, opened, mu := map[string]int{}, map[lb.Reason]int{}, sync.Mutex{}
 		a := New(Deps{Log: slog.New(slog.DiscardHandler), Gone: func(err error) bool { return errors.Is(err, errGone) },
 			Opened: func(r lb.Reason) { opened[r]++ },
 			Write: func(ctx context.Context, pod lb.Key, gate Gate) error {
 				if _, bounded := ctx.Deadline(); !bounded {
 					t.Error("a write that may last for ever")
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				writes[pod.Name+" "+gate.UID]++
 				if rest := answers[pod.Name]; len(rest) > 0 {
 					answers[pod.Name] = rest[1:]
@@ -86,6 +90,71 @@ func TestRefusedGatesAreNotTriedWithEachStep(t *testing.T) {
 		}
 		if writes < 3 || writes > 20 {
 			t.Errorf("%d writes in a minute", writes)
+		}
+	})
+}
+
+// A webhook that hangs for pods of some namespaces holds up the gates of no other: it is a while before they are known
+// to hang, and from then on there is always room.
+func TestContract11NamespacesThatHangHoldUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, opened, mu, most, now := time.Now(), map[string]time.Duration{}, sync.Mutex{}, 0, 0
+		a := New(Deps{Log: slog.New(slog.DiscardHandler), Gone: func(error) bool { return false }, Opened: func(lb.Reason) {},
+			Write: func(ctx context.Context, pod lb.Key, _ Gate) error {
+				mu.Lock()
+				now++
+				most = max(most, now)
+				mu.Unlock()
+				if pod.Namespace >= "n" {
+					<-ctx.Done()
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				now--
+				if ctx.Err() == nil {
+					opened[pod.Namespace+pod.Name] = time.Since(began)
+				}
+				return ctx.Err()
+			}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		wanted := map[lb.Key]Gate{}
+		add := func(pods int, namespaces ...string) {
+			wanted = maps.Clone(wanted)
+			for _, namespace := range namespaces {
+				for i := range pods {
+					wanted[lb.Key{Namespace: namespace, Name: fmt.Sprint(i)}] = Gate{"1", plan.Opening{Reason: lb.ReasonProgrammed}}
+				}
+			}
+			a.Set(wanted)
+			synctest.Wait()
+		}
+		add(100, "n")
+		add(10, "a")
+		time.Sleep(time.Minute)
+		add(100, "o", "p", "q", "r")
+		time.Sleep(time.Minute)
+		add(10, "b")
+		time.Sleep(time.Hour)
+		mu.Lock()
+		for namespace, at := range map[string]time.Duration{"a": 0, "b": 2 * time.Minute} {
+			for i := range 10 {
+				if got, ok := opened[fmt.Sprint(namespace, i)]; got != at || !ok {
+					t.Errorf("gate %d of namespace %s is opened after %v (%v), want %v", i, namespace, got, ok, at)
+				}
+			}
+		}
+		if most > maxWrites {
+			t.Errorf("%d writes at once", most)
+		}
+		mu.Unlock()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if now != 0 {
+			t.Errorf("%d writes are under way after the end", now)
 		}
 	})
 }

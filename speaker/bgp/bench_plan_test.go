@@ -61,7 +61,7 @@ func (p *planned) all() {
 	for _, in := range p.known {
 		inputs = append(inputs, in)
 	}
-	p.book.PlanAll(p.facts, p.bgp, inputs)
+	p.book.PlanAll(p.facts, p.bgp, inputs, nil)
 	p.a.Set(p.book.Sessions())
 }
 
@@ -112,7 +112,8 @@ func BenchmarkClaimToWire(b *testing.B) {
 		began := time.Now()
 		p.known[vip] = []plan.BGPInput{without, with}[i%2]
 		_, changed := p.book.Plan(p.facts, p.bgp, map[netip.Addr]bool{vip: true},
-			func(vip netip.Addr) (plan.BGPInput, bool) { in, ok := p.known[vip]; return in, ok })
+			func(vip netip.Addr) (plan.BGPInput, bool) { in, ok := p.known[vip]; return in, ok },
+			func(netip.Prefix) bool { return true })
 		if !changed {
 			b.Fatal("no change")
 		}

@@ -71,7 +71,7 @@ type State struct {
 	proving   map[netip.Addr]bool      // VIPs that this node answers for and still probes
 	unserved  map[netip.Addr]bool      // VIPs that no node answers for now
 	since     map[netip.Addr]time.Time // when this node began to answer for VIPs
-	flaps     plan.Flaps
+	flaps     plan.Flaps[netip.Addr]
 	held      map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
 	moved     map[netip.Addr]bool      // VIPs that another node has answered for since this one last began to
 	later     map[netip.Addr]bool      // VIPs that are to be decided anew when there is room in a step
@@ -89,7 +89,7 @@ func New(flapInterval time.Duration) State {
 		rounds: map[netip.Addr]int{}, fresh: map[netip.Addr]time.Time{}, served: map[netip.Addr]bool{},
 		proving:  map[netip.Addr]bool{},
 		unserved: map[netip.Addr]bool{}, since: map[netip.Addr]time.Time{},
-		flaps: plan.NewFlaps(flapInterval), held: map[netip.Addr]time.Time{}, moved: map[netip.Addr]bool{},
+		flaps: plan.NewFlaps[netip.Addr](flapInterval), held: map[netip.Addr]time.Time{}, moved: map[netip.Addr]bool{},
 		later: map[netip.Addr]bool{}, looks: looksAtOnce,
 	}
 }

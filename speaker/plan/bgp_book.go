@@ -31,9 +31,11 @@ func (k *BGPBook) VIP(vip netip.Addr) BGPVIP { return k.vips[vip] }
 // VIPs returns the decision for each VIP. The caller must not change the map.
 func (k *BGPBook) VIPs() map[netip.Addr]BGPVIP { return k.vips }
 
-// PlanAll plans everything anew. Changed reports whether Sessions differ.
-func (k *BGPBook) PlanAll(f Facts, b BGPFacts, inputs []BGPInput) (changed bool) {
+// PlanAll plans everything anew. Changed reports whether Sessions differ. Peers hear anew of a prefix only if mayAmend,
+// which is called once for each such prefix, says so.
+func (k *BGPBook) PlanAll(f Facts, b BGPFacts, inputs []BGPInput, mayAmend func(netip.Prefix) bool) (changed bool) {
 	d := decideBGP(f, b, inputs)
+	k.amend(d, mayAmend)
 	k.peers, k.vips, k.inside = d.Peers, d.VIPs, map[netip.Prefix]map[netip.Addr]bool{}
 	for vip, v := range d.VIPs {
 		k.enter(vip, v)
@@ -43,9 +45,9 @@ func (k *BGPBook) PlanAll(f Facts, b BGPFacts, inputs []BGPInput) (changed bool)
 
 // Plan plans the VIPs in dirty, of which input says what is known, and none if they are gone, and
 // those that share an aggregate with one of them. It returns the VIPs that it has planned. Between
-// two calls of it, only BFDDown may differ in b, and nothing in f.
-func (k *BGPBook) Plan(f Facts, b BGPFacts, dirty map[netip.Addr]bool,
-	input func(netip.Addr) (BGPInput, bool)) (planned map[netip.Addr]bool, changed bool) {
+// two calls of it, only BFDDown may differ in b, and nothing in f. For mayAmend see PlanAll.
+func (k *BGPBook) Plan(f Facts, b BGPFacts, dirty map[netip.Addr]bool, input func(netip.Addr) (BGPInput, bool),
+	mayAmend func(netip.Prefix) bool) (planned map[netip.Addr]bool, changed bool) {
 	planned = maps.Clone(dirty)
 	if planned == nil {
 		planned = map[netip.Addr]bool{}
@@ -64,6 +66,7 @@ func (k *BGPBook) Plan(f Facts, b BGPFacts, dirty map[netip.Addr]bool,
 			d = k.decide(f, b, planned, input)
 		}
 	}
+	k.amend(d, mayAmend)
 	for vip := range planned {
 		for _, p := range k.vips[vip].Prefixes {
 			before[p] = true
@@ -95,6 +98,53 @@ func (k *BGPBook) decide(f Facts, b BGPFacts, vips map[netip.Addr]bool,
 		}
 	}
 	return decideBGP(f, b, inputs)
+}
+
+// amend leaves what peers hear of a prefix as it is where they may not hear of it anew yet: tenants change what their
+// routes are announced with as often as they like. What ends, or is about to, never waits.
+func (k *BGPBook) amend(d bgpDecision, mayAmend func(netip.Prefix) bool) {
+	waits := map[netip.Prefix]bool{} // or not, for each that is amended
+	for name, s := range d.Sessions {
+		before, known := k.sessions[name]
+		for prefix, route := range s.Routes {
+			_, asked := waits[prefix]
+			if was, ok := before.Routes[prefix]; known && !asked && !(ok && was.Equal(route)) && !route.leaving() {
+				waits[prefix] = !mayAmend(prefix)
+			}
+		}
+	}
+	for prefix, waits := range waits {
+		if !waits {
+			continue
+		}
+		for name, s := range d.Sessions {
+			was, ok := k.sessions[name].Routes[prefix]
+			switch route, is := s.Routes[prefix]; {
+			case !is || route.leaving():
+			case ok:
+				s.Routes[prefix] = was
+			default:
+				delete(s.Routes, prefix)
+			}
+		}
+	}
+	for vip, v := range d.VIPs {
+		for _, prefix := range v.Prefixes {
+			if waits[prefix] {
+				v.Obstacles = append(v.Obstacles, BGPObstacle{VIP: vip, Reason: lb.ReasonFlapping,
+					Message: "what peers hear of " + prefix.String() + " changes too often; the last change waits"})
+				d.VIPs[vip] = v
+			}
+		}
+	}
+}
+
+// Within returns the VIPs that are announced by a prefix.
+func (k *BGPBook) Within(prefix netip.Prefix) []netip.Addr {
+	if prefix.IsSingleIP() {
+		return []netip.Addr{prefix.Addr()}
+	}
+	return slices.Collect(maps.Keys(k.inside[prefix]))
 }
 
 // siblings adds the VIPs that are announced by one of the prefixes.

@@ -28,7 +28,7 @@ func TestABookFollowsChanges(t *testing.T) {
 			return list
 		}
 		book := &BGPBook{}
-		book.PlanAll(w.facts, w.bgp, all())
+		book.PlanAll(w.facts, w.bgp, all(), always)
 		for step := range 60 {
 			dirty := map[netip.Addr]bool{}
 			for range 1 + r.IntN(3) {
@@ -47,7 +47,7 @@ func TestABookFollowsChanges(t *testing.T) {
 			}
 			w.bgp.BFDDown = map[string]bool{"tor-1": r.IntN(8) == 0}
 			before := book.Sessions()
-			planned, changed := book.Plan(w.facts, w.bgp, dirty, input)
+			planned, changed := book.Plan(w.facts, w.bgp, dirty, input, always)
 			want := decideBGP(w.facts, w.bgp, all())
 			for name, s := range want.Sessions {
 				if !sameSession(book.Sessions()[name], s) {
@@ -78,12 +78,14 @@ func TestABookFollowsChanges(t *testing.T) {
 					}
 				}
 			}
-			if _, again := book.Plan(w.facts, w.bgp, dirty, input); again {
+			if _, again := book.Plan(w.facts, w.bgp, dirty, input, always); again {
 				t.Fatalf("seed %d step %d: the same plan changes something", seed, step)
 			}
 		}
 	}
 }
+
+func always(netip.Prefix) bool { return true }
 
 // BenchmarkBookOneChange replans one VIP among 5,000.
 func BenchmarkBookOneChange(b *testing.B) {
@@ -93,7 +95,7 @@ func BenchmarkBookOneChange(b *testing.B) {
 		known[in.VIP] = in
 	}
 	book := &BGPBook{}
-	book.PlanAll(w.facts, w.bgp, w.vips)
+	book.PlanAll(w.facts, w.bgp, w.vips, always)
 	one := w.vips[77]
 	gone := one
 	gone.Holders = []Holder{{Service: one.Holders[0].Service}}
@@ -101,7 +103,7 @@ func BenchmarkBookOneChange(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		known[one.VIP] = []BGPInput{gone, one}[i%2]
 		if _, changed := book.Plan(w.facts, w.bgp, map[netip.Addr]bool{one.VIP: true},
-			func(vip netip.Addr) (BGPInput, bool) { in, ok := known[vip]; return in, ok }); !changed {
+			func(vip netip.Addr) (BGPInput, bool) { in, ok := known[vip]; return in, ok }, always); !changed {
 			b.Fatal("no change")
 		}
 	}

@@ -30,6 +30,11 @@ func (r Route) Equal(other Route) bool {
 		slices.Equal(r.Communities, other.Communities)
 }
 
+// leaving reports whether the route is about to end.
+func (r Route) leaving() bool {
+	return r.LocalPref == 0 && slices.Contains(r.Communities, GracefulShutdown)
+}
+
 // BGPSession is the whole truth of one session: how to have it, and what the peer hears over it.
 type BGPSession struct {
 	LocalASN, PeerASN uint32

@@ -16,10 +16,10 @@ const (
 	moveBurst = 5 * flapBurst
 )
 
-// Flaps remembers how often VIPs were announced anew. The zero value holds nothing back.
-type Flaps struct {
+// Flaps remembers how often VIPs, or the routes for prefixes, were announced anew. The zero value holds nothing back.
+type Flaps[K netip.Addr | netip.Prefix] struct {
 	interval time.Duration
-	of       map[netip.Addr]flap
+	of       map[K]flap
 	forget   time.Time // when VIPs that count as announced for the first time again were last forgotten
 	held     int
 }
@@ -32,13 +32,13 @@ type flap struct {
 }
 
 // NewFlaps returns Flaps with an interval; 0 holds nothing back.
-func NewFlaps(interval time.Duration) Flaps {
-	return Flaps{interval: interval, of: map[netip.Addr]flap{}}
+func NewFlaps[K netip.Addr | netip.Prefix](interval time.Duration) Flaps[K] {
+	return Flaps[K]{interval: interval, of: map[K]flap{}}
 }
 
 // Wait returns how long the next announcement of a VIP has to wait; 0 for not at all. moved is set for one that
 // another node served in between.
-func (f *Flaps) Wait(now time.Time, vip netip.Addr, moved bool) time.Duration {
+func (f *Flaps[K]) Wait(now time.Time, vip K, moved bool) time.Duration {
 	burst := time.Duration(flapBurst)
 	if moved {
 		burst = moveBurst
@@ -52,7 +52,7 @@ func (f *Flaps) Wait(now time.Time, vip netip.Addr, moved bool) time.Duration {
 }
 
 // Announce notes that a VIP is announced now.
-func (f *Flaps) Announce(now time.Time, vip netip.Addr) {
+func (f *Flaps[K]) Announce(now time.Time, vip K) {
 	if f.interval == 0 {
 		return
 	}
@@ -63,13 +63,13 @@ func (f *Flaps) Announce(now time.Time, vip netip.Addr) {
 	f.of[vip] = flap{from.Add(f.interval), now}
 	if now.Sub(f.forget) > moveBurst*f.interval {
 		f.forget = now
-		maps.DeleteFunc(f.of, func(_ netip.Addr, v flap) bool { return !v.until.After(now) })
+		maps.DeleteFunc(f.of, func(_ K, v flap) bool { return !v.until.After(now) })
 	}
 }
 
 // Hold counts an announcement that waits, and Held returns how many did.
-func (f *Flaps) Hold()     { f.held++ }
-func (f *Flaps) Held() int { return f.held }
+func (f *Flaps[K]) Hold()     { f.held++ }
+func (f *Flaps[K]) Held() int { return f.held }
 
 // flapping is the refusal of a VIP whose announcement waits.
 func flapping(vip netip.Addr) *lb.Refusal {

@@ -20,7 +20,7 @@ func TestFlaps(t *testing.T) {
 		"held for longer":    {10 * time.Second, 100 * time.Millisecond, false, flapBurst + 5},
 		"never held":         {0, 100 * time.Millisecond, false, 600},
 	} {
-		f, times := NewFlaps(test.interval), 0
+		f, times := NewFlaps[netip.Addr](test.interval), 0
 		for passed := time.Duration(0); passed < time.Minute; passed += test.gap {
 			if f.Wait(start.Add(passed), vip, test.moved) == 0 {
 				f.Announce(start.Add(passed), vip)
@@ -47,7 +47,7 @@ func TestFlaps(t *testing.T) {
 // moves are forgotten.
 func TestFlapsAfterMoves(t *testing.T) {
 	vip, now := netip.MustParseAddr("192.0.2.1"), time.Unix(1e9, 0)
-	f := NewFlaps(time.Second)
+	f := NewFlaps[netip.Addr](time.Second)
 	for range moveBurst {
 		if wait := f.Wait(now, vip, true); wait > 0 {
 			t.Fatalf("moved, it waits for %v", wait)

@@ -119,9 +119,12 @@ type State struct {
 	// leaving are the VIPs that routers are told will end, and until when they are still announced.
 	leaving map[netip.Addr]*departure
 	checks  checks
-	flaps   plan.Flaps
+	flaps   plan.Flaps[netip.Addr]
 	steady  map[netip.Addr]bool      // VIPs that are announced and not about to end
 	held    map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
+	// amends counts how often peers heard anew of a prefix, and amending has those of which they are to, and when.
+	amends   plan.Flaps[netip.Prefix]
+	amending map[netip.Prefix]time.Time
 }
 
 // departure is the planned end of a VIP's announcement.
@@ -134,8 +137,9 @@ type departure struct {
 func New(flapInterval time.Duration) State {
 	return State{
 		waiting: "the API server", heard: map[netip.Addr][]string{}, pending: map[netip.Addr]bool{},
-		leaving: map[netip.Addr]*departure{}, flaps: plan.NewFlaps(flapInterval), steady: map[netip.Addr]bool{},
-		held: map[netip.Addr]time.Time{},
+		leaving: map[netip.Addr]*departure{}, flaps: plan.NewFlaps[netip.Addr](flapInterval), steady: map[netip.Addr]bool{},
+		held: map[netip.Addr]time.Time{}, amends: plan.NewFlaps[netip.Prefix](flapInterval),
+		amending: map[netip.Prefix]time.Time{},
 	}
 }
 
@@ -266,10 +270,11 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bool,
 ) (planned map[netip.Addr]bool, sessions bool) {
 	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, vip, e.Holders(vip)) }
+	mayAmend := func(prefix netip.Prefix) bool { return s.mayAmend(now, prefix) }
 	if !e.All {
 		dirty := maps.Clone(changed)
 		maps.Copy(dirty, e.VIPs)
-		return s.book.Plan(f.Node, f.BGP, dirty, input)
+		return s.book.Plan(f.Node, f.BGP, dirty, input, mayAmend)
 	}
 	var inputs []plan.BGPInput
 	for _, vip := range e.Held() {
@@ -281,7 +286,7 @@ func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bo
 	for vip := range s.book.VIPs() {
 		planned[vip] = true
 	}
-	sessions = s.book.PlanAll(f.Node, f.BGP, inputs)
+	sessions = s.book.PlanAll(f.Node, f.BGP, inputs, mayAmend)
 	for vip := range s.book.VIPs() {
 		planned[vip] = true
 	}
@@ -304,8 +309,32 @@ func (s *State) input(now time.Time, vip netip.Addr, holders []plan.Holder) (in 
 	return in, true
 }
 
-// release adds to changed the VIPs whose announcement has waited.
+// mayAmend reports whether peers may hear anew of a prefix, and takes note of it.
+func (s *State) mayAmend(now time.Time, prefix netip.Prefix) bool {
+	_, waits := s.amending[prefix]
+	delete(s.amending, prefix)
+	wait := s.amends.Wait(now, prefix, false)
+	if wait <= 0 {
+		s.amends.Announce(now, prefix)
+		return true
+	}
+	if s.amending[prefix] = now.Add(wait); !waits {
+		s.amends.Hold()
+	}
+	return false
+}
+
+// release adds to changed the VIPs whose announcement, or whose routes' change, has waited.
 func (s *State) release(now time.Time, changed map[netip.Addr]bool) {
+	for prefix, until := range s.amending {
+		if now.Before(until) {
+			continue
+		}
+		delete(s.amending, prefix)
+		for _, vip := range s.book.Within(prefix) {
+			changed[vip] = true
+		}
+	}
 	for vip, until := range s.held {
 		if !now.Before(until) {
 			changed[vip] = true
@@ -332,8 +361,8 @@ func (s *State) count(now time.Time, vip netip.Addr) {
 	}
 }
 
-// Held counts the announcements that had to wait.
-func (s *State) Held() int { return s.flaps.Held() }
+// Held counts the announcements, and the changes of routes, that had to wait.
+func (s *State) Held() int { return s.flaps.Held() + s.amends.Held() }
 
 // part adds to changed the VIPs whose departure is over.
 func (s *State) part(now time.Time, changed map[netip.Addr]bool) {
@@ -365,6 +394,9 @@ func (s *State) again(now time.Time) time.Duration {
 		}
 	}
 	for _, until := range s.held {
+		next = plan.Sooner(next, until.Sub(now))
+	}
+	for _, until := range s.amending {
 		next = plan.Sooner(next, until.Sub(now))
 	}
 	return next

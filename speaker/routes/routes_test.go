@@ -36,8 +36,10 @@ type world struct {
 	now   time.Time
 	facts Facts
 	held  map[netip.Addr]lb.Delivery
-	dirty map[netip.Addr]bool
-	all   bool
+	// labels are those of all Services.
+	labels labels.Set
+	dirty  map[netip.Addr]bool
+	all    bool
 
 	desired map[string]plan.BGPSession
 	watched map[Path]lb.BFDProfile
@@ -87,7 +89,7 @@ func (w *world) holders(vip netip.Addr) []plan.Holder {
 	}
 	key := lb.Key{Namespace: "default", Name: vip.String()}
 	d.Service, d.VIP = key, vip
-	return []plan.Holder{{Service: key, Delivery: &d}}
+	return []plan.Holder{{Service: key, Labels: w.labels, Delivery: &d}}
 }
 
 // step has the State look at what has changed, and the actors note what they are told.
@@ -647,6 +649,94 @@ func TestContract11FlappingRoutesAreAnnouncedLess(t *testing.T) {
 		w.want(name+", then rests", vip1, true, true)
 		if again > time.Second || w.state.Held() == 0 {
 			t.Errorf("%s: it rests, and is announced after %v; %d were held", name, again, w.state.Held())
+		}
+	}
+}
+
+// A Service is selected by another BGPAdvertisement ten times a second. Its peers hear of that a bounded number of times,
+// the first ones at once, and in the end of what is so then; other Services' routes and its end never wait.
+func TestContract11RoutesThatNeverRestAreChangedLess(t *testing.T) {
+	selects := func(color string) []labels.Selector {
+		return []labels.Selector{labels.SelectorFromSet(labels.Set{"color": color})}
+	}
+	pref := uint32(200)
+	for name, other := range map[string]lb.BGPAdvertisement{
+		"attributes": {Name: "red", AggregationLength: 32, LocalPref: &pref, ServiceSelectors: selects("red")},
+		"aggregates": {Name: "red", AggregationLength: 24, ServiceSelectors: selects("red")},
+		"peers":      {Name: "red", AggregationLength: 32, Peers: []string{"other"}, ServiceSelectors: selects("red")},
+	} {
+		w := newWorld(t)
+		peer := w.facts.BGP.Peers["tor"]
+		peer.Name, peer.Addr = "other", netip.MustParseAddr("10.0.0.3")
+		w.facts.BGP.Peers["other"] = peer
+		w.facts.BGP.Advertisements = map[string]lb.BGPAdvertisement{"red": other,
+			"blue": {Name: "blue", AggregationLength: 32, Peers: []string{"tor"}, ServiceSelectors: selects("blue")}}
+		w.up(true)
+		w.step()
+		w.settle()
+		updates, most, first := map[string]int{}, 0, 0
+		turn := func(color string) Step {
+			before := w.desired
+			w.labels = labels.Set{"color": color}
+			w.hold(vip1, served)
+			step := w.step()
+			w.settle()
+			for peer, s := range w.desired {
+				for prefix, route := range s.Routes {
+					if was, ok := before[peer].Routes[prefix]; !ok || !was.Equal(route) {
+						updates[peer+prefix.String()]++
+						most = max(most, updates[peer+prefix.String()])
+					}
+				}
+			}
+			return step
+		}
+		for i := range 300 {
+			before := w.desired
+			turn([]string{"blue", "red"}[i%2])
+			if !reflect.DeepEqual(w.desired, before) && first == i {
+				first++
+			}
+			w.now = w.now.Add(100 * time.Millisecond)
+		}
+		if first < 20 || most > 20+30 {
+			t.Errorf("%s: %d updates of a prefix in 30 s, the first %d changes at once", name, most, first)
+		}
+		again := turn("red").Again
+		if again > time.Second || w.state.Held() == 0 {
+			t.Errorf("%s: it rests, and is announced as it is after %v; %d were held", name, again, w.state.Held())
+		}
+		w.now = w.now.Add(again)
+		w.step()
+		w.settle()
+		w.all = true
+		w.step()
+		fresh := newWorld(t)
+		fresh.facts, fresh.labels = w.facts, w.labels
+		fresh.hold(vip1, served)
+		fresh.step()
+		if !reflect.DeepEqual(w.desired, fresh.desired) {
+			t.Errorf("%s: it rests as %v, want %v", name, w.desired, fresh.desired)
+		}
+		for i := range 4 {
+			turn([]string{"blue", "red"}[i%2])
+		}
+		if w.state.VIPs()[vip1].Obstacles == nil {
+			t.Errorf("%s: nothing says why its peers do not hear of it anew", name)
+		}
+		w.labels = labels.Set{"color": "blue"}
+		w.hold(vip2, served)
+		w.step()
+		if vip := netip.PrefixFrom(vip2, 32); w.desired["tor"].Routes[vip].LocalPref == 0 {
+			t.Errorf("%s: another Service waits", name)
+		}
+		clear(w.held)
+		w.dirty[vip1], w.dirty[vip2] = true, true
+		w.step()
+		for peer, s := range w.desired {
+			if len(s.Routes) > 0 {
+				t.Errorf("%s: %s still hears of %v", name, peer, s.Routes)
+			}
 		}
 	}
 }
