@@ -136,7 +136,8 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	rt.Metrics.MustRegister(newRelayCollector(r))
 	rt.Status(func(w io.Writer, _ string) error {
-		head := relayHead{Node: rt.NodeName, Ready: r.Ready() == nil, Full: r.Full(), Refused: r.Refused()}
+		head := relayHead{Node: rt.NodeName, Ready: r.Ready() == nil, Full: r.Full(), Behind: r.Behind(),
+			Refused: r.Refused()}
 		return ops.WriteStatus(w, head, "services", slices.Values(r.Counts()))
 	})
 	return r.Run(ctx)
@@ -183,6 +184,8 @@ type relayHead struct {
 	Ready bool `json:"ready"`
 	// Full is set while new connections go straight to endpoints, as the relay has as many as it may.
 	Full bool `json:"full"`
+	// Behind is set while new flows of UDP go straight to endpoints, as the relay takes them in too slowly.
+	Behind bool `json:"behind"`
 	// Refused counts the connections that were reset at once.
 	Refused uint64 `json:"refused"`
 }
@@ -194,11 +197,12 @@ type relayCollector struct {
 	ready   func() bool
 
 	full   func() bool
+	behind func() bool
 	noPort func() uint64
 	lost   func() (sent, received uint64)
 
 	open, connections, tries, retried, failed, failedHere, limited, clientLimited, expired, bytes, reset, connected,
-	isFull, withoutPort, lostDatagrams *prometheus.Desc
+	isFull, isBehind, withoutPort, lostDatagrams *prometheus.Desc
 }
 
 func newRelayCollector(r *relay.Relay) *relayCollector {
@@ -211,7 +215,7 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 	}
 	return &relayCollector{
 		counts: r.Counts, refused: r.Refused, ready: func() bool { return r.Ready() == nil }, full: r.Full,
-		noPort: r.NoPort, lost: r.Lost,
+		behind: r.Behind, noPort: r.NoPort, lost: r.Lost,
 		open: perService("connections_open", "Open connections, or flows of UDP, of a Service."),
 		connections: perService("connections_total", "Connections that were accepted, and flows of UDP that came, for a "+
 			"Service."),
@@ -227,6 +231,8 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 			"flows that did and ended, as when relays pass them to each other in a circle."),
 		isFull: desc("full",
 			"1 while the relay has about as many connections as it may, and new ones go straight to endpoints, else 0."),
+		isBehind: desc("udp_behind", "1 while the relay takes in new flows of UDP more slowly than they come, and those go "+
+			"straight to endpoints, else 0."),
 		limited: perService("limited_total", "Connections beyond the limit of their Service, which were reset, and flows "+
 			"that ended for others."),
 		bytes: perService("bytes_total", "Bytes of connections and flows that have ended, by direction: sent or received by "+
@@ -245,7 +251,7 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 // Describe implements prometheus.Collector.
 func (c *relayCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.open, c.connections, c.tries, c.retried, c.failed, c.limited, c.bytes, c.reset,
-		c.connected, c.failedHere, c.clientLimited, c.expired, c.isFull, c.withoutPort, c.lostDatagrams} {
+		c.connected, c.failedHere, c.clientLimited, c.expired, c.isFull, c.isBehind, c.withoutPort, c.lostDatagrams} {
 		ch <- d
 	}
 }
@@ -283,6 +289,7 @@ func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	flag(c.connected, c.ready())
 	flag(c.isFull, c.full())
+	flag(c.isBehind, c.behind())
 }
 
 // relayRules shows what the rules have counted of the relay's UDP as metrics of the proxy.

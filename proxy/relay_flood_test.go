@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -20,25 +21,26 @@ import (
 // A flood of flows with addresses that are not the sender's comes to one Service. The clients of another one are
 // answered meanwhile, those that are there and those that come, and the relay gets no more than the rate.
 func TestContract11AFloodOfSpoofedFlowsBesideABystander(t *testing.T) {
-	const flood, rate, limit = 20_000, 500, 10_000
+	const rate, limit = 500, 10_000
+	flood := seeds.Of(20_000, 100_000)
 	s := newRelaySite(t)
 	s.udpRate = rate
 	s.node.Run(t, "ip", "route", "add", "100.64.0.0/10", "via", "10.0.0.2")
 	s.node.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0")
 	flooded, endpoints := s.udpObjects(t)
-	for i := range endpoints {
-		endpoints[i].Endpoints = endpoints[i].Endpoints[:2]
-	}
 	bystander := flooded
 	bystander.Key.Name = "bystander"
 	bystander.ClusterIPs, bystander.Ports = []netip.Addr{netip.MustParseAddr("10.96.0.2")}, []lb.ServicePort{{Protocol: lb.UDP, Port: 53}}
 	vip := netip.MustParseAddr("198.51.100.2")
 	bystander.Ingress = []lb.Ingress{{Addr: vip}}
 	others := make([]lb.Slice, len(endpoints))
-	for i, slice := range endpoints {
+	for i, slice := range endpoints { // with a backend of its own, as the flood fills the sockets of its Service's
 		slice.Key, slice.Service = bystander.Key, bystander.Key
 		others[i] = slice
+		others[i].Endpoints = endpoints[i].Endpoints[2:]
+		endpoints[i].Endpoints = endpoints[i].Endpoints[:2]
 	}
+	s.echoUDP(t, 2)
 	node := plan.Node{Name: "node", Relay: true}
 	planned := []plan.Service{plan.New(flooded, endpoints, node), plan.New(bystander, others, node)}
 	s.write(t, planned...)

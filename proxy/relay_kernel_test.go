@@ -451,25 +451,30 @@ func (s relaySite) udpObjects(t *testing.T) (lb.Service, []lb.Slice) {
 	for i := range endpoints {
 		endpoints[i].Ports = []lb.SlicePort{{Protocol: lb.UDP, Port: 8080}}
 	}
-	for i, ns := range s.backends[:2] {
-		var conn net.PacketConn
-		ns.Do(t, func() (err error) {
-			conn, err = net.ListenPacket("udp", ":8080")
-			return err
-		})
-		t.Cleanup(func() { conn.Close() })
-		go func() {
-			p := make([]byte, 1500)
-			for {
-				_, from, err := conn.ReadFrom(p)
-				if err != nil {
-					return
-				}
-				_, _ = conn.WriteTo(fmt.Append(nil, i+1), from)
-			}
-		}()
-	}
+	s.echoUDP(t, 0)
+	s.echoUDP(t, 1)
 	return svc, endpoints
+}
+
+// echoUDP has a backend answer over UDP.
+func (s relaySite) echoUDP(t *testing.T, i int) {
+	t.Helper()
+	var conn net.PacketConn
+	s.backends[i].Do(t, func() (err error) {
+		conn, err = net.ListenPacket("udp", ":8080")
+		return err
+	})
+	t.Cleanup(func() { conn.Close() })
+	go func() {
+		p := make([]byte, 1500)
+		for {
+			_, from, err := conn.ReadFrom(p)
+			if err != nil {
+				return
+			}
+			_, _ = conn.WriteTo(fmt.Append(nil, i+1), from)
+		}
+	}()
 }
 
 // askUDP sends a question on a socket of the client, and returns the answer.

@@ -484,7 +484,7 @@ func (e explanation) relay() Check {
 		default:
 			reason, why := lb.ReasonRelayAway, r.Message
 			for _, f := range agent.findings() {
-				if f.Reason == lb.ReasonRelayDropped || f.Reason == lb.ReasonRelayWithoutUDP {
+				if f.Reason != lb.ReasonRelayAway && ofRelay(f.Reason) {
 					reason, why = f.Reason, f.Message
 				}
 			}

@@ -53,6 +53,8 @@ type HostRelay struct {
 	// Connected is set while it is there and knows all Services, Full while it has as many connections as
 	// it may.
 	Connected, Full bool
+	// Behind is set while it takes in new flows of UDP too slowly.
+	Behind bool
 	// Ports are those where it accepts connections. NoUDP says why it receives no UDP at one of them.
 	Ports map[lb.Family]uint16
 	NoUDP map[lb.Family]string
@@ -87,6 +89,10 @@ func (h Host) unrelayed() (found []lb.Finding) {
 	case r.Full:
 		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s has as many connections as it may (%d): new "+
 			instead, h.Node, r.Connections, r.Services))
+	}
+	if h.Relay.Behind && h.Relay.UDP > 0 {
+		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s takes in new flows of UDP more slowly than they "+
+			"come: those to %d Services go straight to endpoints for a while", h.Node, h.Relay.UDP).About(string(lb.UDP)))
 	}
 	for _, family := range slices.Sorted(maps.Keys(h.Relay.NoUDP)) {
 		if h.Relay.UDP > 0 {

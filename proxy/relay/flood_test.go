@@ -25,7 +25,7 @@ func TestContract11AFloodEndsTheUnprovenFirst(t *testing.T) {
 		add := func() (f, victim *flow) {
 			port++
 			key := wire.Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), port)}
-			f = a.find(key, func() *flow { return &flow{key: key} })
+			f, _ = a.find(key, func() *flow { return &flow{key: key} })
 			a.answered(f)
 			victim, _ = a.admit(f, s)
 			return f, victim
@@ -71,7 +71,7 @@ func TestContract11AFloodEndsItsOwnFlows(t *testing.T) {
 	add := func(s *service, proven bool) (victim *flow) {
 		port++
 		key := wire.Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), port)}
-		f := a.find(key, func() *flow { return &flow{key: key} })
+		f, _ := a.find(key, func() *flow { return &flow{key: key} })
 		a.answered(f)
 		victim, _ = a.admit(f, s)
 		if f.answered.Store(proven); proven {
@@ -178,6 +178,52 @@ func TestContract11ChoosingHoldsNoLock(t *testing.T) {
 	close(hold)
 	<-chosen
 	<-others
+}
+
+// A relay whose questions are not answered as fast as flows come asks the proxy to lead none there, before it has to
+// drop any.
+func TestContract11ARelayThatIsBehindSaysSo(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayedUDP(nil, udpEcho(t, "a"))
+	g.mute.Store(true)
+	asked := 0
+	ask := func(n int) {
+		for range n {
+			i := asked
+			asked++
+			from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 1, byte(i / maxClientAsking)}), 0)
+			conn, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(from),
+				&net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.ports[lb.IPv4])})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+			udpClient{conn, t}.send("x")
+		}
+	}
+	ask(behindAt - 1)
+	g.until("as many are asked about", func() bool {
+		g.flows.mu.Lock()
+		defer g.flows.mu.Unlock()
+		return g.flows.asked == behindAt-1
+	})
+	if g.Behind() {
+		t.Error("it is behind already")
+	}
+	ask(1)
+	for behind := false; !behind; {
+		select {
+		case h := <-g.said:
+			behind = h.Behind
+		case <-time.After(time.Minute):
+			t.Fatal("it does not say that it is behind")
+		}
+	}
+	g.until("it is no longer", func() bool { return !g.Behind() })
+	if n := g.Refused(); n > behindAt {
+		t.Errorf("%d datagrams were dropped", n)
+	}
 }
 
 // Flows to what no Service has wait for the proxy's word on it, at most so many, and others are asked about

@@ -106,12 +106,15 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, runnin
 			continue
 		}
 		key := wire.Flow{Client: d.from, At: netip.AddrPortFrom(d.to, l.port)}
-		f := r.flows.find(key, func() *flow {
+		f, behind := r.flows.find(key, func() *flow {
 			now := r.deps.Now()
 			f := &flow{Relay: r, key: key, socket: socket, ttl: d.ttl, began: now, last: now}
 			running.Go(func() { f.run(ctx) })
 			return f
 		})
+		if behind {
+			r.fallBehind()
+		}
 		if f == nil {
 			r.refused.Add(1)
 			continue
@@ -123,7 +126,7 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, runnin
 // run serves a flow until it ends.
 func (f *flow) run(ctx context.Context) {
 	defer f.flows.end(f)
-	a, ok := f.questions.ask(ctx, f.key, findWithin)
+	a, ok := f.questions.ask(ctx, f.key, askWithin)
 	f.flows.answered(f)
 	if !ok || !f.lead(ctx, a) {
 		f.refused.Add(1)

@@ -10,8 +10,8 @@ import (
 
 const (
 	// maxAsking is how many flows wait at once for the proxy's word on them, maxClientAsking how many of one
-	// client.
-	maxAsking, maxClientAsking = 16 * wire.MaxFlows, 2 * wire.MaxFlows
+	// client. From behindAt on, the relay is behind: more than the standard rate lets through in one burst.
+	maxAsking, maxClientAsking, behindAt = 32 * wire.MaxFlows, 2 * wire.MaxFlows, 8 * wire.MaxFlows
 )
 
 // flows are the flows of UDP. It is safe for concurrent use.
@@ -65,23 +65,23 @@ func newFlows(most, ofService, ofClient int) *flows {
 }
 
 // find returns the flow of a datagram of a client. One that is not there is made with made, unless too many
-// are being asked about.
-func (a *flows) find(key wire.Flow, made func() *flow) *flow {
+// are being asked about; behind is set if that are many.
+func (a *flows) find(key wire.Flow, made func() *flow) (f *flow, behind bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if f := a.all[key]; f != nil {
 		a.touch(f)
-		return f
+		return f, false
 	}
 	client := clientOf(key.Client.Addr())
 	if a.asked == maxAsking || a.asking[client] == maxClientAsking {
-		return nil
+		return nil, a.asked >= behindAt
 	}
-	f := made()
+	f = made()
 	a.all[key] = f
 	a.asked++
 	a.asking[client]++
-	return f
+	return f, a.asked >= behindAt
 }
 
 // touch notes that the client of a flow is not silent.

@@ -72,6 +72,9 @@ const (
 	// findWithin is how long a connection waits for the proxy's word on its frontend: the rules may lead
 	// here a moment before that comes.
 	findWithin = 2 * time.Second
+	// askWithin is how long a flow of UDP waits for the proxy's word on where it went. Flows that come after the
+	// proxy has gone come for wire.Lease, and one that restarts may be back by then.
+	askWithin = 5 * time.Second
 	// maxWaiting is how many connections wait so at once: whoever sends connections here that no frontend is
 	// behind shall not take the places of others.
 	maxWaiting = 100
@@ -80,9 +83,13 @@ const (
 	acceptAfter = 300 * time.Millisecond
 	// strainedFor is how long the rules do not lead here after the relay could not accept a connection.
 	strainedFor = 5 * time.Second
+	// behindFor is the same of flows of UDP, after so many waited for the proxy's word that others would wait for
+	// long, or the kernel had no room for what comes in.
+	behindFor = 5 * time.Second
 	// reopenEvery is how often the relay tries to open a port of UDP that another program has.
 	reopenEvery = time.Second
-	// timesEvery is how often the relay looks for how long the kernel remembers flows of UDP: two small files.
+	// timesEvery is how often the relay looks for how long the kernel remembers flows of UDP, in two small files, and
+	// whether it has dropped datagrams.
 	timesEvery = time.Second
 	// headerWithin bounds how long a backend has to take the header of the PROXY protocol.
 	headerWithin = 10 * time.Second
@@ -109,6 +116,7 @@ type Relay struct {
 
 	open, refused atomic.Int64
 	strained      atomic.Int64  // when a connection could last not be accepted, in nanoseconds of Unix time
+	behind        atomic.Int64  // when many flows of UDP last waited to be taken in, in the same
 	full          atomic.Bool   // as last said to the proxy
 	crossed       chan struct{} // holds a token once open has crossed high or low
 	waiting       atomic.Int64  // for the proxy's word on their frontend
@@ -156,19 +164,37 @@ func (r *Relay) lookAtTimes() {
 	}
 }
 
-// followTimes looks at them again and again, until ctx ends.
-func (r *Relay) followTimes(ctx context.Context) {
+// followKernel looks at them, and at what the kernel has dropped, again and again, until ctx ends.
+func (r *Relay) followKernel(ctx context.Context) {
 	look := time.NewTicker(timesEvery)
 	defer look.Stop()
+	dropped := r.receivers.dropped()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-look.C:
 			r.lookAtTimes()
+			if now := r.receivers.dropped(); now != dropped {
+				dropped = now
+				r.fallBehind()
+			}
 		}
 	}
 }
+
+// fallBehind notes that the relay cannot take in flows of UDP as fast as they come.
+func (r *Relay) fallBehind() {
+	was := r.Behind()
+	r.behind.Store(r.deps.Now().UnixNano())
+	if !was {
+		r.cross()
+	}
+}
+
+// Behind reports whether the relay has asked that new flows of UDP go straight to endpoints, as it takes them in
+// more slowly than they come. Nothing is lost while they do: the rules do without a relay.
+func (r *Relay) Behind() bool { return r.deps.Now().Sub(time.Unix(0, r.behind.Load())) < behindFor }
 
 // high is how many connections the relay has when the rules are to stop leading to it. A tenth of the
 // limit is left for those that come before they have. low is how many it has when they lead here again.
@@ -231,7 +257,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer hangUp()
 	var feed, accepting, connections, receiving, flows sync.WaitGroup
 	feed.Go(func() { _ = r.follow(talking) })
-	feed.Go(func() { r.followTimes(talking) })
+	feed.Go(func() { r.followKernel(talking) })
 	for _, l := range r.listeners {
 		accepting.Go(func() { r.accept(serving, l, &connections) })
 		if !r.options.TCPOnly {

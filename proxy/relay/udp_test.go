@@ -262,7 +262,7 @@ func TestUDPLimitIsFair(t *testing.T) {
 	small, large := &service{}, &service{}
 	add := func(s *service, port uint16) (*flow, *flow) {
 		key := wire.Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), port)}
-		f := a.find(key, func() *flow { return &flow{key: key} })
+		f, _ := a.find(key, func() *flow { return &flow{key: key} })
 		a.answered(f)
 		victim, _ := a.admit(f, s)
 		return f, victim
@@ -292,7 +292,7 @@ func TestUDPAskingIsBounded(t *testing.T) {
 	asked := func(addr string, n int) (made int) {
 		for i := range n {
 			key := wire.Flow{Client: netip.AddrPortFrom(netip.MustParseAddr(addr), uint16(i+1))}
-			if a.find(key, func() *flow { return &flow{key: key} }) != nil {
+			if f, _ := a.find(key, func() *flow { return &flow{key: key} }); f != nil {
 				made++
 			}
 		}

@@ -98,7 +98,7 @@ type relay struct {
 }
 
 // maxAnswers is how many answers wait for a relay. One that asks more and does not listen is disconnected.
-const maxAnswers = 32 * wire.MaxFlows
+const maxAnswers = 128 * wire.MaxFlows
 
 var _ actor.Updater[lb.Key, *plan.Relayed] = (*Actor)(nil)
 
@@ -190,6 +190,8 @@ type State struct {
 	Connected bool `json:"connected"`
 	// Full is set while it has as many connections as it may, and new ones go straight to endpoints.
 	Full bool `json:"full,omitempty"`
+	// Behind is set while new flows of UDP go straight to endpoints, as it takes them in too slowly.
+	Behind bool `json:"behind,omitempty"`
 	// Leads are the addresses to which the rules lead connections, by family, and LeadsUDP those for flows of
 	// UDP; none where they go straight to endpoints.
 	Leads    map[lb.Family]netip.AddrPort `json:"leads,omitempty"`
@@ -220,7 +222,7 @@ func (a *Actor) State() State {
 	}
 	if a.current != nil {
 		st.Ports, st.NoUDP = maps.Clone(a.current.said.Ports), maps.Clone(a.current.said.NoUDP)
-		st.Full, st.Connections = a.current.said.Full, a.current.said.Connections
+		st.Full, st.Behind, st.Connections = a.current.said.Full, a.current.said.Behind, a.current.said.Connections
 	}
 	return st
 }
@@ -459,7 +461,7 @@ func (a *Actor) take(r *relay, h wire.Hello) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := r.ready()
-	if h.Full != r.said.Full || !maps.Equal(h.NoUDP, r.said.NoUDP) {
+	if h.Full != r.said.Full || h.Behind != r.said.Behind || !maps.Equal(h.NoUDP, r.said.NoUDP) {
 		poke(a.wake)
 	}
 	leaving := h.Leaving || r.said.Leaving
@@ -575,7 +577,10 @@ func (a *Actor) lease() error {
 		for _, way := range plan.RelayWays {
 			port := a.current.said.Ports[way.Family]
 			addr, reachable := a.addresses[way.Family]
-			full := way.Protocol == lb.TCP && a.current.said.Full // flows of UDP have limits of their own
+			full := a.current.said.Full
+			if way.Protocol == lb.UDP { // whose flows have limits of their own
+				full = a.current.said.Behind
+			}
 			if a.takes(a.current, way) && reachable && !full && !a.blocked[way] {
 				want[way] = netip.AddrPortFrom(addr, port)
 			}

@@ -331,6 +331,29 @@ func TestFull(t *testing.T) {
 	}
 }
 
+// The rules lead no UDP to a relay that is behind with it, and do again once it is not.
+func TestBehind(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(nil)
+	r := g.join(hello(7))
+	g.leads(7)
+	behind := hello(7)
+	behind.Behind = true
+	r.hello.Store(&behind)
+	g.leadsOn(7, tcp)
+	g.answers(7) // the flows that it has
+	if st := g.State(); !st.Behind || st.Full {
+		t.Errorf("%+v", st)
+	}
+	again := hello(7)
+	r.hello.Store(&again)
+	g.leads(7)
+	if st := g.State(); st.Behind {
+		t.Errorf("%+v", st)
+	}
+}
+
 // The rules lead UDP to no relay that does not receive it, and do once it does.
 func TestContract10WithoutUDP(t *testing.T) {
 	t.Parallel()

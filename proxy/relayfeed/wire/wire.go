@@ -70,6 +70,9 @@ type Hello struct {
 	// Full is set if the relay has about as many connections as it may: the rules shall not lead there, but
 	// straight to endpoints, until it has room again.
 	Full bool `json:"full,omitempty"`
+	// Behind is set if the relay takes in new flows of UDP more slowly than they come: the rules shall lead them
+	// straight to endpoints for a while.
+	Behind bool `json:"behind,omitempty"`
 	// Connections is how many are open.
 	Connections int `json:"connections,omitempty"`
 	// Flows are asked about, MaxFlows at most.
