@@ -54,7 +54,7 @@ func newService(i int) lab.Service {
 // waitAhead waits until each speaker knows that nobody uses the next addresses of the pools.
 func waitAhead(t testing.TB, l *lab.Lab, n float64) {
 	t.Helper()
-	err := lab.WaitFor(t.Context(), func(string) {}, "the next addresses are probed", 2*time.Minute,
+	err := lab.WaitFor(t.Context(), func(string) {}, "the next addresses are probed", 5*time.Minute,
 		func(ctx context.Context) error {
 			for _, a := range l.Agents("speaker") {
 				if !slices.Contains(workers(l), a.Node) {

@@ -96,10 +96,10 @@ func newSpeaker(self string, opts options, log *slog.Logger) *speaker {
 }
 
 // often returns how often the step runs. Each new Service causes a dozen changes on every node: those of
-// its object, what the proxy reports, the claims of the others and what this node then answers for.
-// While Services keep coming, ten steps a second take them in.
+// its object, what the proxy reports, the claims of the others and what this node then answers for. A
+// few Services a second do not use up the burst; while more keep coming, ten steps a second take them in.
 func often() loop.Options {
 	o := loop.Bulk()
-	o.Every, o.Burst = 100*time.Millisecond, 20
+	o.Every, o.Burst = 100*time.Millisecond, 100
 	return o
 }

@@ -112,9 +112,9 @@ type IPAddressPoolSpec struct {
 	Quarantine string `json:"quarantine,omitempty"`
 
 	// probeAhead is how many of the next free addresses of each family the speakers probe before a
-	// Service gets them, where an L2Advertisement selects the pool. A Service that gets such an
-	// address answers at once; any other new address is probed first, which takes 0.6 s. 0 probes
-	// none ahead.
+	// Service gets them, every 30 s, where an L2Advertisement selects the pool. They probe the IPv4
+	// addresses after those too, up to the 512th, every 10 minutes. A Service that gets such an address
+	// answers at once; any other new address is probed first, which takes 0.6 s. 0 probes none ahead.
 	//
 	// +optional
 	// +kubebuilder:default=16
@@ -226,8 +226,8 @@ type IPAddressPoolStatus struct {
 	// +optional
 	// +listType=atomic
 	Claims []AddressClaim `json:"claims,omitempty"`
-	// next lists the addresses that Services get next, as ranges in ascending order: as many of each
-	// family as spec.probeAhead says. Speakers probe them ahead.
+	// next lists the addresses that Services get next, as ranges in ascending order: 512 IPv4 addresses,
+	// and as many IPv6 addresses as spec.probeAhead says. Speakers probe them ahead.
 	// +optional
 	// +listType=atomic
 	Next []string `json:"next,omitempty"`

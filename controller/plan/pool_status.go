@@ -22,7 +22,7 @@ func (p *pool) plan(kept keptList, busy func(netip.Addr) bool) PoolPlan {
 	plan := PoolPlan{Families: make(map[lb.Family]Usage, len(p.spaces)), Status: lb.PoolStatus{Released: kept.newest}}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		if s := p.spaces[family]; s != nil && p.refusal == nil {
-			plan.Status.Next = append(plan.Status.Next, s.following(p.ProbeAhead, busy)...)
+			plan.Status.Next = append(plan.Status.Next, s.following(p.Ahead(family), busy)...)
 		}
 	}
 	for family, s := range p.spaces {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,11 +22,14 @@ import (
 )
 
 // Status writes the parts of Services' and pools' statuses that Landfall owns, and nothing else of
-// them. It keeps nothing between calls and may be used by several goroutines.
+// them. It is safe for concurrent use.
 type Status struct {
 	core     kinds
 	landfall rest.Interface
 	now      func() time.Time
+
+	mu   sync.Mutex
+	last *v1beta1.IPAddressPool // as our last write of a pool has made it; nil while it is written
 }
 
 // Status returns a writer; now is the clock for transition times.
@@ -142,17 +146,12 @@ func (s *Status) List(ctx context.Context, service lb.Service, listed lb.Listing
 // fails with a conflict if the pool has changed since pool was read, which is an ErrWentBack too if
 // the API server has an older one, and returns the version that the write has made.
 func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (version string, err error) {
-	var o v1beta1.IPAddressPool
-	if err := s.landfall.Get().Resource("ipaddresspools").Name(pool.Name).Do(ctx).Into(&o); err != nil {
-		return "", fmt.Errorf("read pool %s: %w", pool.Name, err)
-	}
-	if o.ResourceVersion != pool.Version {
-		conflict := apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), pool.Name,
-			errors.New("it has changed since it was read"))
-		if Older(o.ResourceVersion, pool.Version) {
-			return "", fmt.Errorf("%w: %w", ErrWentBack, conflict)
+	o := s.takeLast(pool)
+	known := o != nil
+	if !known {
+		if o, err = s.readPool(ctx, pool); err != nil {
+			return "", err
 		}
-		return "", conflict
 	}
 	o.Status.AssignedIPv4, o.Status.AvailableIPv4 = status.AssignedIPv4, status.AvailableIPv4
 	o.Status.AssignedIPv6, o.Status.AvailableIPv6 = status.AssignedIPv6, status.AvailableIPv6
@@ -181,11 +180,48 @@ func (s *Status) Pool(ctx context.Context, pool lb.Pool, status lb.PoolStatus) (
 		})
 	}
 	var written v1beta1.IPAddressPool
-	if err := s.landfall.Put().Resource("ipaddresspools").Name(pool.Name).SubResource("status").Body(&o).Do(ctx).Into(
-		&written); err != nil {
+	err = s.landfall.Put().Resource("ipaddresspools").Name(pool.Name).SubResource("status").Body(o).Do(ctx).Into(&written)
+	if known && apierrors.IsConflict(err) {
+		if _, why := s.readPool(ctx, pool); why != nil {
+			return "", why
+		}
+	}
+	if err != nil {
 		return "", fmt.Errorf("write status of pool %s: %w", pool.Name, err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = &written
 	return written.ResourceVersion, nil
+}
+
+// takeLast returns a pool as our last write has made it; nil if that is not the version that was read.
+func (s *Status) takeLast(pool lb.Pool) *v1beta1.IPAddressPool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := s.last
+	if last == nil || last.Name != pool.Name || last.ResourceVersion != pool.Version {
+		return nil
+	}
+	s.last = nil
+	return last
+}
+
+// readPool reads a pool, and fails with a conflict if it has changed since.
+func (s *Status) readPool(ctx context.Context, pool lb.Pool) (*v1beta1.IPAddressPool, error) {
+	var o v1beta1.IPAddressPool
+	if err := s.landfall.Get().Resource("ipaddresspools").Name(pool.Name).Do(ctx).Into(&o); err != nil {
+		return nil, fmt.Errorf("read pool %s: %w", pool.Name, err)
+	}
+	if o.ResourceVersion == pool.Version {
+		return &o, nil
+	}
+	conflict := apierrors.NewConflict(v1beta1.GroupVersion.WithResource("ipaddresspools").GroupResource(), pool.Name,
+		errors.New("it has changed since it was read"))
+	if Older(o.ResourceVersion, pool.Version) {
+		return nil, fmt.Errorf("%w: %w", ErrWentBack, conflict)
+	}
+	return nil, conflict
 }
 
 // ErrWentBack is a conflict with an object older than one that was there before: etcd was restored

@@ -359,12 +359,14 @@ type poolAPI struct {
 	t        *testing.T
 	pool     v1beta1.IPAddressPool
 	conflict bool
+	reads    int
 }
 
 func (a *poolAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	switch r.Method + " " + r.URL.Path {
 	case "GET /apis/landfall.dev/v1beta1/ipaddresspools/p":
+		a.reads++
 	case "PUT /apis/landfall.dev/v1beta1/ipaddresspools/p/status":
 		if a.conflict {
 			w.WriteHeader(http.StatusConflict)
@@ -443,5 +445,48 @@ func TestPoolStatusKeepsWhatIsNotOurs(t *testing.T) {
 	api.conflict = true
 	if _, err := status.Pool(t.Context(), read, write); !IsConflict(err) {
 		t.Errorf("a pool that has changed: %v", err)
+	}
+}
+
+// A pool is not read before a write on the version that the last write has made. If it has changed all the same, the
+// next write reads it, and an older one is told from a newer one.
+func TestPoolStatusIsReadOnce(t *testing.T) {
+	api := &poolAPI{t: t, pool: v1beta1.IPAddressPool{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "landfall.dev/v1beta1", Kind: "IPAddressPool"},
+		ObjectMeta: metav1.ObjectMeta{Name: "p", ResourceVersion: "7"}}}
+	server := httptest.NewServer(api)
+	defer server.Close()
+	client, err := landfallClient(&rest.Config{Host: server.URL}, http.DefaultClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := &Status{landfall: client, now: time.Now}
+	write := func(reads int) error {
+		t.Helper()
+		api.reads = 0
+		_, err := status.Pool(t.Context(), lb.Pool{Name: "p", Version: "7"}, lb.PoolStatus{Writer: "me"})
+		if api.reads != reads {
+			t.Errorf("%d reads, want %d", api.reads, reads)
+		}
+		return err
+	}
+	for _, reads := range []int{1, 0, 0} {
+		if err := write(reads); err != nil {
+			t.Fatal(err)
+		}
+	}
+	api.conflict, api.pool.ResourceVersion = true, "8"
+	if err := write(1); !IsConflict(err) || errors.Is(err, ErrWentBack) {
+		t.Errorf("a newer pool: %v", err)
+	}
+	api.conflict, api.pool.ResourceVersion = false, "7"
+	for reads := 1; reads >= 0; reads-- {
+		if err := write(reads); err != nil {
+			t.Fatal(err)
+		}
+	}
+	api.conflict, api.pool.ResourceVersion = true, "6"
+	if err := write(1); !errors.Is(err, ErrWentBack) {
+		t.Errorf("an older pool: %v", err)
 	}
 }

@@ -323,7 +323,8 @@ type Pool struct {
 	// Quarantine is how long a freed address stays reserved for the Service that held it; negative for
 	// ever.
 	Quarantine time.Duration
-	// ProbeAhead is how many of the next free addresses of each family speakers probe ahead; 0 for none.
+	// ProbeAhead is how many of the next free addresses of each family speakers probe ahead often; 0 for
+	// none, and see Ahead.
 	ProbeAhead int
 	// Problem is set when the specification cannot be used although the API server took it.
 	Problem *Refusal
@@ -331,6 +332,19 @@ type Pool struct {
 	Status PoolStatus
 	// Since has, by type, since when conditions have their status.
 	Since map[string]time.Time
+}
+
+// ManyAhead is how many of the next free IPv4 addresses of a pool speakers probe ahead at least, beyond
+// Pool.ProbeAhead seldom, for many new Services at once. For each IPv6 address a node has to join a
+// multicast group, which costs switches memory, so there are no more of these than are probed often.
+const ManyAhead = 512
+
+// Ahead returns how many of the next free addresses of a family speakers probe ahead, often or seldom.
+func (p Pool) Ahead(family Family) int {
+	if p.ProbeAhead > 0 && family == IPv4 {
+		return max(p.ProbeAhead, ManyAhead)
+	}
+	return p.ProbeAhead
 }
 
 // Allocation selects the Services that a pool serves, and orders the pool among others.

@@ -2,13 +2,18 @@ package loop
 
 import "time"
 
-// Allowance is how many times something may be done soon: Burst times at once, and one more time for
-// each Every that passes. Its zero value, but for these two, is full.
+// Allowance is how many times something may be done soon: Burst times at once, and regained more times
+// for each Every that passes. Once it is used up, Every lies between two times, in which nothing is
+// regained: so what comes at a moderate rate does not wait, and what keeps coming is done less often.
+// Its zero value, but for these two fields, is full.
 type Allowance struct {
 	Every time.Duration // 0 for no limit
 	Burst int
-	used  time.Time // until when what was done so far uses it up, one Every each time
+	used  time.Time // until when what was done so far uses it up, the regained part of Every each time
 }
+
+// regained is how many times may be done in each Every while the allowance is not used up.
+const regained = 4
 
 // Wait takes that it has just been done, and returns how long to wait before the next time; not
 // above 0 for not at all, and never above Every: what was done without waiting, as it was urgent, is no
@@ -17,12 +22,15 @@ func (a *Allowance) Wait(now time.Time) time.Duration {
 	if a.Every == 0 {
 		return 0
 	}
+	each := a.Every / regained
 	if a.used.Before(now) {
 		a.used = now
 	}
-	a.used = a.used.Add(a.Every)
-	if most := now.Add(time.Duration(a.Burst) * a.Every); a.used.After(most) {
-		a.used = most
+	a.used = a.used.Add(each)
+	left := now.Add(time.Duration(a.Burst-1) * each)
+	if !a.used.After(left) {
+		return 0
 	}
-	return a.used.Sub(now) - time.Duration(a.Burst-1)*a.Every
+	a.used = left.Add(a.Every)
+	return a.Every
 }

@@ -22,9 +22,9 @@ type Options struct {
 	// runs that cost much fold more pokes. The first run after a calm begins at once.
 	Rest    int
 	MaxRest time.Duration
-	// Every is the least time between runs on average, and Burst how many may come sooner, at least one:
-	// a change and what follows from it are done at once, and changes that do not end are folded. 0 for
-	// no limit.
+	// Every is the time between runs while pokes do not end, and Burst how many may come sooner, at least
+	// one: a change and what follows from it are done at once, and changes that do not end are folded. See
+	// Allowance. 0 for no limit.
 	Every      time.Duration
 	Burst      int
 	MinBackoff time.Duration // wait after the first failure; default 100 ms

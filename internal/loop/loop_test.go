@@ -129,7 +129,7 @@ func TestRunsThatNeverEndAreFolded(t *testing.T) {
 			time.Sleep(ms)
 		}
 		synctest.Wait()
-		check(t, *runs, 0, 1*ms, 2*ms, 100*ms, 200*ms, 300*ms)
+		check(t, *runs, 0, 1*ms, 2*ms, 102*ms, 202*ms, 302*ms)
 		runner.PokeNow()
 		synctest.Wait()
 		check(t, (*runs)[6:], 350*ms)
@@ -143,7 +143,26 @@ func TestRunsThatNeverEndAreFolded(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		calm := time.Hour + 350*ms
-		check(t, *runs, calm, calm+1*ms, calm+2*ms, calm+100*ms)
+		check(t, *runs, calm, calm+1*ms, calm+2*ms, calm+102*ms)
+	})
+}
+
+// What comes several times in each interval, but not without an end, never waits.
+func TestRunsAtAModerateRateDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const every = 100 * time.Millisecond
+		runner, runs := start(t, Options{Every: every, Burst: 12},
+			func(context.Context) (time.Duration, error) { return 0, nil })
+		for i := range 100 {
+			for j := range 11 { // one thing has many that follow from it
+				runner.Poke()
+				synctest.Wait()
+				if want := 11*i + j + 1; len(*runs) != want {
+					t.Fatalf("%d runs, want %d", len(*runs), want)
+				}
+			}
+			time.Sleep(11 * every / 4)
+		}
 	})
 }
 

@@ -119,7 +119,11 @@ func (s *State) listening(moved map[netip.Addr]bool, e Events) map[netip.Addr]bo
 // look finds out which addresses to probe or to listen for, and reports whether that differs. Without
 // all, only what pools hand out next is something else.
 func (s *State) look(now time.Time, f Facts, all bool) (changed bool) {
-	next := plan.Ahead(f.Node, f.Held, min(f.Room, plan.MaxAhead))
+	var known map[netip.Addr]plan.Scout
+	if !all {
+		known = s.scouts
+	}
+	next := plan.Ahead(f.Node, f.Held, min(f.Room, plan.MaxAhead), known)
 	for addr, scout := range s.scouts {
 		if _, stays := next[addr]; stays {
 			delete(s.leaving, addr)

@@ -2,6 +2,7 @@ package l2
 
 import (
 	"cmp"
+	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -17,17 +18,42 @@ const (
 	// aheadEvery is the time between two rows of questions for one address, and aheadFresh how long
 	// after a row without an answer nobody counts as using it. A host that comes up meanwhile says so
 	// (RFC 5227 sections 2.1.1 and 2.3, RFC 4862 section 5.4), and each node listens.
-	aheadEvery = 30 * time.Second
-	aheadFresh = 2 * aheadEvery
+	// Addresses that Services get only after many others are asked for every seldomEvery.
+	aheadEvery  = 30 * time.Second
+	seldomEvery = 10 * time.Minute
+	aheadFresh  = 2 * seldomEvery
 	// aheadStagger is how much later the next node begins, up to aheadRanks of them.
 	aheadStagger = 250 * time.Millisecond
 	aheadRanks   = 40
+	// seldomApart is the time between the first questions for two addresses that follow each other, for
+	// which nodes ask seldom: however many nodes share a LAN, they send no more than 30 a second of these.
+	seldomApart, seldomPlaces = 100 * time.Millisecond, 512
 )
 
 // errand is one address to probe ahead on one port.
 type errand struct {
 	addr netip.Addr
 	rank int // negative for one that is only listened for
+	// seldom is set for one that is asked for after all others, and seldom.
+	seldom bool
+}
+
+// every returns the time between two rows of questions that the node has for the address.
+func (e errand) every() time.Duration {
+	if e.seldom {
+		return seldomEvery + stagger(e.rank)
+	}
+	return aheadEvery + stagger(e.rank)
+}
+
+// first returns how long to wait before the first question.
+func (e errand) first() time.Duration {
+	if !e.seldom {
+		return stagger(e.rank)
+	}
+	bytes := e.addr.AsSlice()
+	place := int(binary.BigEndian.Uint16(bytes[len(bytes)-2:])) % seldomPlaces
+	return stagger(e.rank) + time.Duration(place)*seldomApart
 }
 
 // scouting is what is known of an address that no Service has yet on one interface.
@@ -43,9 +69,17 @@ type scouting struct {
 func errands(ahead map[netip.Addr]plan.Scout, at func(name string, vip netip.Addr, e errand)) {
 	all := make([]errand, 0, len(ahead))
 	for addr, scout := range ahead {
-		all = append(all, errand{addr, scout.Rank})
+		all = append(all, errand{addr, scout.Rank, scout.Seldom})
 	}
-	slices.SortFunc(all, func(a, b errand) int { return cmp.Or(cmp.Compare(a.rank, b.rank), a.addr.Compare(b.addr)) })
+	slices.SortFunc(all, func(a, b errand) int {
+		switch {
+		case a.seldom == b.seldom:
+			return cmp.Or(cmp.Compare(a.rank, b.rank), a.addr.Compare(b.addr))
+		case b.seldom:
+			return -1
+		}
+		return 1
+	})
 	for _, e := range all {
 		for _, name := range ahead[e.addr].On {
 			at(name, e.addr, e)
@@ -62,17 +96,20 @@ func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time)
 	for _, e := range w.ahead {
 		v := p.ahead[e.addr]
 		if v == nil {
-			v = &scouting{next: now.Add(stagger(e.rank))}
+			v = &scouting{next: now.Add(e.first())}
 			p.ahead[e.addr] = v
 		}
 		if node, ok := noticed.heard[e.addr]; ok {
 			v.heard, v.by = now, node
 			if v.step == 0 {
-				v.next = now.Add(aheadEvery + stagger(e.rank))
+				v.next = now.Add(e.every())
 			}
 		}
 		if len(noticed.seen[e.addr]) > 0 { // all that was found out before is over
-			*v = scouting{next: now.Add(aheadEvery + stagger(e.rank))}
+			*v = scouting{next: now.Add(e.every())}
+		}
+		if most := now.Add(e.every()); most.Before(v.next) {
+			v.next = most // it was asked for seldom so far
 		}
 		if err := p.ask(e, v, allowed, now); err != nil {
 			return next, err
@@ -101,7 +138,7 @@ func (p *port) ask(e errand, v *scouting, allowed *allowance, now time.Time) err
 	for !v.next.After(now) {
 		switch {
 		case v.step == probeCount: // and nobody has answered
-			v.clean, v.step, v.next = now, 0, now.Add(aheadEvery-probeCount*probeEvery)
+			v.clean, v.step, v.next = now, 0, now.Add(e.every()-stagger(e.rank)-probeCount*probeEvery)
 			continue
 		case e.rank < 0 || !p.awake():
 			return nil

@@ -125,6 +125,43 @@ func TestOneNodeOfALANProbesAhead(t *testing.T) {
 	})
 }
 
+// What Services get only after many others is asked for later and seldom; once they get it soon, as
+// often as the others. What was found out counts all that time.
+func TestProbingAheadSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		a := started(t, s, Options{Self: "self", AheadRate: 50})
+		later := netip.MustParseAddr("10.0.2.20") // by its last 9 bits the 21st of 512
+		d := aheadOf(0, vip, later)
+		scout := d.Ahead[later]
+		scout.Seldom = true
+		d.Ahead[later] = scout
+		a.Set(d)
+		time.Sleep(probeCount * probeEvery)
+		wantScouted(t, "after its row", a, vip, "self")
+		wantProbes(t, "one row", s, probeCount)
+		time.Sleep(20*seldomApart - time.Millisecond)
+		wantScouted(t, "its row is not over", a, later, "")
+		time.Sleep(2 * time.Millisecond)
+		wantScouted(t, "its row is over", a, later, "self")
+		wantProbes(t, "its row", s, probeCount)
+		time.Sleep(seldomEvery - aheadEvery/2)
+		wantScouted(t, "it counts for long", a, later, "self")
+		wantProbes(t, "rows of the other", s, int((seldomEvery-aheadEvery/2)/aheadEvery)*probeCount)
+		time.Sleep(aheadEvery)
+		wantProbes(t, "a row for each", s, 2*probeCount)
+
+		a.Set(aheadOf(0, vip, later))
+		time.Sleep(aheadEvery + probeCount*probeEvery)
+		s.socket("eth0").probes()
+		for range 3 {
+			time.Sleep(aheadEvery)
+			wantScouted(t, "it counts", a, later, "self")
+			wantProbes(t, "a row for each, as often", s, 2*probeCount)
+		}
+	})
+}
+
 // However many addresses there are, and however bad the rate: no more questions than are allowed.
 func TestTheRateOfProbesAheadIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -22,39 +22,66 @@ type Scout struct {
 	// Rank is the node's place among the live ones that may ask, 0 for the first; negative for one that
 	// only listens.
 	Rank int
+	// Seldom is set for an address that Services get only after many others.
+	Seldom bool
 }
 
 // Equal reports whether two Scouts are equal.
-func (s Scout) Equal(other Scout) bool { return s.Rank == other.Rank && slices.Equal(s.On, other.On) }
+func (s Scout) Equal(other Scout) bool {
+	return s.Rank == other.Rank && s.Seldom == other.Seldom && slices.Equal(s.On, other.On)
+}
 
 // Ahead returns the addresses that this node probes ahead, and how: those that pools hand out next
-// and that it would announce over ARP or NDP. most bounds how many.
-func Ahead(f Facts, held func(netip.Addr) bool, most int) map[netip.Addr]Scout {
+// and that it would announce over ARP or NDP. most bounds how many; those to be probed seldom come
+// last. known has what was returned before as far as it still holds, which saves to find it out anew.
+func Ahead(f Facts, held func(netip.Addr) bool, most int, known map[netip.Addr]Scout) map[netip.Addr]Scout {
 	scouts := map[netip.Addr]Scout{}
 	if !f.scouts() {
 		return scouts
 	}
-	for _, name := range slices.Sorted(maps.Keys(f.Pools)) {
-		pool := f.Pools[name]
-		if pool.ProbeAhead == 0 {
-			continue
-		}
-		var ads []lb.L2Advertisement
-		for _, ad := range f.Advertisements {
-			if ad.Selects(pool) && selectsNode(ad, *f.Node) {
-				ads = append(ads, ad)
+	names := slices.Sorted(maps.Keys(f.Pools))
+	for _, seldom := range []bool{false, true} {
+		for _, name := range names {
+			pool := f.Pools[name]
+			ads := f.advertising(pool)
+			if pool.ProbeAhead == 0 || len(ads) == 0 {
+				continue
 			}
-		}
-		for addr := range addressesOf(pool.Status.Next) {
-			if len(scouts) >= most || len(ads) == 0 {
-				break
-			}
-			if on, _ := announcedOn(f, ads, addr); len(on) > 0 && !held(addr) {
-				scouts[addr] = Scout{On: on, Rank: rankOf(addr, f.Self, f.Live)}
+			place := map[lb.Family]int{}
+			for addr := range addressesOf(pool.Status.Next) {
+				family := lb.FamilyOf(addr)
+				place[family]++
+				if (place[family] > pool.ProbeAhead) != seldom {
+					continue
+				}
+				if len(scouts) >= most {
+					break
+				}
+				if _, listed := scouts[addr]; listed || held(addr) {
+					continue
+				}
+				s, ok := known[addr]
+				if !ok || s.Rank < 0 {
+					s.On, _ = announcedOn(f, ads, addr)
+					s.Rank = rankOf(addr, f.Self, f.Live)
+				}
+				if s.Seldom = seldom; len(s.On) > 0 {
+					scouts[addr] = s
+				}
 			}
 		}
 	}
 	return scouts
+}
+
+// advertising returns the advertisements that select a pool and this node.
+func (f Facts) advertising(pool lb.Pool) (ads []lb.L2Advertisement) {
+	for _, ad := range f.Advertisements {
+		if ad.Selects(pool) && selectsNode(ad, *f.Node) {
+			ads = append(ads, ad)
+		}
+	}
+	return ads
 }
 
 // ScoutOf returns how this node listens for an address that no pool hands out next any more, as a

@@ -59,6 +59,19 @@ func TestWhatIsProbedAhead(t *testing.T) {
 		{name: "what is on a subnet of the node", want: both},
 		{name: "one of them is held", held: "172.26.236.181", want: "172.26.236.182"},
 		{name: "not more than there is room for", most: 1, want: "172.26.236.181"},
+		{name: "one of them seldom", facts: often(1), want: "172.26.236.181 (172.26.236.182)"},
+		{name: "no room for those of this pool", facts: func(f *Facts) {
+			often(1)(f)
+			withPool(f, "another", "172.26.236.191")
+		}, most: 2, want: "172.26.236.181 172.26.236.191"},
+		{name: "of another family", facts: func(f *Facts) {
+			often(1)(f)
+			f.Interfaces[0].Addresses = append(f.Interfaces[0].Addresses, netip.MustParsePrefix("2001:db8::178/64"))
+			pool := f.Pools["lan"]
+			pool.Status.Next = append(pool.Status.Next, lb.Range{From: netip.MustParseAddr("2001:db8::1"),
+				To: netip.MustParseAddr("2001:db8::1")})
+			f.Pools["lan"] = pool
+		}, want: "172.26.236.181 (172.26.236.182) 2001:db8::1"},
 		{name: "the pool says so", facts: func(f *Facts) {
 			pool := f.Pools["lan"]
 			pool.ProbeAhead = 0
@@ -88,16 +101,51 @@ func TestWhatIsProbedAhead(t *testing.T) {
 			if most == 0 {
 				most = MaxAhead
 			}
-			got := Ahead(f, func(addr netip.Addr) bool { return addr.String() == c.held }, most)
-			var list []string
-			for _, addr := range slices.SortedFunc(maps.Keys(got), netip.Addr.Compare) {
-				list = append(list, addr.String())
-			}
-			if text := strings.Join(list, " "); text != c.want {
+			held := func(addr netip.Addr) bool { return addr.String() == c.held }
+			got := Ahead(f, held, most, nil)
+			if text := listed(got); text != c.want {
 				t.Errorf("%s, want %s", text, c.want)
+			}
+			again := maps.Clone(got)
+			for addr := range again { // they only listen for it: it was handed out, and is free again
+				again[addr] = Scout{Rank: -1, On: again[addr].On}
+				break
+			}
+			if again = Ahead(f, held, most, again); !maps.EqualFunc(got, again, Scout.Equal) {
+				t.Errorf("%v, and with what was known %v", got, again)
 			}
 		})
 	}
+}
+
+// often has the pool probe only the first addresses of each family often.
+func often(n int) func(*Facts) {
+	return func(f *Facts) {
+		pool := f.Pools["lan"]
+		pool.ProbeAhead = n
+		f.Pools["lan"] = pool
+	}
+}
+
+// withPool adds a pool that hands out one address next.
+func withPool(f *Facts, name, next string) {
+	addr := netip.MustParseAddr(next)
+	added := pool(name, next, next)
+	added.ProbeAhead, added.Status.Next = 1, []lb.Range{{From: addr, To: addr}}
+	f.Pools[name] = added
+}
+
+// listed names the addresses in order, those that are probed seldom in parentheses.
+func listed(scouts map[netip.Addr]Scout) string {
+	var list []string
+	for _, addr := range slices.SortedFunc(maps.Keys(scouts), netip.Addr.Compare) {
+		text := addr.String()
+		if scouts[addr].Seldom {
+			text = "(" + text + ")"
+		}
+		list = append(list, text)
+	}
+	return strings.Join(list, " ")
 }
 
 // Each of the nodes has another rank for each address, and the first one is who owns it if all
