@@ -182,6 +182,9 @@ var Reasons = map[lb.Reason]Entry{
 		"prefix list, rejects it.", "add the pool to the filter for the nodes on the router"},
 	lb.ReasonSourceMissing: {"The node does not have the peer's sourceAddress.",
 		"kubectl edit bgppeer PEER   # sourceAddress, or nodeSelectors"},
+	lb.ReasonSessionTaken: {"The router has one session with one address of the node, and another program, such as " +
+		"Calico's BIRD, has that one.",
+		"kubectl edit bgppeer PEER   # a sourceAddress that the other program does not use"},
 	lb.ReasonInterfaceMissing: {"The node does not have the peer's interface, or it is down.",
 		"kubectl edit bgppeer PEER   # interface, or nodeSelectors"},
 	lb.ReasonVRFMissing: {"The node has no VRF of the name in the peer's spec.vrf.",

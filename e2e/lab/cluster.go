@@ -194,8 +194,11 @@ func (c Cluster) Validate() error {
 			}
 		}
 	}
-	if !slices.Contains([]CNI{HostGW, VXLAN, Calico, CalicoVXLAN}, c.CNI) {
-		bad("CNI %q: want %q, %q or %q, or none for flannel's host-gw", c.CNI, VXLAN, Calico, CalicoVXLAN)
+	if !slices.Contains([]CNI{HostGW, VXLAN, Calico, CalicoVXLAN, CalicoBGP}, c.CNI) {
+		bad("CNI %q: want %q, %q, %q or %q, or none for flannel's host-gw", c.CNI, VXLAN, Calico, CalicoVXLAN, CalicoBGP)
+	}
+	if c.CNI == CalicoBGP && (c.ToR.Count != 1 || c.Racks > 0 || !c.DualStack) {
+		bad("CNI %s: want one ToR router, no racks, and both families", c.CNI)
 	}
 	errs = append(errs, c.ToR.validate(), c.validateRacks())
 	for i, addr := range c.gateways(c.LAN) {

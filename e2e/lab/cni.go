@@ -25,12 +25,14 @@ const (
 	Calico CNI = "calico"
 	// CalicoVXLAN has an overlay between Calico's nodes.
 	CalicoVXLAN CNI = "calico-vxlan"
+	// CalicoBGP is [Calico] with a BIRD on each node that tells the ToR routers where pods are, and hears it of them.
+	CalicoBGP CNI = "calico-bgp"
 )
 
 // calicoMAC is the address of each of Calico's interfaces to a pod.
 const calicoMAC = "ee:ee:ee:ee:ee:ee"
 
-func (c Cluster) calico() bool { return c.CNI == Calico || c.CNI == CalicoVXLAN }
+func (c Cluster) calico() bool { return c.CNI == Calico || c.CNI == CalicoVXLAN || c.CNI == CalicoBGP }
 
 // bridged reports whether a node's pods are on a bridge.
 func (c Cluster) bridged() bool { return !c.calico() }
@@ -95,10 +97,11 @@ func vtepMAC(n Node) string {
 
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// neighbors are the nodes to whose pods a node has routes; routers know the pods of other racks.
+// neighbors are the nodes to whose pods a node has routes; routers know the pods of other racks, and
+// BIRD makes those of [CalicoBGP].
 func (c Cluster) neighbors(n Node) []Node {
 	return slices.DeleteFunc(slices.Clone(c.Nodes),
-		func(other Node) bool { return other.Name == n.Name || other.Rack != n.Rack })
+		func(other Node) bool { return other.Name == n.Name || other.Rack != n.Rack || c.CNI == CalicoBGP })
 }
 
 // podRoutes returns the routes of a node to pods; own are those on the node.

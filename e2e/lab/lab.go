@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/landfall-lb/landfall/e2e/router"
 )
 
 // Options say how to start a lab. The zero value starts all of Landfall on a lab named lf1 (or the
@@ -62,6 +64,7 @@ type Lab struct {
 	routers  []*Router
 	kept     bool
 	spine    *Router
+	calico   map[string]*router.Router // by node
 
 	nodes map[string]Node
 
@@ -188,6 +191,9 @@ func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
 		})
 	}
 	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := l.startCalico(ctx); err != nil {
 		return err
 	}
 	if l.options.Kubelets {

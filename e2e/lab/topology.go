@@ -73,7 +73,8 @@ func planLAN(c Cluster) []hostPlan {
 		plans = append(plans, hostPlan{
 			Name:   name,
 			Cables: []cable{{Iface: torLAN, To: switchName, Bridge: "lan"}, {Iface: torFar, To: switchName, Bridge: "far"}},
-			Config: slices.Concat(c.addrAdd(addr, c.LAN.Prefix, torLAN), c.addrAdd(far[i], c.Far.Prefix, torFar)),
+			Config: slices.Concat(c.addrAdd(addr, c.LAN.Prefix, torLAN), c.addrAdd(far[i], c.Far.Prefix, torFar),
+				c.planLoopback()),
 			Sysctls: sysctls(map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding?": "1",
 				// A client that was redirected goes on to the same node when that delivers no more. The kernel needs both
 				// parameters: an interface starts with the second.
@@ -100,7 +101,7 @@ func planNode(c Cluster, n Node) hostPlan {
 	h := hostPlan{
 		Name:   n.Name,
 		Cables: []cable{{Iface: "eth0", To: switchName, Bridge: bridge}},
-		Config: c.addrAdd(n.Addr, network.Prefix, "eth0"),
+		Config: append(c.addrAdd(n.Addr, network.Prefix, "eth0"), c.planSpeaker(n)...),
 		Sysctls: sysctls(map[string]string{
 			"ipv4/ip_forward":              "1",
 			"ipv6/conf/all/forwarding?":    "1",

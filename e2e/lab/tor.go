@@ -96,6 +96,9 @@ func (c Cluster) frrConfig(i int) router.Options {
 	line("debug bgp neighbor-events")
 	line("debug bgp graceful-restart")
 	line("debug bgp bfd")
+	if c.CNI == CalicoBGP {
+		c.frrPods(line)
+	}
 	line("router bgp %d", c.torASN(i))
 	line(" bgp log-neighbor-changes")
 	line(" bgp router-id %s", c.torAddress(i))
@@ -114,12 +117,16 @@ func (c Cluster) frrConfig(i int) router.Options {
 		line(" neighbor nodes bfd profile nodes")
 	}
 	for _, n := range c.torNodes(i) {
-		for _, addr := range c.addresses(n.Addr) {
+		for _, addr := range c.speakerAddrs(n) {
 			line(" neighbor %s peer-group nodes", addr)
 			line(" neighbor %s description %s", addr, n.Name)
 		}
 	}
 	neighbors := []string{"nodes"}
+	if c.CNI == CalicoBGP {
+		c.frrCalico(line)
+		neighbors = append(neighbors, "calico")
+	}
 	if c.Racks > 0 {
 		spine, _, _ := link(i)
 		line(" bgp bestpath as-path multipath-relax")
@@ -153,7 +160,7 @@ func (c Cluster) birdConfig(i int) router.Options {
 	}
 	hold := int(t.holdTime().Seconds())
 	for at, n := range c.Nodes {
-		for _, addr := range c.addresses(n.Addr) {
+		for family, addr := range c.speakerAddrs(n) {
 			v4 := "ipv4 { import filter nodes; export none; };"
 			name := fmt.Sprintf("node%d_v4", at)
 			if addr.Is6() {
@@ -161,9 +168,14 @@ func (c Cluster) birdConfig(i int) router.Options {
 				name = fmt.Sprintf("node%d_v6", at)
 			}
 			line("protocol bgp %s { # %s", name, n.Name)
-			line(" local as %d;", t.ASN)
 			line(" neighbor %s as %d;", addr, t.NodeASN)
-			line(" direct;")
+			if c.CNI == CalicoBGP {
+				line(" local %s as %d;", c.addresses(routerLoopback)[family], t.ASN)
+				line(" multihop;")
+			} else {
+				line(" local as %d;", t.ASN)
+				line(" direct;")
+			}
 			line(" passive on;")
 			line(" hold time %d;", hold)
 			line(" error wait time 1, 2;")
@@ -179,6 +191,9 @@ func (c Cluster) birdConfig(i int) router.Options {
 			}
 			line("}")
 		}
+	}
+	if c.CNI == CalicoBGP {
+		c.birdCalico(line)
 	}
 	return router.Options{Config: b.String()}
 }
@@ -275,7 +290,7 @@ func (r *Router) Nodes(ctx context.Context, prefix netip.Prefix) ([]string, erro
 	var nodes []string
 	for _, hop := range hops {
 		at := slices.IndexFunc(r.lab.cluster.Nodes,
-			func(n Node) bool { return slices.Contains(r.lab.cluster.addresses(n.Addr), hop) })
+			func(n Node) bool { return slices.Contains(r.lab.cluster.speakerAddrs(n), hop) })
 		if at < 0 {
 			return nil, fmt.Errorf("%s: %s goes by %s, which is no node", r.Name, prefix, hop)
 		}

@@ -39,6 +39,8 @@ type Options struct {
 	Env []string
 	// NoListen keeps FRR's bgpd from listening: it opens all sessions by itself.
 	NoListen bool
+	// Recover has BIRD take over what it left in the kernel, as after a restart.
+	Recover bool
 	// Zebra and BFD are the configurations of FRR's zebra and bfdd. bfdd runs only if BFD is not
 	// empty, and bgpd only if Config is not.
 	Zebra, BFD string
@@ -140,8 +142,11 @@ func StartBIRD(ctx context.Context, o Options) (*Router, error) {
 	r.ask = func(command string) []string {
 		return append([]string{birdc, "-s", socket}, strings.Fields(command)...)
 	}
-	r.daemons = []daemon{
-		{"bird", []string{bird, "-f", "-c", config, "-s", socket, "-P", filepath.Join(o.Dir, "bird.pid")}}}
+	argv := []string{bird, "-f", "-c", config, "-s", socket, "-P", filepath.Join(o.Dir, "bird.pid")}
+	if o.Recover {
+		argv = append(argv, "-R")
+	}
+	r.daemons = []daemon{{"bird", argv}}
 	return r, r.start(ctx)
 }
 

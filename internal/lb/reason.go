@@ -162,11 +162,13 @@ func Refuse(reason Reason, format string, args ...any) *Refusal {
 const (
 	ReasonPeerInvalid Reason = "PeerInvalid" // the specification of the peer cannot be used
 	// an older BGPPeer has the same address or interface on this node
-	ReasonPeerDuplicate    Reason = "PeerDuplicate"
-	ReasonEstablished      Reason = "Established"      // the session is up
-	ReasonNotEstablished   Reason = "NotEstablished"   // the session is not up
-	ReasonRouteFiltered    Reason = "RouteFiltered"    // the router has not taken a route; landfallctl says so
-	ReasonSourceMissing    Reason = "SourceMissing"    // the node does not have the peer's sourceAddress
+	ReasonPeerDuplicate  Reason = "PeerDuplicate"
+	ReasonEstablished    Reason = "Established"    // the session is up
+	ReasonNotEstablished Reason = "NotEstablished" // the session is not up
+	ReasonRouteFiltered  Reason = "RouteFiltered"  // the router has not taken a route; landfallctl says so
+	ReasonSourceMissing  Reason = "SourceMissing"  // the node does not have the peer's sourceAddress
+	// the peer has another session with the address, such as that of another program of the node
+	ReasonSessionTaken     Reason = "SessionTaken"
 	ReasonInterfaceMissing Reason = "InterfaceMissing" // the node does not have the peer's interface, or it is down
 	ReasonVRFMissing       Reason = "VRFMissing"       // the node has no VRF of the name in the peer's spec.vrf
 	// the node's kernel does not deliver what comes in through the peer's VRF

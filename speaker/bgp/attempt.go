@@ -5,12 +5,10 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
-	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -96,11 +94,7 @@ func (a *attempt) run(ctx context.Context, incoming net.Conn) (up time.Duration,
 		a.err = cause
 	}
 	if a.s.state() != Idle {
-		reason := lb.ReasonNotEstablished
-		if errors.Is(a.err, syscall.EADDRNOTAVAIL) {
-			reason = lb.ReasonSourceMissing
-		}
-		a.s.failed(reason, a.err)
+		a.s.failed(reasonOf(a.err), a.err)
 	}
 	return a.up, a.err
 }

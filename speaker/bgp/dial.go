@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -55,8 +56,40 @@ func targetOf(d plan.BGPSession, router netip.Addr) Target {
 	return t
 }
 
+// takenError is for a peer with which another program of this node has a session from the same address. A router has
+// one session with an address: it would refuse ours, or, where graceful restart is negotiated, take it for the other
+// program's after a restart, and end that one's.
+type takenError struct {
+	local netip.Addr
+	peer  netip.AddrPort
+}
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("another program of this node has a connection between %s and port %d of %s, and a router has one "+
+		"session with one address; give the BGPPeer another sourceAddress", e.local, e.peer.Port(), e.peer.Addr())
+}
+
+// taken returns a takenError if another program has a session between these addresses. This one has none while it
+// dials. A kernel that does not tell which connections there are does not hold anything up.
+func (t Target) taken() error {
+	local, peer := t.Source, t.Peer.Addr()
+	if t.VRF != "" || peer.Zone() != "" {
+		return nil
+	}
+	if !local.IsValid() {
+		local = links.LocalTo(peer)
+	}
+	if found, err := links.Connected(local, t.Peer); err != nil || !found {
+		return nil
+	}
+	return &takenError{local, t.Peer}
+}
+
 // dial opens a TCP connection.
 func dial(ctx context.Context, t Target) (net.Conn, error) {
+	if err := t.taken(); err != nil {
+		return nil, err
+	}
 	dialer := net.Dialer{
 		Timeout:   t.Timeout,
 		KeepAlive: -1, // BGP has its own

@@ -8,7 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
@@ -73,8 +76,14 @@ func (s *session) lost(err error) {
 }
 
 func reasonOf(err error) lb.Reason {
-	if errors.Is(err, errBFDDown) {
+	taken, said := (*takenError)(nil), (*peerError)(nil)
+	switch {
+	case errors.Is(err, errBFDDown):
 		return lb.ReasonBFDDown
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return lb.ReasonSourceMissing
+	case errors.As(err, &taken), errors.As(err, &said) && said.code == bgp.BGP_ERROR_CEASE && said.subcode == subCollision:
+		return lb.ReasonSessionTaken
 	}
 	return lb.ReasonNotEstablished
 }
@@ -86,7 +95,7 @@ func (s *session) failed(reason lb.Reason, err error) {
 	s.mu.Unlock()
 	failures.Log(s.log, "BGP session cannot be established", "", err)
 	if told != nil && errors.Is(err, errClosed) {
-		err = told
+		err, reason = told, reasonOf(told)
 	}
 	s.down(reason, err)
 }

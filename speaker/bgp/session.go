@@ -19,7 +19,7 @@ import (
 
 // Waits before attempts to connect. They double from the least up to the session's ConnectTime;
 // after a session that was established, only up to maxFlapWait, so that a router that restarts is
-// served soon.
+// served soon, and so is one that another program of the node leaves.
 const (
 	minWait     = 250 * time.Millisecond
 	maxFlapWait = 2 * time.Second
@@ -188,10 +188,11 @@ func (s *session) run(ctx context.Context) {
 			return
 		}
 		most := max(s.want().ConnectTime, minWait)
+		var taken *takenError
 		switch {
 		case up >= calm:
 			backoff.Reset()
-		case up > 0:
+		case up > 0, errors.As(err, &taken):
 			most = min(most, maxFlapWait)
 		}
 		var change *changeError

@@ -1,0 +1,70 @@
+package links
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/nstest"
+)
+
+// TestConnected looks for connections that either end has opened, in both families, from each of a host's addresses.
+func TestConnected(t *testing.T) {
+	node, router := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, node, "eth0", "192.0.2.9/24", router, "eth0", "192.0.2.1/24")
+	node.Run(t, "ip", "addr", "add", "192.0.2.8/24", "dev", "eth0")
+	node.Run(t, "ip", "addr", "add", "2001:db8::9/64", "dev", "eth0", "nodad")
+	router.Run(t, "ip", "addr", "add", "2001:db8::1/64", "dev", "eth0", "nodad")
+	hold := func(conn net.Conn) { _, _ = conn.Read(make([]byte, 1)) } // until the other end closes
+	router.Serve(t, "192.0.2.1:179", hold)
+	router.Serve(t, "[2001:db8::1]:179", hold)
+	node.Serve(t, ":179", hold) // a socket for both families
+	for _, test := range []struct {
+		name               string
+		from               *nstest.NS
+		source, to         string
+		local, peer, other string
+	}{
+		{"IPv4", node, "192.0.2.9:0", "192.0.2.1:179", "192.0.2.9", "192.0.2.1:179", "192.0.2.8"},
+		{"IPv4, its second address", node, "192.0.2.8:0", "192.0.2.1:179", "192.0.2.8", "192.0.2.1:179", "192.0.2.9"},
+		{"IPv4, by the peer", router, "192.0.2.1:0", "192.0.2.9:179", "192.0.2.9", "192.0.2.1:179", "192.0.2.8"},
+		{"IPv6", node, "[2001:db8::9]:0", "[2001:db8::1]:179", "2001:db8::9", "[2001:db8::1]:179", "2001:db8::8"},
+		{"IPv6, by the peer", router, "[2001:db8::1]:0", "[2001:db8::9]:179", "2001:db8::9", "[2001:db8::1]:179",
+			"2001:db8::8"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			want := func(local, peer string, want bool) {
+				t.Helper()
+				node.Do(t, func() error {
+					found, err := Connected(netip.MustParseAddr(local), netip.MustParseAddrPort(peer))
+					if found != want {
+						t.Errorf("a connection between %s and %s: %v", local, peer, found)
+					}
+					return err
+				})
+			}
+			want(test.local, test.peer, false)
+			var conn net.Conn
+			test.from.Do(t, func() (err error) {
+				dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(test.source))}
+				conn, err = dialer.Dial("tcp", test.to)
+				return err
+			})
+			want(test.local, test.peer, true)
+			want(test.other, test.peer, false)
+			at := netip.MustParseAddrPort(test.peer)
+			want(test.local, netip.AddrPortFrom(at.Addr(), 180).String(), false)
+			conn.Close()
+			want(test.local, test.peer, false)
+		})
+	}
+	node.Do(t, func() error {
+		if got := LocalTo(netip.MustParseAddr("192.0.2.1")); got.String() != "192.0.2.9" {
+			t.Errorf("to the router from %s", got)
+		}
+		if got := LocalTo(netip.MustParseAddr("198.51.100.1")); got.IsValid() {
+			t.Errorf("to nowhere from %s", got)
+		}
+		return nil
+	})
+}
