@@ -9,8 +9,8 @@ import (
 const maxFailing = 1000
 
 // Lanes do things that may hang, each in a goroutine of its own: at most so many at once, and fewer of one owner.
-// Owners take turns. Those whose last one failed have half of the room, one at a time each: what hangs of theirs leaves room
-// for the others'. Lanes are safe for concurrent use.
+// Owners take turns. Those whose last one failed have half of the room, one at a time each: what hangs of theirs leaves
+// room for the others'. Lanes are safe for concurrent use.
 type Lanes struct {
 	most, each int
 

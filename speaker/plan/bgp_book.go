@@ -108,7 +108,8 @@ func (k *BGPBook) amend(d bgpDecision, mayAmend func(netip.Prefix) bool) {
 		before, known := k.sessions[name]
 		for prefix, route := range s.Routes {
 			_, asked := waits[prefix]
-			if was, ok := before.Routes[prefix]; known && !asked && !(ok && was.Equal(route)) && !route.leaving() {
+			was, had := before.Routes[prefix]
+			if same := had && was.Equal(route); known && !asked && !same && !route.leaving() {
 				waits[prefix] = !mayAmend(prefix)
 			}
 		}
