@@ -177,6 +177,12 @@ func (p *Plan) findWorkloads(objects []Object) {
 	}
 }
 
+// runsFRR reports whether its pods have a container of FRR, as those of MetalLB's speakers in mode frr and of frr-k8s.
+func (w Workload) runsFRR() bool {
+	containers, _ := w.template["containers"].([]any)
+	return slices.ContainsFunc(containers, func(container any) bool { return dig(container, "name") == "frr" })
+}
+
 // Paused says what has to be paused before workloads are changed; "" for nothing.
 func Paused(workloads []Workload, c Choices) string {
 	var kept []string
@@ -497,6 +503,11 @@ func (p *Plan) noteGaps(objects []Object, c Choices) {
 	if len(p.L2) > 0 {
 		p.note("between MetalLB's last speaker and Landfall's first answer, clients that do not know an address's MAC yet " +
 			"wait; those that know it notice nothing, because nodes go on forwarding")
+	}
+	if slices.ContainsFunc(p.Speakers, Workload.runsFRR) {
+		p.note("MetalLB runs FRR, whose BFD daemon ends at its start where another program has UDP port 3784 or 4784, as " +
+			"Landfall's speakers do: if pods of MetalLB's may restart meanwhile, set speaker.bfdNeighbors=0 in Landfall's " +
+			"chart until MetalLB is gone")
 	}
 	if !p.NodeByNode {
 		return

@@ -282,3 +282,15 @@ func TestNotesOfAMoveOverBGP(t *testing.T) {
 		}
 	}
 }
+
+// FRR's BFD and Landfall's want the same ports.
+func TestNoteOfFRR(t *testing.T) {
+	for containers, noted := range map[string]bool{"{name: speaker}, {name: frr}": true, "{name: speaker}": false} {
+		p := PlanMetalLB([]Object{decodeOne(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: speaker, namespace: m, "+
+			"labels: {app: metallb, component: speaker}}, spec: {template: {spec: {containers: ["+containers+"]}}}}")},
+			nil, Choices{})
+		if got := strings.Join(p.Notes, "\n"); strings.Contains(got, "speaker.bfdNeighbors=0") != noted {
+			t.Errorf("containers %s: %s", containers, got)
+		}
+	}
+}
