@@ -143,6 +143,8 @@ func (l *lister) step(ctx context.Context) (again time.Duration, err error) {
 			delete(l.pauses, key)
 		} else if len(s.ExternalIPs) > 0 || s.Listed != nil {
 			services = append(services, s)
+		} else {
+			delete(l.failing, key) // there is nothing to write any more
 		}
 	}
 	l.write(ctx, services)
@@ -211,6 +213,9 @@ func (l *lister) write(ctx context.Context, services []lb.Service) {
 			continue
 		}
 		l.listed[s.Key], l.latest = writtenListing{uid: s.UID, Listing: next}, max(l.latest, next.Latest())
+		if shown {
+			delete(l.failing, s.Key)
+		}
 		if shown || writing && w.service.UID == s.UID && maps.Equal(w.next, next) {
 			continue
 		}

@@ -198,6 +198,33 @@ func TestContract11ListingsInTheOrderOfChanges(t *testing.T) {
 	c.inOrder(t, "younger", "older", "oldest")
 }
 
+// A listing that cannot be written, and need not be any more, is not taken for one that fails still: all are well again.
+func TestListingsThatFailUntilTheyAreDropped(t *testing.T) {
+	for _, listed := range []bool{false, true} {
+		c := newCluster()
+		p := newProcess(c)
+		s := lists("web")
+		if listed {
+			s.ExternalIPs = []netip.Addr{external}
+		}
+		c.put(s)
+		p.settle(t)
+		c.fail(forbidden)
+		c.change("web", func(s *lb.Service) { s.ExternalIPs = append(s.ExternalIPs, netip.MustParseAddr("198.51.100.8")) })
+		p.deliver()
+		p.list(t)
+		if len(p.lister.failing) != 1 {
+			t.Errorf("listed before: %v: no write has failed", listed)
+		}
+		c.change("web", func(s *lb.Service) { s.ExternalIPs = s.ExternalIPs[:len(s.ExternalIPs)-1] })
+		p.deliver()
+		p.list(t)
+		if len(p.lister.failing) != 0 {
+			t.Errorf("listed before: %v: it fails still", listed)
+		}
+	}
+}
+
 // A Service that never rests is written ever less often. What it lists again meanwhile it lists since it is written,
 // after another one that was there before.
 func TestContract11ListingsThatNeverRest(t *testing.T) {

@@ -86,5 +86,13 @@ func TestLanes(t *testing.T) {
 		if n := len(l.lanes.failing); n > maxFailing {
 			t.Errorf("%d owners are remembered", n)
 		}
+		full := NewLanes(1, 1)
+		for i := range maxFailing + 1 { // as many as are remembered, and the first of them again
+			full.Do(fmt.Sprint(i%maxFailing), func() error { return errors.New("no") })
+		}
+		full.Wait()
+		if n := len(full.failing); n != maxFailing {
+			t.Errorf("%d owners are remembered once one of them has failed again, want %d", n, maxFailing)
+		}
 	})
 }

@@ -3,6 +3,7 @@ package readiness
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"sync"
@@ -112,6 +113,9 @@ func (a *Actor) step(ctx context.Context) (again time.Duration, err error) {
 	var failed error
 	for _, attempt := range ended {
 		delete(a.writing, attempt.pod)
+		if errors.Is(attempt.err, errUnwanted) {
+			continue
+		}
 		if err := a.note(attempt); err != nil {
 			failed = err
 		}
@@ -159,11 +163,20 @@ func (a *Actor) note(of attempt) error {
 	return nil
 }
 
-// open opens a gate, and has the step hear of it.
+// errUnwanted is for a gate that shall not be open any more when it is its turn.
+var errUnwanted = errors.New("not wanted any more")
+
+// open opens a gate, unless it waited for that until it was wanted no more, and has the step hear of it.
 func (a *Actor) open(ctx context.Context, pod lb.Key, gate Gate) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	err := a.deps.Write(ctx, pod, gate)
+	a.mu.Lock()
+	err := errUnwanted
+	wanted := a.wanted[pod].UID == gate.UID
+	a.mu.Unlock()
+	if wanted {
+		err = a.deps.Write(ctx, pod, gate)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.ended = append(a.ended, attempt{pod, gate, err})

@@ -158,3 +158,47 @@ func TestContract11NamespacesThatHangHoldUpNoOther(t *testing.T) {
 		}
 	})
 }
+
+// A gate that waits behind others that hang is not opened once it is wanted no more, as the pod is not ready any more,
+// and is if it is wanted again.
+func TestGatesThatAreWantedNoMoreMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mu, tried, well := sync.Mutex{}, map[string]int{}, make(chan struct{})
+		a := New(Deps{Log: slog.New(slog.DiscardHandler), Gone: func(error) bool { return false }, Opened: func(lb.Reason) {},
+			Write: func(ctx context.Context, pod lb.Key, _ Gate) error {
+				mu.Lock()
+				tried[pod.Name]++
+				mu.Unlock()
+				<-well
+				return nil
+			}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		set := func(names ...string) {
+			wanted := map[lb.Key]Gate{}
+			for _, name := range names {
+				wanted[lb.Key{Namespace: "hangs", Name: name}] = Gate{"1", plan.Opening{Reason: lb.ReasonProgrammed}}
+			}
+			a.Set(wanted)
+			synctest.Wait()
+		}
+		set("0", "1", "2", "3") // maxOfNamespace
+		set("0", "1", "2", "3", "ends", "returns")
+		set("0", "1", "2", "3")
+		close(well)
+		synctest.Wait()
+		set("returns")
+		time.Sleep(time.Hour)
+		mu.Lock()
+		want := map[string]int{"0": 1, "1": 1, "2": 1, "3": 1, "returns": 1}
+		if diff := cmp.Diff(want, tried); diff != "" {
+			t.Error(diff)
+		}
+		mu.Unlock()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -226,6 +226,20 @@ func TestContract11ARelayThatIsBehindSaysSo(t *testing.T) {
 	}
 }
 
+// A relay that was full, or behind, before the node's clock was set back is so no longer.
+func TestTheClockIsSetBack(t *testing.T) {
+	now := time.Unix(1000, 0)
+	r := &Relay{deps: Deps{Now: func() time.Time { return now }}, options: Options{Limit: 10}}
+	r.strained.Store(now.UnixNano())
+	r.fallBehind()
+	if now = now.Add(time.Second); !r.Behind() || !r.isFull() {
+		t.Errorf("after a second: behind %v, full %v", r.Behind(), r.isFull())
+	}
+	if now = now.Add(-time.Minute); r.Behind() || r.isFull() {
+		t.Errorf("a minute before: behind %v, full %v", r.Behind(), r.isFull())
+	}
+}
+
 // Flows to what no Service has wait for the proxy's word on it, at most so many, and others are asked about
 // meanwhile.
 func TestContract11FlowsOfNoFrontendHaveABoundOfTheirOwn(t *testing.T) {

@@ -73,7 +73,7 @@ const (
 	// here a moment before that comes.
 	findWithin = 2 * time.Second
 	// askWithin is how long a flow of UDP waits for the proxy's word on where it went. Flows that come after the
-	// proxy has gone come for wire.Lease, and one that restarts may be back by then.
+	// proxy has gone come for plan.RelayLease, and one that restarts may be back by then.
 	askWithin = 5 * time.Second
 	// maxWaiting is how many connections wait so at once: whoever sends connections here that no frontend is
 	// behind shall not take the places of others.
@@ -194,7 +194,13 @@ func (r *Relay) fallBehind() {
 
 // Behind reports whether the relay has asked that new flows of UDP go straight to endpoints, as it takes them in
 // more slowly than they come. Nothing is lost while they do: the rules do without a relay.
-func (r *Relay) Behind() bool { return r.deps.Now().Sub(time.Unix(0, r.behind.Load())) < behindFor }
+func (r *Relay) Behind() bool { return r.lately(&r.behind, behindFor) }
+
+// lately reports whether something was less than so long ago, in nanoseconds of Unix time. Once the clock has been set
+// back by more it was not: else it would be until the clock is there again.
+func (r *Relay) lately(at *atomic.Int64, within time.Duration) bool {
+	return r.deps.Now().Sub(time.Unix(0, at.Load())).Abs() < within
+}
 
 // high is how many connections the relay has when the rules are to stop leading to it. A tenth of the
 // limit is left for those that come before they have. low is how many it has when they lead here again.
@@ -211,8 +217,7 @@ func (r *Relay) isFull() bool {
 	if r.full.Load() {
 		limit = r.low()
 	}
-	strained := r.deps.Now().Sub(time.Unix(0, r.strained.Load())) < strainedFor
-	full := strained || r.open.Load() >= limit
+	full := r.lately(&r.strained, strainedFor) || r.open.Load() >= limit
 	r.full.Store(full)
 	return full
 }

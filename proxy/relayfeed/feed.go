@@ -76,7 +76,7 @@ type Actor struct {
 	// current is the relay that said its ports last and knows all Services; nil while there is none.
 	current *relay
 	leased  map[plan.RelayWay]netip.AddrPort
-	// ports are those of the relay that has said them last.
+	// ports are those of the relay to which the rules lead, or of the last one that has said them.
 	ports map[lb.Family]uint16
 	// answering is what Deps.Answering was told; nil before. started is when the actor was made.
 	answering []netip.AddrPort
@@ -455,7 +455,7 @@ func (a *Actor) answer(r *relay, flows []wire.Flow) error {
 }
 
 func (a *Actor) take(r *relay, h wire.Hello) {
-	if a.moves(h) && a.deps.Moved != nil {
+	if a.moves(r, h) && a.deps.Moved != nil {
 		a.deps.Moved()
 	}
 	a.mu.Lock()
@@ -475,11 +475,13 @@ func (a *Actor) take(r *relay, h wire.Hello) {
 	}
 }
 
-// moves takes over the ports of a relay, and reports whether they are others than those of the last one.
-func (a *Actor) moves(h wire.Hello) bool {
+// moves takes over the ports of a relay, unless the rules lead to another one, and reports whether they are others than
+// those of the last one.
+func (a *Actor) moves(r *relay, h wire.Hello) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(h.Ports) == 0 || maps.Equal(h.Ports, a.ports) {
+	isOther := h.Leaving || a.current != nil && a.current != r
+	if isOther || len(h.Ports) == 0 || maps.Equal(h.Ports, a.ports) {
 		return false
 	}
 	a.ports = h.Ports

@@ -419,6 +419,39 @@ func TestRulesThatKnowThePorts(t *testing.T) {
 	}
 }
 
+// Of two relays with different ports, one of which ends for the other, the rules follow the one to which they lead: to
+// follow each that says something would have all rules written anew twice a second.
+func TestRulesFollowOneRelay(t *testing.T) {
+	t.Parallel()
+	var moves atomic.Int64
+	g := newRigWith(t, func(d *Deps) { d.TCPOnly, d.Moved = true, func() { moves.Add(1) } })
+	g.Begin(nil)
+	before := g.join(hello(7))
+	g.leadsOn(7, tcp)
+	next := g.join(hello(8))
+	hear := func() {
+		for range 3 {
+			next.next(func(wire.Message) bool { return true })
+		}
+	}
+	ports := func() uint16 { return g.Ports()[lb.IPv4] }
+	g.leadsOn(8, tcp)
+	g.until("the rules follow", func() bool { return ports() == 8 })
+	hear()
+	before.leave()
+	hear()
+	if n := moves.Load(); n != 2 || ports() != 8 {
+		t.Errorf("the ports have changed %d times, and are %d", n, ports())
+	}
+	next.leave()
+	before.hello.Store(&wire.Hello{})
+	g.leads(0)
+	hear()
+	if n := moves.Load(); n != 2 || ports() != 8 {
+		t.Errorf("of relays that leave: the ports have changed %d times, and are %d", n, ports())
+	}
+}
+
 // lines are what is logged.
 type lines chan string
 
