@@ -38,6 +38,9 @@ func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameter
 		s.loopbackNodePorts = false
 	}
 	s.allAddresses = k.mode == modeNftables
+	if s.relay && k.mode == modeIptables {
+		s.prepareRelay(ctx, parameters.log, k)
+	}
 	s.relayUDP = s.relayUDP && k.mode == modeNftables
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
@@ -59,5 +62,15 @@ func (s *settings) prepareDirect(k kernel, log *slog.Logger) {
 			continue
 		}
 		s.direct[family] = true
+	}
+}
+
+// prepareRelay leaves the relay out where the kernel would refuse all rules for its sake, in iptables mode.
+func (s *settings) prepareRelay(ctx context.Context, log *slog.Logger, k kernel) {
+	for family, commands := range k.commands {
+		if err := iptables.ProbeRelay(ctx, commands, family); err != nil {
+			s.relay = false
+			log.Error("this node relays nothing", "family", family, "error", err)
+		}
 	}
 }

@@ -199,3 +199,26 @@ func TestRouteLocalnetWithoutMemory(t *testing.T) {
 		}
 	}
 }
+
+// without is a kernel without the match recent.
+type without struct{ iptables.Kernel }
+
+func (without) Restore(_ context.Context, input string) error {
+	if strings.Contains(input, "-m recent") {
+		return errors.New("no such match")
+	}
+	return nil
+}
+
+// A kernel that cannot lead to the relay would refuse all rules for it.
+func TestNoRelayWithoutTheMatchRecent(t *testing.T) {
+	parameters := kernelParameters{t.TempDir(), slog.New(slog.DiscardHandler)}
+	for mode, want := range map[string]bool{modeIptables: false, modeNftables: true} {
+		s := settings{relay: true}
+		s.prepareKernel(t.Context(), parameters, kernel{mode: mode,
+			commands: map[lb.Family]iptables.Kernel{lb.IPv6: without{}}})
+		if s.relay != want {
+			t.Errorf("%s mode relays: %v, want %v", mode, s.relay, want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,6 +40,18 @@ func (r renderer) relay() []string {
 // isRelayed reports whether the rules send connections to a frontend to the relay. UDP stays with the rules.
 func (r renderer) isRelayed(s plan.Service, p plan.Port, f plan.Frontend) bool {
 	return r.config.Relay && p.Protocol == lb.TCP && s.IsRelayed(p, f)
+}
+
+// ProbeRelay returns an error if the kernel does not take a rule that asks for a lease: it would refuse all rules that
+// are written with it. It makes a chain with such a rule, and removes it.
+func ProbeRelay(ctx context.Context, k Kernel, family lb.Family) error {
+	const chain = prefix + "PROBE"
+	made := fmt.Sprintf("*nat\n:%s - [0:0]\n-A %s -m recent --rcheck --seconds 1 --name %s --mask %s --rsource -j RETURN\n"+
+		"COMMIT\n", chain, chain, chain, everyoneOf(family))
+	if err := k.Restore(ctx, made); err != nil {
+		return fmt.Errorf("make a rule with the match recent: %w", err)
+	}
+	return k.Restore(ctx, fmt.Sprintf("*nat\n-F %s\n-X %s\nCOMMIT\n", chain, chain))
 }
 
 // everyoneOf returns what stands for all clients.

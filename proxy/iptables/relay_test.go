@@ -91,6 +91,14 @@ func TestLease(t *testing.T) {
 				lb.IPv6: netip.MustParseAddrPort("[2001:db8::1]:7486")}
 			config := seedConfig
 			config.Relay, config.RelayTo = true, to
+			for family, k := range kernels {
+				if err := ProbeRelay(t.Context(), k, family); err != nil {
+					t.Errorf("%s: probe: %v", family, err)
+				}
+				if left := ns.Run(t, variant(family, kind).save); strings.Contains(left, "PROBE") {
+					t.Errorf("%s: the probe leaves %s", family, left)
+				}
+			}
 			lease := NewLease()
 			do := func(f func() error) (err error) {
 				t.Helper()
