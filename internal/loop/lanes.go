@@ -97,7 +97,7 @@ func (l *Lanes) end(owner string, suspect bool, err error) {
 	switch {
 	case err == nil:
 		delete(l.failing, owner)
-	case len(l.failing) < maxFailing:
+	case l.failing[owner] || len(l.failing) < maxFailing:
 		l.failing[owner] = true
 	default: // they may be gone, and who fails again is remembered again
 		l.failing = map[string]bool{owner: true}
