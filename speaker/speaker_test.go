@@ -457,6 +457,28 @@ func TestOnlyInterfacesThatMayAnswerCount(t *testing.T) {
 	})
 }
 
+// TestAPodsInterfaceCostsNoLookAtTheAddressesAhead has the interfaces of pods come and go on a node that probes many
+// addresses ahead. It does not rank the nodes for each of them anew.
+func TestAPodsInterfaceCostsNoLookAtTheAddressesAhead(t *testing.T) {
+	inRig(t, func(r *rig) {
+		const many = 256
+		n := r.nodes[w177]
+		r.api.pools.Set("next", lb.Pool{Name: "next", ProbeAhead: 1, Status: lb.PoolStatus{Next: []lb.Range{
+			{From: netip.MustParseAddr("172.26.236.0"), To: netip.MustParseAddr("172.26.236.255")}}}})
+		r.start(w177)
+		if got := len(n.rooms.ahead.Desired()); got != many {
+			t.Fatalf("%d addresses are probed ahead, want %d", got, many)
+		}
+		got := testing.AllocsPerRun(10, func() {
+			n.changes.note(func(d *dirt) { d.links = true })
+			n.step(time.Now())
+		})
+		if got >= many {
+			t.Errorf("%v allocations for a pod's interface, with %d addresses probed ahead", got, many)
+		}
+	})
+}
+
 // TestContract11AnAddressInAStatusWithdrawsNothing has somebody write a Service's address into the
 // status of another one, which no node delivers. The address stays announced, unless nothing says
 // whose it is.

@@ -330,7 +330,7 @@ func (s *speaker) scout(now time.Time, facts plan.Facts, dirty dirt, divided boo
 		Claims: s.from.members.Claims, Scouted: s.to.l2.Outcome().Scouted,
 	}
 	touched, changed, again := s.rooms.ahead.Step(now, f, ahead.Events{
-		All: dirty.all || dirty.links || divided, Next: dirty.ahead, Heard: dirty.vips})
+		All: dirty.all || divided, Next: dirty.ahead, Heard: dirty.vips})
 	for addr := range touched {
 		dirty.vips[addr] = true
 	}

@@ -13,9 +13,14 @@ import (
 )
 
 // Connected reports whether a program in the calling thread's network namespace has an established TCP connection
-// between a local address and a port of a peer, or between the peer and that port here: whoever opened it. VRFs are not
-// told apart.
+// between a local address and a port of a peer, or between the peer and that port here: whoever opened it. What is in a
+// VRF does not count: the peer's address there is another host's.
 func Connected(local netip.Addr, peer netip.AddrPort) (found bool, err error) {
+	return connected(local, peer, inVRF)
+}
+
+// connected is Connected without the connections that are bound to a device of which elsewhere says so.
+func connected(local netip.Addr, peer netip.AddrPort, elsewhere func(device int) bool) (found bool, err error) {
 	families := []uint8{unix.AF_INET6}
 	if lb.FamilyOf(peer.Addr()) == lb.IPv4 {
 		families = []uint8{unix.AF_INET, unix.AF_INET6} // also as ::ffff:192.0.2.1, of a socket for both families
@@ -26,8 +31,10 @@ func Connected(local netip.Addr, peer netip.AddrPort) (found bool, err error) {
 				request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 				request.AddData(r)
 				return nil, request.ExecuteIter(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(m []byte) bool {
-					from, to, ok := endsOf(m)
-					found = found || ok && from == local.WithZone("") && to == peer.Addr().WithZone("")
+					from, to, device, ok := endsOf(m)
+					if ok && from == local.WithZone("") && to == peer.Addr().WithZone("") && !elsewhere(device) {
+						found = true
+					}
 					return true
 				})
 			})
@@ -52,8 +59,8 @@ type socketRequest struct {
 const (
 	sizeofSocketRequest = 56
 	// Where things are in struct inet_diag_msg.
-	socketSource, socketPeer, sizeofSocketEnds = 8, 24, 40
-	established                                = 1 // TCP_ESTABLISHED of linux/tcp_states.h
+	socketSource, socketPeer, socketDevice, sizeofSocketEnds = 8, 24, 40, 44
+	established                                              = 1 // TCP_ESTABLISHED of linux/tcp_states.h
 )
 
 func (r socketRequest) Len() int { return sizeofSocketRequest }
@@ -66,10 +73,11 @@ func (r socketRequest) Serialize() []byte {
 	return append(b, make([]byte, sizeofSocketRequest-len(b))...)
 }
 
-// endsOf returns the addresses of both ends of a connection.
-func endsOf(m []byte) (from, to netip.Addr, ok bool) {
+// endsOf returns the addresses of both ends of a connection, and the index of the device that it is bound to; 0 for
+// none.
+func endsOf(m []byte) (from, to netip.Addr, device int, ok bool) {
 	if len(m) < sizeofSocketEnds {
-		return from, to, false
+		return from, to, 0, false
 	}
 	size := 16
 	if m[0] == unix.AF_INET {
@@ -77,7 +85,19 @@ func endsOf(m []byte) (from, to netip.Addr, ok bool) {
 	}
 	from, _ = netip.AddrFromSlice(m[socketSource : socketSource+size])
 	to, _ = netip.AddrFromSlice(m[socketPeer : socketPeer+size])
-	return from.Unmap(), to.Unmap(), true
+	return from.Unmap(), to.Unmap(), int(binary.NativeEndian.Uint32(m[socketDevice:])), true
+}
+
+// inVRF reports whether a device is a VRF or a port of one, as far as the kernel tells.
+func inVRF(device int) bool {
+	if device == 0 {
+		return false
+	}
+	link, err := netlink.LinkByIndex(device)
+	if err == nil && link.Attrs().MasterIndex != 0 && link.Type() != "vrf" {
+		link, err = netlink.LinkByIndex(link.Attrs().MasterIndex)
+	}
+	return err == nil && link.Type() == "vrf"
 }
 
 var _ nl.NetlinkRequestData = socketRequest{}

@@ -3,7 +3,10 @@ package links
 import (
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
@@ -64,6 +67,38 @@ func TestConnected(t *testing.T) {
 		}
 		if got := LocalTo(netip.MustParseAddr("198.51.100.1")); got.IsValid() {
 			t.Errorf("to nowhere from %s", got)
+		}
+		return nil
+	})
+}
+
+// TestConnectedElsewhere has a connection that is bound to a device, as programs bind them to the router's interface,
+// or the kernel to a VRF. This kernel need not have VRFs.
+func TestConnectedElsewhere(t *testing.T) {
+	node, router := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, node, "eth0", "192.0.2.9/24", router, "eth0", "192.0.2.1/24")
+	router.Serve(t, "192.0.2.1:179", func(conn net.Conn) { _, _ = conn.Read(make([]byte, 1)) })
+	node.Do(t, func() error {
+		dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+			_ = c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), "eth0") })
+			return err
+		}}
+		conn, err := dialer.Dial("tcp", "192.0.2.1:179")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		eth0, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		local, peer := netip.MustParseAddr("192.0.2.9"), netip.MustParseAddrPort("192.0.2.1:179")
+		if found, err := Connected(local, peer); err != nil || !found {
+			t.Errorf("a connection that is bound to an interface: %v, %v", found, err)
+		}
+		found, err := connected(local, peer, func(device int) bool { return device == eth0.Index })
+		if err != nil || found {
+			t.Errorf("one that is elsewhere: %v, %v", found, err)
 		}
 		return nil
 	})

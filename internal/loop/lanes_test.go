@@ -79,20 +79,22 @@ func TestLanes(t *testing.T) {
 		if l := l.lanes; len(l.waiting)+len(l.turns)+len(l.busy)+len(l.failing)+l.suspect > 0 {
 			t.Errorf("left: %v %v %v %v %d", l.waiting, l.turns, l.busy, l.failing, l.suspect)
 		}
-		for i := range maxFailing + 5 {
-			l.lanes.Do(fmt.Sprint(i), func() error { return errors.New("no") })
+		fails := func() error { return errors.New("no") }
+		for i := range maxFailing {
+			l.lanes.Do(fmt.Sprint(i), fails)
+		}
+		l.lanes.Wait()
+		l.lanes.Do("0", fails)
+		l.lanes.Wait()
+		if n := len(l.lanes.failing); n != maxFailing {
+			t.Errorf("%d owners are remembered, want %d: one of them has failed again", n, maxFailing)
+		}
+		for i := range 5 {
+			l.lanes.Do(fmt.Sprint(maxFailing+i), fails)
 		}
 		l.lanes.Wait()
 		if n := len(l.lanes.failing); n > maxFailing {
 			t.Errorf("%d owners are remembered", n)
-		}
-		full := NewLanes(1, 1)
-		for i := range maxFailing + 1 { // as many as are remembered, and the first of them again
-			full.Do(fmt.Sprint(i%maxFailing), func() error { return errors.New("no") })
-		}
-		full.Wait()
-		if n := len(full.failing); n != maxFailing {
-			t.Errorf("%d owners are remembered once one of them has failed again, want %d", n, maxFailing)
 		}
 	})
 }

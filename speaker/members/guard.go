@@ -26,23 +26,27 @@ const (
 
 var (
 	errNoText = errors.New("an encrypted stream without a text, or of a version that no speaker writes")
-	errNoRoom = errors.New("too much is being read for clients that are no nodes of the cluster")
+	errNoRoom = errors.New("too much is being read of which it is not known who has sent it")
 )
 
-// memberlist reads a message, of up to 20 MiB, before the key shows who has sent it. Of clients that are no nodes as
-// far as is known, all messages together may have maxUnproven at a time, besides those of up to smallMessage: several
-// times the state of 1,000 nodes with 10,000 VIPs.
+// memberlist reads a message, of up to 20 MiB, before the key shows who has sent it. So all of them together have a
+// bound, besides those of up to smallMessage: maxOfNodes for those from addresses of nodes, as those of pods may leave
+// with the address of their node, and maxUnproven for others, several times the state of 1,000 nodes with 10,000 VIPs.
 const (
 	maxUnproven  = 8 << 20
+	maxOfNodes   = 64 << 20
 	smallMessage = 64 << 10
 )
 
-// budget is what is used of maxUnproven.
-type budget struct{ used atomic.Int64 }
+// budget is what is used of the most that there may be.
+type budget struct {
+	most int64
+	used atomic.Int64
+}
 
 // take takes so much, and reports whether there was as much.
 func (b *budget) take(size int64) bool {
-	if b.used.Add(size) <= maxUnproven {
+	if b.used.Add(size) <= b.most {
 		return true
 	}
 	b.used.Add(-size)
@@ -65,8 +69,8 @@ func versionOf(packet []byte) byte {
 // stream is a connection whose first message is looked at before it is read.
 type stream struct {
 	net.Conn
-	admit   func(size int64) bool // asks for room for a message; nil for a client that need not
-	leave   func()                // at the end; nil for nothing
+	budget  *budget // that has room for the message; nil for a client that needs none
+	leave   func()  // at the end; nil for nothing
 	closed  sync.Once
 	size    int64 // of the room
 	looked  bool
@@ -112,8 +116,8 @@ func (s *stream) look() error {
 		s.head = nil
 		return errNoText
 	}
-	if s.admit != nil && size > smallMessage {
-		if !s.admit(size) {
+	if s.budget != nil && size > smallMessage {
+		if !s.budget.take(size) {
 			s.head = nil
 			return errNoRoom
 		}

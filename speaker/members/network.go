@@ -41,7 +41,8 @@ type network struct {
 	isNode    func(netip.Addr) bool // whether a node of the cluster has the address
 	nodes     *listen.Room[net.Conn]
 	others    *listen.Room[net.Conn]
-	unproven  budget
+	unproven  budget // of others
+	ofNodes   budget
 	udp       *net.UDPConn
 	tcp       *net.TCPListener
 	packets   chan *memberlist.Packet
@@ -67,7 +68,8 @@ func openNetwork(at netip.AddrPort, encrypted bool, isNode func(netip.Addr) bool
 		log.Debug("gossip: the kernel does not enlarge the buffer for packets", "error", err)
 	}
 	n := &network{log: log, encrypted: encrypted, isNode: isNode, nodes: listen.NewRoom[net.Conn](maxFromNodes),
-		others: listen.NewRoom[net.Conn](maxFromOthers), udp: udp, tcp: tcp, packets: make(chan *memberlist.Packet),
+		others: listen.NewRoom[net.Conn](maxFromOthers), unproven: budget{most: maxUnproven},
+		ofNodes: budget{most: maxOfNodes}, udp: udp, tcp: tcp, packets: make(chan *memberlist.Packet),
 		streams: make(chan net.Conn), done: make(chan struct{})}
 	n.readers.Go(n.receive)
 	n.readers.Go(n.accept)
@@ -122,18 +124,18 @@ func (n *network) accept() {
 // accepted gives a connection its place, and closes the one that has to leave for it.
 func (n *network) accepted(conn *net.TCPConn) net.Conn {
 	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone("")
-	room, admit := n.others, n.unproven.take
+	room, budget := n.others, &n.unproven
 	if n.isNode(from) {
-		room, admit = n.nodes, nil
+		room, budget = n.nodes, &n.ofNodes
 	}
 	place, out, full := room.Enter(listen.Client(from), conn)
 	if full {
 		_ = out.Close()
 	}
-	s := &stream{Conn: conn, looked: !n.encrypted, admit: admit}
+	s := &stream{Conn: conn, looked: !n.encrypted, budget: budget}
 	s.leave = func() {
 		room.Leave(place)
-		n.unproven.give(s.size)
+		budget.give(s.size)
 	}
 	return s
 }

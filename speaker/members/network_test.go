@@ -188,7 +188,7 @@ func TestUnprovenMessagesHaveABound(t *testing.T) {
 		size uint32
 		want bool
 	}{{"127.0.0.2", maxUnproven / 2, true}, {"127.0.0.3", maxUnproven / 2, false}, {"127.0.0.3", smallMessage, true},
-		{node, maxUnproven / 2, true}} {
+		{node, maxOfNodes - maxUnproven/2, true}, {node, maxUnproven, false}, {node, maxUnproven / 2, true}} {
 		if _, begun := begin(test.from, test.size); begun != test.want {
 			t.Errorf("%d bytes from %s: begun %v, want %v", test.size, test.from, begun, test.want)
 		}

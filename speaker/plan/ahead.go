@@ -62,12 +62,14 @@ func Ahead(f Facts, held func(netip.Addr) bool, most int, known map[netip.Addr]S
 				}
 				s, ok := known[addr]
 				if !ok || s.Rank < 0 {
-					s.On, _ = announcedOn(f, ads, addr)
+					// Most nodes announce none of a pool's addresses, if it is for another rack: they hash and word nothing.
+					if s.On, _, _ = answering(f, ads, addr); len(s.On) == 0 {
+						continue
+					}
 					s.Rank = rankOf(addr, f.Self, f.Live)
 				}
-				if s.Seldom = seldom; len(s.On) > 0 {
-					scouts[addr] = s
-				}
+				s.Seldom = seldom
+				scouts[addr] = s
 			}
 		}
 	}

@@ -118,6 +118,19 @@ func TestWhatIsProbedAhead(t *testing.T) {
 	}
 }
 
+// A node of another rack looks at all addresses that come next with each new Service. It words no refusal for any.
+func TestAddressesThatANodeDoesNotProbeCostLittle(t *testing.T) {
+	const many = 512
+	f := aheadFacts(w178)
+	pool := f.Pools["lan"]
+	pool.Status.Next = []lb.Range{{From: netip.MustParseAddr("172.26.99.0"), To: netip.MustParseAddr("172.26.100.255")}}
+	f.Pools["lan"] = pool
+	none := func(netip.Addr) bool { return false }
+	if got := testing.AllocsPerRun(10, func() { Ahead(f, none, MaxAhead, nil) }); got >= many {
+		t.Errorf("%v allocations for %d addresses on no subnet of the node", got, many)
+	}
+}
+
 // often has the pool probe only the first addresses of each family often.
 func often(n int) func(*Facts) {
 	return func(f *Facts) {

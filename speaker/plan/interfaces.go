@@ -52,8 +52,21 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 // announcedOn returns the interfaces, sorted, on which some of the advertisements have this node
 // announce the VIP, or why there are none.
 func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) ([]string, *lb.Refusal) {
-	found := map[string]bool{}
-	var silent, unforwarded string
+	found, silent, unforwarded := answering(f, ads, vip)
+	switch {
+	case len(found) > 0:
+		return found, nil
+	case unforwarded != "":
+		return nil, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
+			f.Self, lb.FamilyOf(vip), unforwarded)
+	case silent != "":
+		return nil, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
+	}
+	return nil, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, ads, vip))
+}
+
+// answering is announcedOn without the words: an interface that has no carrier, and one that forwards nothing, or "".
+func answering(f Facts, ads []lb.L2Advertisement, vip netip.Addr) (found []string, silent, unforwarded string) {
 	for _, ad := range ads {
 		for _, i := range f.Interfaces {
 			switch {
@@ -63,20 +76,12 @@ func announcedOn(f Facts, ads []lb.L2Advertisement, vip netip.Addr) ([]string, *
 			case f.CheckForwarding && !i.Forwards(lb.FamilyOf(vip)):
 				unforwarded = i.Name
 			default:
-				found[i.Name] = true
+				found = append(found, i.Name)
 			}
 		}
 	}
-	switch {
-	case len(found) > 0:
-		return slices.Sorted(maps.Keys(found)), nil
-	case unforwarded != "":
-		return nil, lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s",
-			f.Self, lb.FamilyOf(vip), unforwarded)
-	case silent != "":
-		return nil, lb.Refuse(lb.ReasonNoCarrier, "interface %s of %s is down or has no carrier", silent, f.Self)
-	}
-	return nil, lb.Refuse(lb.ReasonNoInterface, "%s", noInterface(f, ads, vip))
+	slices.Sort(found)
+	return slices.Compact(found), silent, unforwarded
 }
 
 func poolsOf(pools map[string]lb.Pool, vip netip.Addr) []lb.Pool {
