@@ -46,8 +46,9 @@ func (r renderer) isRelayed(s plan.Service, p plan.Port, f plan.Frontend) bool {
 // are written with it. It makes a chain with such a rule, and removes it.
 func ProbeRelay(ctx context.Context, k Kernel, family lb.Family) error {
 	const chain = prefix + "PROBE"
-	made := fmt.Sprintf("*nat\n:%s - [0:0]\n-A %s -m recent --rcheck --seconds 1 --name %s --mask %s --rsource -j RETURN\n"+
-		"COMMIT\n", chain, chain, chain, everyoneOf(family))
+	made := fmt.Sprintf("*nat\n:%s - [0:0]\n"+
+		"-A %s -m recent --rcheck --seconds 1 --name %s --mask %s --rsource -j RETURN\nCOMMIT\n",
+		chain, chain, chain, everyoneOf(family))
 	if err := k.Restore(ctx, made); err != nil {
 		return fmt.Errorf("make a rule with the match recent: %w", err)
 	}
