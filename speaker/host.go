@@ -51,9 +51,11 @@ func newPreflight(s *speaker, port uint16, client *kube.Client, events *kube.Eve
 		answering: func() map[netip.Addr][]string { return s.to.l2.Outcome().Answering }, uplink: links.Uplink,
 		conflicts: s.conflicts, holds: s.heldBy,
 		unreachable: client.Unreachable}
-	return preflight.New(preflight.Options{Log: s.log, Now: time.Now, Look: func(context.Context) ([]lb.Finding, bool) {
-		return h.look(time.Now())
-	}, Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) }})
+	return preflight.New(preflight.Options{Log: s.log, Now: time.Now,
+		Look: func(context.Context) ([]lb.Finding, bool) { return h.look(time.Now()) },
+		Tell: func(f lb.Finding, gone bool) { events.Finding(s.self, f, gone) },
+		// All nodes would write two Events each to an API server that has just restarted.
+		Brief: []lb.Reason{lb.ReasonAPIServerUnreachable}})
 }
 
 // conflicts returns the conflicting hosts that were seen lately, by VIP. Addresses that no Service has

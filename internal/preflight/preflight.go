@@ -35,6 +35,9 @@ type Options struct {
 	// Tell says that something was found, or still is, or with gone that it is no longer. It must not
 	// block.
 	Tell func(f lb.Finding, gone bool)
+	// Brief are the reasons that come and go within seconds: what has one is told, and logged, once two looks in
+	// a row have found it.
+	Brief []lb.Reason
 }
 
 // Preflight is an actor that looks and tells.
@@ -104,6 +107,10 @@ func (p *Preflight) step(ctx context.Context) (again time.Duration, err error) {
 	for _, f := range found {
 		last, before := p.told[keyOf(f)]
 		if before && now.Sub(last.at) < Repeat {
+			continue
+		}
+		if !before && slices.Contains(p.opts.Brief, f.Reason) &&
+			!slices.ContainsFunc(p.found, func(last lb.Finding) bool { return keyOf(last) == keyOf(f) }) {
 			continue
 		}
 		if !before {

@@ -25,7 +25,7 @@ func TestTellsOnceAndAgain(t *testing.T) {
 			defer mu.Unlock()
 			found, known = all, know
 		}
-		p := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Now: time.Now, Brief: []lb.Reason{lb.ReasonAPIServerUnreachable},
 			Look: func(context.Context) ([]lb.Finding, bool) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -86,6 +86,19 @@ func TestTellsOnceAndAgain(t *testing.T) {
 		set(true, off)
 		time.Sleep(2 * every)
 		want("it comes back", 1, "off")
+		away := lb.Find(lb.ReasonAPIServerUnreachable, "away")
+		set(true, off, away)
+		time.Sleep(every)
+		want("away at one look", 2)
+		set(true, off)
+		time.Sleep(every)
+		want("and back at the next", 1)
+		set(true, off, away)
+		time.Sleep(2 * every)
+		want("away for longer", 2, "away")
+		set(true, off)
+		time.Sleep(every)
+		want("and back", 1, "no away")
 		end()
 		if err := <-ended; err != nil {
 			t.Error(err)
