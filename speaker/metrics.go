@@ -46,6 +46,12 @@ func (p *packets) Gratuitous(iface string, vip netip.Addr) {
 	p.gratuitous.WithLabelValues(iface, vip.String()).Inc()
 }
 
+func (p *packets) Withdrawn(iface string, vip netip.Addr) {
+	for _, c := range []*prometheus.CounterVec{p.requests, p.replies, p.gratuitous} {
+		c.DeleteLabelValues(iface, vip.String())
+	}
+}
+
 func (p *packets) Dropped(iface string, why l2.Drop) {
 	p.dropped.WithLabelValues(iface, string(why)).Inc()
 }

@@ -5,8 +5,28 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 )
+
+// What is counted of a VIP on an interface ends when the node answers for it there no longer.
+func TestPacketsOfAWithdrawnVIP(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	p := newPackets(registry)
+	gone, stays := netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::9")
+	for _, vip := range []netip.Addr{gone, stays} {
+		p.Request("eth0", vip)
+		p.Reply("eth0", vip)
+		p.Gratuitous("eth0", vip)
+	}
+	p.Withdrawn("eth0", gone)
+	p.Withdrawn("eth1", stays)
+	if n, err := testutil.GatherAndCount(registry); err != nil || n != 3 {
+		t.Errorf("%d series are left (%v), want 3 of the VIP that is answered for", n, err)
+	}
+}
 
 // TestMTUs lists the subnets of Nodes, and not those of bridges that all nodes have.
 func TestMTUs(t *testing.T) {

@@ -117,6 +117,7 @@ func (noStats) Reply(string, netip.Addr)      {}
 func (noStats) Gratuitous(string, netip.Addr) {}
 func (noStats) Dropped(string, Drop)          {}
 func (noStats) Probe(string, bool)            {}
+func (noStats) Withdrawn(string, netip.Addr)  {}
 
 func iface(name string, index int, mac byte) lb.Interface {
 	return lb.Interface{Name: name, Index: index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}, Up: true}
@@ -249,6 +250,42 @@ func TestContract11HeldVIPsAreAnsweredFor(t *testing.T) {
 	now = now.Add(burst[1])
 	set(true) // it was withdrawn and wanted again before the actor looked
 	wantAnnounced(t, s, map[string]int{"eth0 172.26.236.180 02:00:00:00:00:01": 2})
+}
+
+// withdrawals are the VIPs whose counts have ended.
+type withdrawals struct {
+	noStats
+	ended []string
+}
+
+func (w *withdrawals) Withdrawn(iface string, vip netip.Addr) {
+	w.ended = append(w.ended, iface+" "+vip.String())
+}
+
+// Addresses of Services come and go without an end, and what is counted for each must not stay.
+func TestCountsEndWithTheVIP(t *testing.T) {
+	s, stat := newSegment(), &withdrawals{}
+	a := New(Options{Log: slog.New(slog.DiscardHandler), Listen: s.Listen, Stats: stat})
+	defer stopServing(a)
+	interfaces, eth0 := []lb.Interface{iface("eth0", 2, 1)}, []string{"eth0"}
+	other := netip.MustParseAddr("172.26.236.181")
+	for _, step := range []struct {
+		name    string
+		answers map[netip.Addr]Answer
+		want    []string
+	}{
+		{"both are answered for", map[netip.Addr]Answer{vip: {On: eth0}, other: {On: eth0, Held: true}}, nil},
+		{"one goes, which was never announced", map[netip.Addr]Answer{vip: {On: eth0}}, []string{"eth0 172.26.236.181"}},
+		{"the last goes, and the socket", nil, []string{"eth0 172.26.236.180"}},
+		{"nothing is left", nil, nil},
+	} {
+		a.Set(desire(interfaces, step.answers))
+		a.apply(time.Unix(0, 0))
+		if !slices.Equal(stat.ended, step.want) {
+			t.Errorf("%s: the counts of %v have ended, want %v", step.name, stat.ended, step.want)
+		}
+		stat.ended = nil
+	}
 }
 
 func TestOutcomeIsRecordedAfterTheEffect(t *testing.T) {

@@ -53,6 +53,7 @@ func (c *counts) Request(string, netip.Addr)    { c.requests.Add(1) }
 func (c *counts) Reply(string, netip.Addr)      { c.replies.Add(1) }
 func (c *counts) Gratuitous(string, netip.Addr) { c.gratuitous.Add(1) }
 func (c *counts) Probe(string, bool)            {}
+func (c *counts) Withdrawn(string, netip.Addr)  {}
 func (c *counts) Dropped(_ string, why Drop) {
 	if why == dropNotOurs {
 		c.notOurs.Add(1)

@@ -18,11 +18,13 @@ type port struct {
 	probes    map[netip.Addr]*probing
 	ahead     map[netip.Addr]*scouting
 	heeds     uint64 // how often something had been desired when the responder was last told
-	stat      Stats
-	awake     func() bool
-	problem   error
-	retryAt   time.Time
-	backoff   loop.Backoff
+	// heeded is what the responder was told: the addresses to listen for, and with true to answer for.
+	heeded  map[netip.Addr]bool
+	stat    Stats
+	awake   func() bool
+	problem error
+	retryAt time.Time
+	backoff loop.Backoff
 }
 
 // announcement is the state of one VIP on one interface.
@@ -62,6 +64,18 @@ func (p *port) withdraw(w work) {
 		heeded[vip] = true
 	}
 	p.responder.answer(heeded)
+	p.forget(heeded)
+	p.heeded = heeded
+}
+
+// forget ends the counts of the VIPs that were answered for and are no longer: there is no end to
+// the addresses that Services had.
+func (p *port) forget(heeded map[netip.Addr]bool) {
+	for vip, answered := range p.heeded {
+		if answered && !heeded[vip] {
+			p.stat.Withdrawn(p.i.Name, vip)
+		}
+	}
 }
 
 // repeat begins the bursts of all VIPs anew.
@@ -122,5 +136,7 @@ func (p *port) shut() {
 	if p.responder != nil {
 		p.responder.close()
 		p.responder = nil
+		p.forget(nil)
+		p.heeded = nil
 	}
 }
