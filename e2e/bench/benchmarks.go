@@ -26,25 +26,24 @@ type figure struct {
 	Unit  string  `json:"unit"`
 }
 
-// runBenchmarks runs the benchmarks that are asked for and adds what they say to the report.
-func (b *bench) runBenchmarks(ctx context.Context, repository string) error {
+// runBenchmarks runs the benchmarks that are asked for and adds what they say to the report. If some
+// fail, the others run all the same.
+func (b *bench) runBenchmarks(ctx context.Context, repository string) (failed error) {
+	test := func(variables []string, args ...string) {
+		failed = errors.Join(failed, b.goTest(ctx, repository, variables, args...), b.write())
+	}
 	times := fmt.Sprintf("%dx", max(b.faults, 1))
 	if b.faults > 0 {
-		if err := b.goTest(ctx, repository, nil, "-bench", ".", "-benchtime", times, "-timeout", "4h", "./e2e"); err != nil {
-			return err
-		}
+		test(nil, "-bench", ".", "-benchtime", times, "-timeout", "4h", "./e2e")
 	}
 	if b.metallb {
-		if err := b.goTest(ctx, repository, []string{"LANDFALL_BENCH_METALLB=1"}, "-bench", "MetalLB", "-benchtime", times,
-			"-timeout", "2h", "./e2e"); err != nil {
-			return err
-		}
+		test([]string{"LANDFALL_BENCH_METALLB=1"}, "-bench", "MetalLB", "-benchtime", times, "-timeout", "2h", "./e2e")
 	}
-	if !b.goBenchmarks {
-		return nil
+	if b.goBenchmarks {
+		test(nil, "-bench", ".", "-benchmem", "-timeout", "2h", "./api/...", "./controller/...", "./ctl/...",
+			"./internal/...", "./proxy/...", "./speaker/...")
 	}
-	return b.goTest(ctx, repository, nil, "-bench", ".", "-benchmem", "-timeout", "2h", "./api/...", "./controller/...",
-		"./ctl/...", "./internal/...", "./proxy/...", "./speaker/...")
+	return failed
 }
 
 // goTest runs benchmarks with more variables.

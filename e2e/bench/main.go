@@ -156,12 +156,18 @@ func run(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	failed := errors.Join(b.measureProxies(ctx, repository), b.runBenchmarks(ctx, repository))
+	// What is there is written after each part: a run takes hours.
+	failed := errors.Join(b.measureProxies(ctx, repository), b.write(), b.runBenchmarks(ctx, repository))
 	b.report.print(os.Stdout) // also if not all is there
-	if o.report == "" {
-		return failed
+	return failed
+}
+
+// write writes the report as far as it is there, if one is asked for.
+func (b *bench) write() error {
+	if b.options.report == "" {
+		return nil
 	}
-	return errors.Join(failed, b.report.write(o.report))
+	return b.report.write(b.options.report)
 }
 
 // measureProxies measures the proxies in a lab that ends with it.
