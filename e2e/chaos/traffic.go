@@ -26,6 +26,7 @@ const (
 type target struct {
 	service, app, network, from string
 	local, direct, relayed      bool
+	affine                      bool
 	to                          netip.AddrPort
 	client                      netip.Addr
 }
@@ -38,8 +39,8 @@ func targetsOf(c lab.Cluster, s lab.Service, addrs []netip.Addr) []target {
 		for j, p := range s.Ports {
 			t := target{service: s.Name, app: s.App, local: s.ExternalTrafficPolicy == "Local", network: "tcp",
 				direct:  s.Annotations[lb.AnnotationForwarding] == lb.ForwardingDirect,
-				relayed: s.Annotations[lb.AnnotationRelay] == "true",
-				to:      netip.AddrPortFrom(a, p.Port), from: lab.ClientName, client: c.LAN.Client}
+				relayed: s.Annotations[lb.AnnotationRelay] == "true", affine: s.Affinity,
+				to: netip.AddrPortFrom(a, p.Port), from: lab.ClientName, client: c.LAN.Client}
 			if p.Protocol == "UDP" {
 				t.network = "udp"
 			}
@@ -91,8 +92,8 @@ func (t *traffic) sample(ctx context.Context, g target, every time.Duration) {
 
 // one asks once.
 func (t *traffic) one(g target) {
-	s := contract.Sample{Service: g.service, Wanted: g.app, Local: g.local, Direct: g.direct, Network: g.network,
-		Target: g.to, Client: g.client, Began: time.Now()}
+	s := contract.Sample{Service: g.service, Wanted: g.app, Local: g.local, Direct: g.direct, Affine: g.affine,
+		Network: g.network, Target: g.to, Client: g.client, Began: time.Now()}
 	// Not the round's context: what is under way when the round ends runs to its own end.
 	answer, err := t.l.Attempt(context.WithoutCancel(t.ctx), g.from, g.network, g.to)
 	s.Ended = time.Now()

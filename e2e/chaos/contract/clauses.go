@@ -35,6 +35,7 @@ func Clauses() []Clause {
 			Seen: noLossWhile(story.DrainLabel, story.DrainTaint, story.RollPod, story.EditPool)},
 		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.Kill)},
 		{Number: 6, Name: "a speaker that is back in time keeps its addresses", Seen: restartsKeepTheOwner},
+		{Number: 6, Name: "a client with session affinity keeps its pod", Seen: affinityKeepsThePod},
 		{Number: 7, Name: "nothing is lost without the API server",
 			Seen: noLossWhile(story.StopAPI, story.FreezeAPI, story.FreezeEtcd, story.SlowAPI)},
 		{Number: 7, Name: "nothing is lost when a clock is set", Seen: noLossWhile(story.ShiftClock)},
@@ -325,6 +326,45 @@ func restartsKeepTheOwner(e Evidence) (bad []Violation) {
 		}
 	}
 	return bad
+}
+
+// affinityKeepsThePod judges calm rounds up to the first event that may move an address to another node, whose kernel
+// remembers other clients, or that is about the Service's pods.
+func affinityKeepsThePod(e Evidence) (bad []Violation) {
+	type asked struct {
+		client netip.Addr
+		target netip.AddrPort
+	}
+	last := map[asked]Sample{}
+	for _, s := range e.Samples {
+		if !e.Round.Calm || !s.Affine || s.Err != "" ||
+			slices.ContainsFunc(e.Spans, func(p Span) bool { return p.Began.Before(s.Ended) && !p.leaves(s.Service) }) {
+			continue
+		}
+		by := asked{s.Client, s.Target}
+		// A node remembers a client from its first handshake on: requests beside it may go elsewhere.
+		if before, ok := last[by]; ok && before.Pod != s.Pod && s.Began.After(before.Ended) {
+			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s answered %s, and %s before", s.Target,
+				s.Service, s.Pod, s.Client, before.Pod)})
+		}
+		last[by] = s
+	}
+	return bad
+}
+
+// leaves reports whether an event leaves a Service's pods, and its addresses where they are.
+func (s Span) leaves(service string) bool {
+	switch s.Kind {
+	case story.Kill:
+		return s.Program != "speaker"
+	case story.Stop:
+		return s.Program == "controller"
+	case story.StopAPI, story.FreezeAPI, story.FreezeEtcd, story.SlowAPI, story.ShiftClock, story.MalformedARP,
+		story.EditPool, story.AddPeer, story.ForeignRules:
+		return true
+	default:
+		return isChurn(s.Kind) && s.Service != service
+	}
 }
 
 func oneHolder(e Evidence) (bad []Violation) {

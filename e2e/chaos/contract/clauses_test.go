@@ -115,6 +115,13 @@ func calm() Evidence {
 	return e
 }
 
+// affine gives the second Service session affinity.
+func affine(e *Evidence) {
+	for i := range e.Samples {
+		e.Samples[i].Affine = e.Samples[i].Service == "web"
+	}
+}
+
 func TestSeenClauses(t *testing.T) {
 	if bad := Judge(calm()); len(bad) > 0 {
 		t.Fatalf("nothing is wrong, and %v", bad)
@@ -142,6 +149,10 @@ func TestSeenClauses(t *testing.T) {
 			func(e *Evidence) { e.Samples[0].Source = netip.MustParseAddr("172.26.236.177") }},
 		{"a client's address is lost in direct forwarding", "direct forwarding keeps the client's address", 2,
 			func(e *Evidence) { e.Samples[1].Direct = true }},
+		{"affinity is lost beside churn", "a client with session affinity keeps its pod", 6, func(e *Evidence) {
+			affine(e)
+			e.Samples[2*10+1].Pod = "web-1" // the last before the drain
+		}},
 		{"two holders", "an address has one holder", 8,
 			func(e *Evidence) { e.Holders[1].Address = lan }},
 		{"two holders of different keys", "an address has one holder", 8,
@@ -156,6 +167,14 @@ func TestSeenClauses(t *testing.T) {
 		if len(bad) != 1 || bad[0].Name != tc.want || bad[0].Clause != tc.number || bad[0].Round != 3 {
 			t.Errorf("%s: %v, want one of %q", tc.name, bad, tc.want)
 		}
+	}
+	moved := calm()
+	affine(&moved)
+	for i := 2*15 + 1; i < len(moved.Samples); i += 2 { // the node is drained meanwhile
+		moved.Samples[i].Pod = "web-1"
+	}
+	if bad := Judge(moved); len(bad) > 0 {
+		t.Errorf("affinity on another node: %v", bad)
 	}
 	relayed := calm()
 	relayed.Flows[1] = Flow{Service: "web", Pod: "web-1", Relayed: true, Began: began, Asked: began, Broke: began.Add(time.Second)}

@@ -43,8 +43,9 @@ type Sample struct {
 	// Service was asked, of App, with policy Local or not; it may be gone by now.
 	Service, Wanted string
 	Local           bool
-	// Direct is whether the Service asks for direct forwarding.
+	// Direct is whether the Service asks for direct forwarding, Affine whether for session affinity.
 	Direct  bool
+	Affine  bool
 	Network string // tcp or udp
 	Target  netip.AddrPort
 	// Client is the address of the host that asked.
