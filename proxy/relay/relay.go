@@ -388,7 +388,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		abort(client)
 		return
 	}
-	c, err := r.connect(ctx, w, from, to, client.ttl())
+	c, err := r.connect(ctx, w, from, to, client.ttl(lb.FamilyOf(from.Addr())))
 	var end ended
 	switch {
 	case err != nil:
