@@ -56,6 +56,8 @@ type cluster struct {
 	// nothing.
 	before  func()
 	listing func(ctx context.Context, key lb.Key) error
+	// holding is called before that for each write to a Service, and may keep it; nil for nothing.
+	holding func(ctx context.Context, key lb.Key) error
 }
 
 // event is a new state of a Service.
@@ -190,6 +192,11 @@ func (c *cluster) failing(key lb.Key) (err error, late bool) {
 
 // Hold implements statusWriter.
 func (c *cluster) Hold(ctx context.Context, given lb.Service, h kube.Holding) error {
+	if c.holding != nil {
+		if err := c.holding(ctx, given.Key); err != nil {
+			return err
+		}
+	}
 	if c.before != nil {
 		c.before()
 	}
@@ -469,6 +476,22 @@ func (p *process) takeOver(t *testing.T) {
 	if err := p.catchUpWithOthers(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// step steps and waits for the writes that it has begun, as if the next step came once they have ended.
+func (p *process) step(ctx context.Context) (again time.Duration, err error) {
+	again, err = p.controller.step(ctx)
+	p.lanes.Wait()
+	p.heed(ctx)
+	if len(p.again) > 0 {
+		again = soonest(again, time.Millisecond)
+	}
+	for _, failing := range p.failing {
+		if failing.waiting {
+			again = soonest(again, max(failing.until.Sub(p.now()), time.Millisecond))
+		}
+	}
+	return again, err
 }
 
 // settle steps until nothing is left to do.

@@ -88,12 +88,15 @@ type controller struct {
 	runner *loop.Runner
 	tidier *tidier
 	lister *lister
+	lanes  *loop.Lanes // of the writes of Services, by namespace
 
 	mu sync.Mutex
 	// changed are the Services that the table tells of since the last step, nil for one that does not
 	// lead; factsChanged is set by all that is no Service and decides who gets what.
 	changed      map[lb.Key]bool
 	factsChanged bool
+	// ended are the writes of Services that have ended since the last step.
+	ended []serviceWrite
 
 	// What follows belongs to the goroutine that leads, and begins empty with each time of leading.
 
@@ -104,6 +107,13 @@ type controller struct {
 	again map[lb.Key]bool
 	// writes are those that the table does not show yet, or that failed.
 	writes map[lb.Key]write
+	// writing are the Services that have a write under way, also of an earlier time of leading.
+	writing map[lb.Key]bool
+	// failing are those whose last write failed.
+	failing unwritable
+	// crowded are those for which a pool has no room for a reservation, and room is set once it may have.
+	crowded map[lb.Key]bool
+	room    bool
 	// poolWrites are the last ones, by pool, as long as the table does not show them.
 	poolWrites map[string]poolWrite
 	// registries are by pool; writer is this controller's name in them.
@@ -134,7 +144,8 @@ type poolWrite struct {
 }
 
 func newController(d deps) *controller {
-	c := &controller{deps: d, tidier: newTidier(d), lister: newLister(d)}
+	c := &controller{deps: d, tidier: newTidier(d), lister: newLister(d), writing: map[lb.Key]bool{},
+		lanes: loop.NewLanes(d.parallel, max(d.parallel/4, 1))}
 	c.runner = loop.New(c.step, loop.Options{Gap: gap, Every: interval, Burst: passes, MaxBackoff: 5 * time.Second})
 	return c
 }
@@ -183,7 +194,10 @@ func (c *controller) lead(ctx context.Context) error {
 	group.Go(func() error { return c.runner.Run(ctx) })
 	group.Go(func() error { return c.tidier.runner.Run(ctx) })
 	group.Go(func() error { return c.lister.run(ctx) })
-	return group.Wait()
+	err := group.Wait()
+	c.lanes.Wait()
+	c.heed(ctx)
+	return err
 }
 
 // startOver begins anew, as one that has just become the leader: etcd was restored from a snapshot,
@@ -200,7 +214,8 @@ func (c *controller) begin() {
 	c.lister.begin()
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
 	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
-	c.replaces, c.withdrawals, c.unwritable = replaces{}, withdrawals{}, unwritable{}
+	c.replaces, c.withdrawals, c.unwritable, c.failing = replaces{}, withdrawals{}, unwritable{}, unwritable{}
+	c.crowded = map[lb.Key]bool{}
 	c.terms++
 	c.registries, c.writer = map[string]*registry{}, fmt.Sprintf("%s/%d", c.identity, c.terms)
 }
@@ -234,22 +249,23 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	}
 	started := c.now()
 	c.deciding = started
+	c.heed(ctx)
 	pools := c.pools.All()
 	c.tell(pools, started)
 	p := c.book.Plan(started)
 	c.metrics.planned(p.Pools, c.book.Summary(), c.now().Sub(started))
 	changes, reserveErr := c.reserve(ctx, p, pools, c.changes(p))
-	err = errors.Join(reserveErr, c.writeServices(ctx, changes))
+	c.writeServices(ctx, changes)
 	again, poolErr := c.writePools(ctx, p, pools)
-	if err := errors.Join(err, poolErr); errors.Is(err, kube.ErrWentBack) {
+	if err = errors.Join(reserveErr, poolErr); errors.Is(err, kube.ErrWentBack) {
 		return 0, ignoreEnd(ctx, errors.Join(err, c.startOver(ctx)))
 	}
-	if len(c.again) > 0 {
+	if len(c.again) > 0 || c.room && len(c.crowded) > 0 {
 		again = time.Millisecond
 	}
 	retry := func(key lb.Key) { c.again[key] = true }
 	for _, next := range []time.Duration{due(c.replaces, c.now(), retry), due(c.withdrawals, c.now(), retry),
-		due(c.unwritable, c.now(), retry)} {
+		due(c.unwritable, c.now(), retry), due(c.failing, c.now(), retry)} {
 		if next > 0 {
 			again = soonest(again, next)
 		}
@@ -257,7 +273,7 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	if next := c.book.Next(); !next.IsZero() {
 		again = soonest(again, max(next.Sub(c.now()), time.Millisecond))
 	}
-	return again, ignoreEnd(ctx, errors.Join(err, poolErr))
+	return again, ignoreEnd(ctx, err)
 }
 
 // soonest returns the lesser of two waits, of which the first may be zero for none.
@@ -276,6 +292,10 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 	c.mu.Unlock()
 	maps.Copy(keys, c.again)
 	c.again = map[lb.Key]bool{}
+	if c.room {
+		c.room = false
+		c.uncrowd(keys)
+	}
 	if facts || !c.known {
 		c.book.SetPools(pools, c.nodesAndAround())
 		c.book.SetNamespaces(c.namespaces.All())
@@ -293,9 +313,14 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 		s, ok := c.services.Get(key)
 		w := c.writes[key]
 		if !ok || !w.Covers(s) {
+			c.room = c.room || len(w.reservations) > 0
 			delete(c.writes, key) // what is shown now is newer than the write
 			w = write{}
 		}
+		if f := c.failing[key]; f != nil && (!ok || f.version != s.Version) {
+			delete(c.failing, key)
+		}
+		delete(c.crowded, key)
 		if ok {
 			c.book.Set(s, w.Pending, now)
 		} else {

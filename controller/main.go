@@ -34,7 +34,7 @@ const (
 	qps   = 500
 	burst = 1000
 	// Writes of Services that are under way at a time.
-	parallel = 16
+	parallel = 32
 )
 
 // leaseName, and speakersLease, which speakers create, are also named in the chart's Roles.

@@ -95,6 +95,7 @@ func (c *controller) disown(pool string) {
 		if _, ok := w.reservations[pool]; !ok || !w.adopted {
 			continue
 		}
+		c.room = true
 		if delete(w.reservations, pool); len(w.reservations) == 0 {
 			delete(c.writes, key)
 			c.again[key] = true
@@ -127,8 +128,7 @@ func (c *controller) adopt(pool string, reservation lb.PendingReservation) {
 }
 
 // reserve reserves the addresses that the changes add to Services, and returns the changes for
-// which that is done. The controller decides the others again: after a while with an error, else at
-// once.
+// which that is done. The controller decides the others again: after a while with an error, else once there is room.
 func (c *controller) reserve(ctx context.Context, p plan.Plan, pools map[string]lb.Pool,
 	changes []change) ([]change, error) {
 	wanted := map[string][]lb.PendingReservation{} // new ones, by pool
@@ -175,8 +175,26 @@ func (c *controller) reserve(ctx context.Context, p plan.Plan, pools map[string]
 			refused = append(refused, ch)
 		}
 	}
-	c.retry(refused)
-	return allowed, errors.Join(failed...)
+	if len(failed) > 0 {
+		c.retry(refused)
+		return allowed, errors.Join(failed...)
+	}
+	for _, ch := range refused {
+		c.crowded[ch.service.Key] = true
+	}
+	return allowed, nil
+}
+
+// uncrowd adds Services to keys for which a pool may have room now. They are no more than find room: a namespace with
+// many whose writes hang must not have all of them decided again whenever a write of another one ends.
+func (c *controller) uncrowd(keys map[lb.Key]bool) {
+	n := 0
+	for key := range c.crowded {
+		if n++; n > maxReservations {
+			return
+		}
+		keys[key] = true
+	}
 }
 
 // retry has the Services of changes decided again, as nothing was written.
@@ -263,16 +281,27 @@ func sameReservation(a, b lb.PendingReservation) bool {
 	return a.Service == b.Service && a.UID == b.UID && a.Version == b.Version && slices.Equal(a.Addresses, b.Addresses)
 }
 
-// fitting returns the first of wanted for which there is room beside those that are open.
-func fitting(wanted, open []lb.PendingReservation) []lb.PendingReservation {
-	size := 0
-	for _, r := range open {
-		size += sizeOf(r)
+// fitting returns those of wanted for which there is room beside those that are open. A namespace takes one only as
+// long as it has less than is left: one whose writes hang takes half, the next one half of the rest, and some is always
+// left for another.
+func fitting(wanted, open []lb.PendingReservation) (fit []lb.PendingReservation) {
+	type taken struct{ n, size int }
+	var all taken
+	of := map[string]taken{}
+	take := func(r lb.PendingReservation) {
+		in := of[r.Service.Namespace]
+		of[r.Service.Namespace] = taken{in.n + 1, in.size + sizeOf(r)}
+		all = taken{all.n + 1, all.size + sizeOf(r)}
 	}
-	for i, r := range wanted {
-		if size += sizeOf(r); len(open)+i >= maxReservations || size > maxReservationsSize {
-			return wanted[:i]
+	for _, r := range open {
+		take(r)
+	}
+	for _, r := range wanted {
+		in := of[r.Service.Namespace]
+		if in.n < maxReservations-all.n && in.size+sizeOf(r) <= maxReservationsSize-all.size {
+			fit = append(fit, r)
+			take(r)
 		}
 	}
-	return wanted
+	return fit
 }

@@ -25,9 +25,14 @@ type unwritten struct {
 
 // refused takes note of a refusal, and reports whether it is the first one of that Service.
 func (u unwritable) refused(s lb.Service, now time.Time) (first bool) {
+	return u.failed(s, now, loop.Backoff{Min: minUnwritable, Max: maxUnwritable})
+}
+
+// failed is refused with other waits.
+func (u unwritable) failed(s lb.Service, now time.Time, backoff loop.Backoff) (first bool) {
 	of := u[s.Key]
 	if first = of == nil || of.uid != s.UID; first {
-		of = &unwritten{uid: s.UID, backoff: loop.Backoff{Min: minUnwritable, Max: maxUnwritable}}
+		of = &unwritten{uid: s.UID, backoff: backoff}
 		u[s.Key] = of
 	}
 	of.version, of.until, of.waiting = s.Version, now.Add(of.backoff.Next()), true

@@ -130,7 +130,7 @@ func TestContract11ReservationsAreOfABoundedSize(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if most > maxReservationsSize+2 || most < maxReservationsSize*9/10 {
+	if most > maxReservationsSize*11/20 || most < maxReservationsSize*9/20 {
 		t.Errorf("up to %d bytes of reservations", most)
 	}
 	for key, s := range c.services {

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -41,13 +39,13 @@ func (c *controller) changes(p plan.Plan) []change {
 		if h.Finalizer != kube.FinalizerRemoved {
 			delete(c.withdrawals, key) // the next end has a wait of its own
 		}
-		if w, ok := c.writes[key]; ok && w.done || !ok && h.Shows(s) {
-			continue // a Service that was written is decided anew once the write is seen
+		if w, ok := c.writes[key]; c.writing[key] || ok && w.done || !ok && h.Shows(s) {
+			continue // a Service that was written is decided anew once the write has ended, or is seen
 		}
 		if h.Finalizer == kube.FinalizerRemoved && announced(s) && !c.withdrawals.allow(key, s.UID, c.now()) {
 			continue
 		}
-		if !c.unwritable.allow(s) {
+		if !c.unwritable.allow(s) || !c.failing.allow(s) {
 			continue
 		}
 		if len(decision.Replaced)+s.Unread > 0 && !c.replaces.allow(key, c.now()) {
@@ -75,13 +73,30 @@ func (c *controller) holding(d plan.Decision) kube.Holding {
 	return h
 }
 
-// writeServices writes all changes, several at a time. All of them come from one plan, so their
-// order does not matter for who holds what.
-func (c *controller) writeServices(ctx context.Context, changes []change) error {
-	errs := make([]error, len(changes))
-	var group errgroup.Group
-	group.SetLimit(c.parallel)
-	for i, ch := range changes {
+// serviceWrite is a write of a Service that is under way, and what became of it.
+type serviceWrite struct {
+	change
+	term           int
+	decided, ended time.Time
+	err            error
+}
+
+// A write that failed, or that the API server refused as the Service has changed, is tried again when the Service is
+// seen in another version, and after minRewrite up to maxRewrite.
+const (
+	minRewrite = 100 * time.Millisecond
+	maxRewrite = 5 * time.Second
+)
+
+// errNotSent is a write that has waited for others of its namespace for so long that it was not sent.
+var errNotSent = errors.New("other writes of the namespace take too long")
+
+// writeServices begins to write all changes. All of them come from one plan, so their order does not matter for who
+// holds what. It waits for none of them: an admission webhook may keep the writes of a namespace for as long as
+// they may take, and others go on. A write that is under way may have taken place or not, so its Service holds the
+// addresses of both, its reservations stay, and the Service is not written again.
+func (c *controller) writeServices(ctx context.Context, changes []change) {
+	for _, ch := range changes {
 		// Noted before it is sent: the book gives its addresses to no other Service until the controller
 		// sees this one again, whether the write succeeds or not.
 		c.writes[ch.service.Key] = write{
@@ -91,63 +106,89 @@ func (c *controller) writeServices(ctx context.Context, changes []change) error 
 			reservations: c.keepReservations(ch),
 			only:         !c.writes[ch.service.Key].Covers(ch.service),
 		}
-		group.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-			defer cancel()
-			errs[i] = c.status.Hold(ctx, ch.service, ch.holding)
-			loop.Progress(ctx)
-			return nil
+		c.writing[ch.service.Key] = true
+		w := serviceWrite{change: ch, term: c.terms, decided: c.deciding}
+		waiting, end := context.WithTimeout(ctx, writeTimeout)
+		c.lanes.Do(ch.service.Key.Namespace, func() error {
+			defer end()
+			if w.err = errNotSent; waiting.Err() == nil {
+				w.err = within(ctx, func(ctx context.Context) error { return c.status.Hold(ctx, ch.service, ch.holding) })
+			}
+			w.ended = c.now()
+			c.mu.Lock()
+			c.ended = append(c.ended, w)
+			c.mu.Unlock()
+			c.runner.Poke()
+			if kube.IsConflict(w.err) || kube.IsNotFound(w.err) || kube.IsUnwritable(w.err) {
+				return nil // the API server has answered
+			}
+			return w.err
 		})
 	}
-	_ = group.Wait() // no task returns an error
-	var failed []error
-	for i, ch := range changes {
-		if err := c.wrote(ctx, ch, errs[i]); err != nil {
-			failed = append(failed, err)
-		}
-	}
-	return errors.Join(failed...)
 }
 
-// wrote takes note of how a write went, and tells of it if it changed something. The error is one
-// to try again for.
-func (c *controller) wrote(ctx context.Context, ch change, err error) error {
-	key := ch.service.Key
-	c.metrics.wrote("service", err)
-	w := c.writes[key]
-	if kube.IsUnwritable(err) {
+// heed takes note of the writes that have ended since the last step.
+func (c *controller) heed(ctx context.Context) {
+	c.mu.Lock()
+	ended := c.ended
+	c.ended = nil
+	c.mu.Unlock()
+	for _, w := range ended {
+		key := w.service.Key
+		delete(c.writing, key)
+		if w.term != c.terms {
+			c.again[key] = true // what it may have done is known by its reservation
+			continue
+		}
+		c.room = true
+		c.wrote(ctx, w)
+	}
+}
+
+// wrote takes note of how a write went, and tells of it if it changed something.
+func (c *controller) wrote(ctx context.Context, ended serviceWrite) {
+	ch, err, key := ended.change, ended.err, ended.service.Key
+	if !errors.Is(err, errNotSent) {
+		c.metrics.wrote("service", err)
+	}
+	w, ok := c.writes[key]
+	if current := ok && w.Covers(ch.service); !current {
+		// The Service was seen in a newer version, or is gone: that says whether the write took place.
+		if err == nil {
+			c.report(ended)
+		}
+		c.again[key] = true
+		return
+	}
+	switch {
+	case kube.IsUnwritable(err):
 		if w.only {
 			delete(c.writes, key) // it did not take place, and so reserves nothing
 		}
 		c.refusedBy(c.unwritable, ch.service, err)
-		return nil
-	}
-	defer func() {
-		c.writes[key] = w
-		if !w.done {
-			c.again[key] = true
+		return
+	case err == nil, kube.IsNotFound(err):
+		w.done = true // nothing to do but wait until the watch shows it
+		delete(c.failing, key)
+	default:
+		c.failing.failed(ch.service, c.now(), loop.Backoff{Min: minRewrite, Max: maxRewrite})
+		if errors.Is(err, errNotSent) && w.only {
+			delete(c.writes, key) // likewise
+			return
 		}
-	}()
-	if err == nil {
-		delete(c.unwritable, key)
 	}
 	switch {
 	case err == nil:
-		w.done = true
+		delete(c.unwritable, key)
 		w.log(c.log, key, nil)
-		c.report(ch)
-		c.traceAssigned(ch)
-		return nil
-	case kube.IsNotFound(err):
-		w.done = true // nothing to do but wait until the watch shows it
-		return nil
-	case ctx.Err() != nil:
+		c.report(ended)
+	case w.done, ctx.Err() != nil, errors.Is(err, errNotSent):
 	case kube.IsConflict(err):
 		c.log.Debug("the Service has changed since it was read: deciding again", "service", key)
 	default:
 		w.log(c.log, key, err)
 	}
-	return err
+	c.writes[key] = w
 }
 
 // refusedBy takes note that the API server refuses a Service with what Landfall writes to it.
@@ -160,14 +201,14 @@ func (d *deps) refusedBy(u unwritable, s lb.Service, err error) {
 }
 
 // traceAssigned tells of the addresses that a Service has got by a write.
-func (c *controller) traceAssigned(ch change) {
+func (c *controller) traceAssigned(ch serviceWrite) {
 	if c.trace == nil || ch.deleted {
 		return
 	}
 	for _, addr := range ch.holding.Addresses {
 		if !slices.ContainsFunc(ch.service.Ingress, func(in lb.Ingress) bool { return in.Addr == addr }) {
-			c.trace(lb.Span{Service: ch.service.Key, UID: ch.service.UID, VIP: addr, Name: lb.SpanAssigned, Start: c.deciding,
-				End: c.now(), Attributes: []lb.SpanAttribute{{Key: "landfall.pool", Value: ch.pool},
+			c.trace(lb.Span{Service: ch.service.Key, UID: ch.service.UID, VIP: addr, Name: lb.SpanAssigned, Start: ch.decided,
+				End: ch.ended, Attributes: []lb.SpanAttribute{{Key: "landfall.pool", Value: ch.pool},
 					{Key: "landfall.service.created", Value: ch.service.Created.UTC().Format(time.RFC3339)}}})
 		}
 	}
@@ -190,8 +231,9 @@ func replacedMessage(s lb.Service, addrs []netip.Addr) string {
 		addrs, by)
 }
 
-// report logs a change of decision and sends the Event.
-func (c *controller) report(ch change) {
+// report logs a change of decision that was written, and sends the Event and the span.
+func (c *controller) report(ch serviceWrite) {
+	c.traceAssigned(ch)
 	about := kube.ServiceReference(ch.service)
 	condition := ch.holding.Condition
 	if len(ch.replaced) > 0 {

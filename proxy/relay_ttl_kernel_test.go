@@ -98,8 +98,15 @@ func TestContract11TheRelayTakesOneFromTheTTL(t *testing.T) {
 
 // Two relays that have one another as backend pass a connection, and a datagram, to each other as often as its TTL
 // says, and then it ends.
+// A SYN cookie, which keeps nothing of the SYN, makes no difference.
 func TestContract11ACircleOfRelaysEnds(t *testing.T) {
 	t.Parallel()
+	for name, cookies := range map[string]int{"without SYN cookies": 0, "with SYN cookies alone": 2} {
+		t.Run(name, func(t *testing.T) { aCircleOfRelaysEnds(t, cookies) })
+	}
+}
+
+func aCircleOfRelaysEnds(t *testing.T, cookies int) {
 	const ttl, patient = 20, 20 * time.Second
 	sites := [2]relaySite{newRelaySite(t), newRelaySite(t)}
 	nstest.Veth(t, sites[0].node, "peer", "10.9.0.1/24", sites[1].node, "peer", "10.9.0.2/24")
@@ -109,6 +116,7 @@ func TestContract11ACircleOfRelaysEnds(t *testing.T) {
 		addrs[i] = [2]netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.9.0.%d", i+1)),
 			netip.MustParseAddr(fmt.Sprintf("fd00:9::%d", i+1))}
 		s.node.Run(t, "ip", "addr", "add", addrs[i][1].String()+"/64", "dev", "peer", "nodad")
+		s.node.Run(t, "sysctl", "-qw", fmt.Sprint("net.ipv4.tcp_syncookies=", cookies))
 	}
 	for i, s := range sites {
 		svc, endpoints := s.bothObjects(t)

@@ -174,7 +174,7 @@ func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 	if !(f.probeAheadRate >= 0 && f.probeAheadRate <= 100) {
 		return bind, nil, ops.Usagef("--probe-ahead-rate: %v is not between 0 and 100", f.probeAheadRate)
 	}
-	if f.bgpListen != "" {
+	if f.options.bgpListens = f.bgpListen != ""; f.options.bgpListens {
 		if err := bgp.CheckListen(f.bgpListen); err != nil {
 			return bind, nil, ops.Usagef("--bgp-listen: %w", err)
 		}

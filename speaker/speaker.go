@@ -55,6 +55,7 @@ type options struct {
 	ignoreNetwork, requireReady, checkForwarding bool
 
 	convergence time.Duration // that routers get to choose other routes before a planned withdrawal
+	bgpListens  bool          // peers can open sessions
 	// flapInterval is how often a VIP that flaps is announced anew.
 	flapInterval time.Duration
 	onConflict   plan.OnConflict

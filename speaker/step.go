@@ -260,7 +260,7 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
 			Profiles: from.profiles.All(), Passwords: from.passwords.All(), Namespace: from.namespace,
-			Restarting: s.phase.restarting, TrustVRFs: s.from.feed == nil,
+			Restarting: s.phase.restarting, TrustVRFs: s.from.feed == nil, Listening: s.opts.bgpListens,
 		},
 	}
 	if s.from.feed != nil {

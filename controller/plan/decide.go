@@ -153,6 +153,9 @@ func (b *Book) find(e *entry, w want, needs []need,
 	}
 	for _, family := range open {
 		more, ok := b.fromOnePool(e, candidates, []lb.Family{family}, found)
+		if !ok {
+			more, ok = b.fromQuarantine(e, candidates, family, found)
+		}
 		if ok {
 			found = more
 		} else if refusal == nil {

@@ -36,11 +36,19 @@ type keptAddresses struct {
 	next time.Time
 	// lists are by pool; nil when they are to be made anew.
 	lists map[string]keptList
+	// excess is what namespaces keep beyond their shares, by pool, in the order in which it is given to others; nil
+	// when it is to be made anew.
+	excess map[poolFamily][]netip.Addr
+}
+
+type poolFamily struct {
+	pool   *pool
+	family lb.Family
 }
 
 func (k *keptAddresses) add(r lb.Released, ps *pools) {
 	k.remove(r.Addr)
-	k.at[r.Addr] = r
+	k.at[r.Addr], k.excess = r, nil
 	k.of[r.Service] = append(k.of[r.Service], r.Addr)
 	k.crowd(r.Service.Namespace)
 	k.lists = nil
@@ -53,7 +61,7 @@ func (k *keptAddresses) remove(addr netip.Addr) {
 		return
 	}
 	delete(k.at, addr)
-	k.lists = nil
+	k.lists, k.excess = nil, nil
 	if left := slices.DeleteFunc(k.of[r.Service], func(a netip.Addr) bool { return a == addr }); len(left) > 0 {
 		k.of[r.Service] = left
 	} else {
@@ -84,7 +92,7 @@ func keptUntil(r lb.Released, ps *pools) (time.Time, bool) {
 
 // reschedule works next out anew, after a change of pools.
 func (k *keptAddresses) reschedule(ps *pools) {
-	k.next, k.lists = time.Time{}, nil
+	k.next, k.lists, k.excess = time.Time{}, nil, nil
 	for _, r := range k.at {
 		k.until(r, ps)
 		k.crowd(r.Service.Namespace)
@@ -192,4 +200,61 @@ func byAge(list []lb.Released) []lb.Released {
 		return cmp.Or(b.At.Compare(a.At), a.Addr.Compare(b.Addr))
 	})
 	return list
+}
+
+// keptShare is what a namespace keeps in quarantine although Services of others find nothing free: one of so many
+// addresses of a pool, and one address in any case. A pool with a quota for each namespace needs no share.
+const keptShare = 8
+
+// beyondShare returns what namespaces keep of a pool beyond their shares: first what the namespace keeps that has
+// most, and of that what was freed first.
+func (k *keptAddresses) beyondShare(p *pool, family lb.Family) []netip.Addr {
+	s := p.spaces[family]
+	if s == nil || p.PerNamespace > 0 || !s.usage.Total.IsInt64() {
+		return nil
+	}
+	where := poolFamily{p, family}
+	if excess, ok := k.excess[where]; ok {
+		return excess
+	}
+	share := max(int(s.usage.Total.Int64()/keptShare), 1)
+	var list []lb.Released
+	for addr, r := range k.at {
+		if lb.FamilyOf(addr) == family && s.offers(addr) {
+			list = append(list, r)
+		}
+	}
+	has := map[string]int{} // of each namespace, from its newest on
+	rank := make(map[netip.Addr]int, len(list))
+	for _, r := range byAge(list) {
+		has[r.Service.Namespace]++
+		rank[r.Addr] = has[r.Service.Namespace]
+	}
+	list = slices.DeleteFunc(list, func(r lb.Released) bool { return rank[r.Addr] <= share })
+	slices.SortFunc(list, func(a, b lb.Released) int {
+		return cmp.Or(cmp.Compare(rank[b.Addr], rank[a.Addr]), a.At.Compare(b.At), a.Addr.Compare(b.Addr))
+	})
+	excess := make([]netip.Addr, 0, len(list))
+	for _, r := range list {
+		excess = append(excess, r.Addr)
+	}
+	if k.excess == nil {
+		k.excess = map[poolFamily][]netip.Addr{}
+	}
+	k.excess[where] = excess
+	return excess
+}
+
+// fromQuarantine adds to found an address that a namespace other than that of e keeps beyond its share. Otherwise a
+// tenant who creates and deletes Services could keep a whole pool from others.
+func (b *Book) fromQuarantine(e *entry, candidates []*pool, family lb.Family,
+	found []netip.Addr) ([]netip.Addr, bool) {
+	for _, p := range candidates {
+		for _, addr := range b.kept.beyondShare(p, family) {
+			if b.kept.at[addr].Service.Namespace != e.Key.Namespace && len(b.at(addr)) == 0 && !slices.Contains(found, addr) {
+				return append(slices.Clip(found), addr), true
+			}
+		}
+	}
+	return nil, false
 }

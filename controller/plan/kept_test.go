@@ -48,6 +48,51 @@ func TestContract11QuarantineKeepsToTheQuota(t *testing.T) {
 	}
 }
 
+// A tenant without a quota has most of a pool in quarantine. Services of others get what it has beyond its share, what
+// it freed first before the rest; a Service that returns gets its address back while others have enough.
+func TestContract11QuarantineKeepsToItsShare(t *testing.T) {
+	for _, quarantine := range []time.Duration{time.Minute, -1} {
+		w := newWorld(Config{})
+		newPool("p", "10.0.0.0/28")(w)
+		edit("p", func(p *lb.Pool) { p.Quarantine = quarantine })(w)
+		for i := range 16 {
+			service(fmt.Sprint("s", i))(w)
+			w.settle(t, false)
+		}
+		for i := range 16 {
+			noService(fmt.Sprint("s", i))(w)
+			pass(time.Second)(w)
+			w.settle(t, false)
+		}
+		service("s3")(w)
+		w.settle(t, false)
+		if got := w.services[key("s3")].Ingress[0].Addr.String(); got != "10.0.0.3" {
+			t.Errorf("kept for %s: who returns gets %s", quarantine, got)
+		}
+		service("s-new")(w)
+		w.settle(t, false)
+		if got := w.services[key("s-new")].Ingress; len(got) > 0 {
+			t.Errorf("kept for %s: the namespace itself gets %v", quarantine, got)
+		}
+		var got []string
+		for i := range 16 {
+			name := fmt.Sprint("other", i)
+			service(name)(w)
+			s := w.services[key(name)]
+			delete(w.services, s.Key)
+			s.Key.Namespace = "other"
+			w.services[s.Key] = s
+			w.settle(t, false)
+			for _, in := range w.services[s.Key].Ingress {
+				got = append(got, in.Addr.String()[len("10.0.0."):])
+			}
+		}
+		if want := "0 1 2 4 5 6 7 8 9 10 11 12 13"; strings.Join(got, " ") != want { // 14 and 15 are its share
+			t.Errorf("kept for %s: others get %v, want %s", quarantine, got, want)
+		}
+	}
+}
+
 // Many Services that end, with the longest names that there are, leave a status that is small, with the newest of
 // their addresses and how many there are.
 func TestContract11QuarantineListsAFewOfMany(t *testing.T) {

@@ -212,6 +212,10 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads = nil })
 			w.find("n1", lb.ReasonRelayDropped, "on n1 the chain ip filter INPUT drops new connections to TCP port 7484")
 		}, Warning, "on n1 the chain ip filter INPUT drops", "7484"},
+		"a lease of the relay that cannot be written": {func(w *world) {
+			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads = nil })
+			w.find("n1", lb.ReasonRelayLeaseFailed, "the proxy of n1 cannot write the lease")
+		}, Warning, "the proxy of n1 cannot write the lease (RelayLeaseFailed)", "xt_recent"},
 		"endpoints answer": {func(w *world) { w.reach("n1", `{"connects": [{"address": "10.0.1.2:80"}]}`) }, OK,
 			"192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"endpoints refuse": {func(w *world) {

@@ -134,6 +134,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonRelayDropped: {"A chain of another program drops what the rules lead to a node's relay, so connections to " +
 		"Services with landfall.dev/relay go straight to endpoints there.",
 		"have the firewall of the node accept port 7484 (relay.port), of TCP and UDP"},
+	lb.ReasonRelayLeaseFailed: {"A node's proxy cannot write the lease that has its rules lead to the relay, so " +
+		"connections to Services with landfall.dev/relay go straight to endpoints there.",
+		"let the proxy write /proc/net/xt_recent on the node (SELinux, a read-only /proc), or use proxy.mode=nftables"},
 	lb.ReasonDirectRefused: {"A proxy masquerades connections to a Service with landfall.dev/forwarding, or some of " +
 		"them: pods do not see the client's address.",
 		"docs/guide/proxy.md says what direct forwarding needs; the Event says what is missing"},

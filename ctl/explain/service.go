@@ -433,7 +433,7 @@ func (e explanation) view(vip netip.Addr) (SpeakerVIP, bool) {
 // ofRelay reports whether a finding concerns only Services that ask for the relay.
 func ofRelay(reason lb.Reason) bool {
 	return slices.Contains([]lb.Reason{lb.ReasonRelayAway, lb.ReasonRelayFull, lb.ReasonRelayDropped,
-		lb.ReasonRelayWithoutUDP}, reason)
+		lb.ReasonRelayWithoutUDP, lb.ReasonRelayLeaseFailed}, reason)
 }
 
 // leads returns where connections to a Service with these ports end, or flows if it has UDP alone.

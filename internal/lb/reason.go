@@ -105,6 +105,8 @@ const (
 	// a chain of another program drops what the rules lead to a node's relay, so they lead straight to
 	// endpoints
 	ReasonRelayDropped Reason = "RelayDropped"
+	// a proxy cannot write the lease that has its rules lead to the node's relay, so they lead straight to endpoints
+	ReasonRelayLeaseFailed Reason = "RelayLeaseFailed"
 	// a proxy does not hand over connections to a Service that asks for it, or not to all nodes; it
 	// masquerades them
 	ReasonDirectRefused Reason = "DirectRefused"

@@ -58,6 +58,8 @@ type HostRelay struct {
 	// Ports are those where it accepts connections. NoUDP says why it receives no UDP at one of them.
 	Ports map[lb.Family]uint16
 	NoUDP map[lb.Family]string
+	// Unled says why the proxy cannot have the rules lead to it, where it cannot.
+	Unled string
 }
 
 // PodRoute is where the kernel sends packets to a pod on another node.
@@ -89,6 +91,10 @@ func (h Host) unrelayed() (found []lb.Finding) {
 	case r.Full:
 		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s has as many connections as it may (%d): new "+
 			instead, h.Node, r.Connections, r.Services))
+	}
+	if h.Relay.Unled != "" {
+		found = append(found, lb.Find(lb.ReasonRelayLeaseFailed, "the proxy of %s cannot write the lease that has its rules "+
+			"lead to the relay (%s): "+instead, h.Node, h.Relay.Unled, h.Relay.Services))
 	}
 	if h.Relay.Behind && h.Relay.UDP > 0 {
 		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s takes in new flows of UDP more slowly than they "+

@@ -59,7 +59,8 @@ func DialUDP(backend netip.AddrPort, ttl int) (*Conn, error) {
 // errNoPort is the error of a socket for which the node has no free port (net.ipv4.ip_local_port_range).
 var errNoPort = fmt.Errorf("the node has no free port of UDP: %w", unix.EAGAIN)
 
-// dropped returns how many datagrams the kernel has dropped as the socket had no room for them.
+// dropped returns how many datagrams the kernel has dropped at the socket: those for which it had no room, and those
+// with a wrong checksum. The kernel has one counter for both, also in SO_RXQ_OVFL and /proc/net/udp.
 func (c *Conn) dropped() (n uint64) {
 	const soMeminfo, drops = 55, 8 // SO_MEMINFO of asm-generic/socket.h, SK_MEMINFO_DROPS of linux/sock_diag.h
 	_ = c.control(func(fd int) error {

@@ -125,7 +125,7 @@ func (r *receivers) without() map[lb.Family]string {
 	return maps.Clone(r.lacking)
 }
 
-// dropped returns how many datagrams the kernel has dropped as the sockets had no room for them.
+// dropped returns how many datagrams the kernel has dropped at the sockets.
 func (r *receivers) dropped() (n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -60,12 +60,14 @@ type Deps struct {
 	// Times returns after which silence the kernel forgets flows of UDP: those of which one end has been silent or
 	// that are new, and streams.
 	Times func() (flow, stream time.Duration)
+	// Overflows counts the datagrams for which sockets of the node had no room.
+	Overflows func() (uint64, error)
 }
 
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
 	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP,
-		Times: conntrackTimes}
+		Times: conntrackTimes, Overflows: overflows}
 }
 
 const (
@@ -168,19 +170,38 @@ func (r *Relay) lookAtTimes() {
 func (r *Relay) followKernel(ctx context.Context) {
 	look := time.NewTicker(timesEvery)
 	defer look.Stop()
-	dropped := r.receivers.dropped()
+	before := r.losses()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-look.C:
 			r.lookAtTimes()
-			if now := r.receivers.dropped(); now != dropped {
-				dropped = now
+			now := r.losses()
+			if now.overflowedSince(before) {
 				r.fallBehind()
 			}
+			before = now
 		}
 	}
+}
+
+// losses are what the kernel has counted so far: the datagrams that it dropped at the relay's sockets, and those for
+// which sockets of the node had no room, unless that is unknown.
+type losses struct {
+	dropped, overflows uint64
+	unknown            bool
+}
+
+func (r *Relay) losses() losses {
+	overflows, err := r.deps.Overflows()
+	return losses{r.receivers.dropped(), overflows, err != nil}
+}
+
+// overflowedSince reports whether a socket of the relay may have had no room. What was dropped while no socket of the
+// node was full had a wrong checksum, which anybody can send, and says nothing about the relay.
+func (l losses) overflowedSince(before losses) bool {
+	return l.dropped != before.dropped && (l.unknown || before.unknown || l.overflows != before.overflows)
 }
 
 // fallBehind notes that the relay cannot take in flows of UDP as fast as they come.
@@ -367,7 +388,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		abort(client)
 		return
 	}
-	c, err := r.connect(ctx, w, from, to, client.ttl())
+	c, err := r.connect(ctx, w, from, to, client.ttl(lb.FamilyOf(from.Addr())))
 	var end ended
 	switch {
 	case err != nil:

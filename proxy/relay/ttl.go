@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // The relay sends on with the client's TTL (IPv6: hop limit) less one, as a router does. So connections and flows end
@@ -23,9 +25,9 @@ func reaches(ttl int) bool { return ttl == 0 || ttl > enoughHops }
 // onward returns the TTL to send on with.
 func onward(ttl int) int { return max(ttl-1, 0) }
 
-// ttl returns the TTL of the packet that began an accepted connection. It is not known of one that a SYN cookie
-// began.
-func (c *Conn) ttl() (ttl int) {
+// ttl returns the TTL of the SYN that began an accepted connection or, if a SYN cookie did, of the packet that
+// completed its handshake.
+func (c *Conn) ttl(family lb.Family) (ttl int) {
 	_ = c.control(func(fd int) error {
 		var syn [512]byte // stays empty if the kernel has not saved it
 		err := getsockopt(uintptr(fd), unix.IPPROTO_TCP, unix.TCP_SAVED_SYN, unsafe.Pointer(&syn), unsafe.Sizeof(syn))
@@ -34,9 +36,30 @@ func (c *Conn) ttl() (ttl int) {
 			ttl = int(syn[8])
 		case 6:
 			ttl = int(syn[7])
+		default:
+			ttl = ttlOfHandshake(fd, family)
 		}
 		return err
 	})
+	return ttl
+}
+
+// ttlOfHandshake asks the kernel for what it remembers in the new socket: the TTL of the last packet of the handshake
+// (tcp_v4_syn_recv_sock and tcp_v6_syn_recv_sock). It does not leave the option set: with IPv6 the kernel would
+// then keep a copy of each packet.
+func ttlOfHandshake(fd int, family lb.Family) (ttl int) {
+	level, option, asked := unix.IPPROTO_IP, unix.IP_RECVTTL, unix.IP_PKTOPTIONS
+	if family == lb.IPv6 {
+		level, option, asked = unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, unix.IPV6_2292PKTOPTIONS
+	}
+	if err := setOption(fd, level, option, 1); err != nil {
+		return 0
+	}
+	var message [controlSize]byte
+	if err := getsockopt(uintptr(fd), level, asked, unsafe.Pointer(&message), unsafe.Sizeof(message)); err == nil {
+		_, ttl, _ = arrivedAt(message[:]) // which has no address
+	}
+	_ = setOption(fd, level, option, 0)
 	return ttl
 }
 

@@ -4,6 +4,7 @@ package relayfeed
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,6 +77,8 @@ type Actor struct {
 	// current is the relay that said its ports last and knows all Services; nil while there is none.
 	current *relay
 	leased  map[plan.RelayWay]netip.AddrPort
+	// unled is why the rules cannot be made to lead to it; nil where they can.
+	unled error
 	// ports are those of the relay to which the rules lead, or of the last one that has said them.
 	ports map[lb.Family]uint16
 	// answering is what Deps.Answering was told; nil before. started is when the actor was made.
@@ -200,6 +203,8 @@ type State struct {
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
 	// NoUDP says why it receives no UDP at one of them, where it does not.
 	NoUDP map[lb.Family]string `json:"noUDP,omitempty"`
+	// Unled says why the proxy cannot have the rules lead to the relay, where it cannot.
+	Unled string `json:"unled,omitempty"`
 	// Services are relayed, UDP of them with a port of UDP, and Connections are open.
 	Services    int `json:"services"`
 	UDP         int `json:"udp"`
@@ -214,6 +219,9 @@ func (a *Actor) State() State {
 		LeadsUDP: map[lb.Family]netip.AddrPort{}, Services: len(a.all)}
 	for way, to := range a.leased {
 		map[lb.Protocol]map[lb.Family]netip.AddrPort{lb.TCP: st.Leads, lb.UDP: st.LeadsUDP}[way.Protocol][way.Family] = to
+	}
+	if a.unled != nil {
+		st.Unled = a.unled.Error()
 	}
 	for _, r := range a.all {
 		if slices.ContainsFunc(r.Ports, func(p plan.RelayedPort) bool { return p.Protocol == lb.UDP }) {
@@ -597,14 +605,19 @@ func (a *Actor) lease() error {
 	}
 	a.mu.Unlock()
 	var errs []error
+	var unled error
 	a.tell(false, want) // before flows come there
-	for way, to := range want {
+	for _, way := range plan.RelayWays {
+		to, wanted := want[way]
+		if !wanted {
+			continue
+		}
 		err := a.deps.Renew(way, to, plan.RelayLease)
 		if err != nil {
 			delete(want, way)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
+			errs, unled = append(errs, err), cmp.Or(unled, err)
 		}
 	}
 	ended := true
@@ -629,7 +642,7 @@ func (a *Actor) lease() error {
 	if !maps.Equal(a.leased, want) {
 		a.deps.Log.Info("where the rules lead relayed connections", "relay", want)
 	}
-	a.leased = want
+	a.leased, a.unled = want, unled
 	for _, r := range leaving {
 		if r.left = ended; ended {
 			poke(r.wake)

@@ -271,6 +271,34 @@ func TestLeaving(t *testing.T) {
 	g.leads(0)
 }
 
+// The state says why the rules cannot be made to lead to the relay, as long as that is so.
+func TestContract10ALeaseThatCannotBeWrittenIsSaid(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	fail := func(err error) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.fail = err
+	}
+	said := func(want string) {
+		t.Helper()
+		got := g.State().Unled
+		for deadline := time.Now().Add(10 * time.Second); got != want && time.Now().Before(deadline); got = g.State().Unled {
+			time.Sleep(time.Millisecond)
+		}
+		if got != want {
+			t.Errorf("said %q, want %q", got, want)
+		}
+	}
+	fail(&fs.PathError{Op: "open", Path: "list", Err: unix.EACCES})
+	g.Begin(nil)
+	g.join(hello(7))
+	said("open list: permission denied")
+	fail(nil)
+	g.leads(7)
+	said("")
+}
+
 // A relay that leaves under a proxy that has just started is not told so before the lease of the proxy's
 // predecessor is taken back.
 func TestLeavingAfterAnotherProxy(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -219,6 +220,50 @@ func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 		if n := r.resets(t) - resets; n != len(conns) {
 			t.Errorf("%s: %d resets for %d connections", at.vip, n, len(conns))
 		}
+	}
+}
+
+// A packet that comes with the TTL of a longer ring than there is goes round once.
+func TestContract11AMarkedPacketGoesRoundOnce(t *testing.T) {
+	r := newRack(t, 3)
+	r.all(t)
+	for _, at := range []addresses{v4, v6} {
+		for _, ttl := range []int{spent + len(r.nodes), spent + maxHops, spentInDoubt + len(r.nodes),
+			spentInDoubt + maxHops} {
+			r.point(t, at.vip, r.macs[2])
+			conns := r.dial(t, at.vip, 1)
+			r.nodes[2].Run(t, "conntrack", "-F")
+			r.point(t, at.vip, r.macs[0])
+			before := r.packets(t)
+			sendWith(t, conns[0], ttl)
+			time.Sleep(100 * time.Millisecond) // the client sends again after 200 ms
+			if n := r.packets(t) - before; n == 0 || n > 2*(len(r.nodes)-1) {
+				t.Errorf("%s: a packet with a TTL of %d was moved %d times among %d nodes", at.vip, ttl, n, len(r.nodes))
+			}
+			reset(t, conns[0])
+		}
+	}
+}
+
+// sendWith sends a byte with a TTL.
+func sendWith(t *testing.T, conn net.Conn, ttl int) {
+	t.Helper()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		if addr(conn.RemoteAddr().(*net.TCPAddr).IP.String()).Is4() {
+			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TTL, ttl)
+		} else {
+			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, ttl)
+		}
+	}); err != nil || failed != nil {
+		t.Fatal(err, failed)
+	}
+	if _, err := conn.Write([]byte("x")); err != nil {
+		t.Fatal(err)
 	}
 }
 

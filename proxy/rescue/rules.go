@@ -293,16 +293,29 @@ func (h header) inTunnel() expr.List {
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
 func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
 	h.beginRing(all, t, notMarked)
+	h.cap(all, t, spentInDoubt)
 	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
 	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
 		h.editTTL(255, doubt))
 }
 
-// beginRing adds the rules that set the TTL of a packet that enters a ring here.
+// beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more nodes to ask
+// than the ring has: whoever can send to a node can choose its TTL.
 func (h header) beginRing(all *rules, t *table, notMarked expr.List) {
 	for _, hops := range t.lengths() {
 		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
 			h.setTTL(byte(spent+hops)))
+	}
+	h.cap(all, t, spent)
+}
+
+// cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL.
+func (h header) cap(all *rules, t *table, end int) {
+	for _, hops := range t.lengths() {
+		if hops < maxHops {
+			all.add("ring, with too many to ask", h.isFor(ringOf(hops)),
+				h.span(expr.CmpOpEq, byte(end+hops+1), byte(end+maxHops)), h.setTTL(byte(end+hops)))
+		}
 	}
 }
 

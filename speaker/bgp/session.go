@@ -54,7 +54,9 @@ type session struct {
 	version, flushedVersion int
 	router                  netip.Addr // found on the interface of an unnumbered session
 	routerHeard             time.Time  // when it last advertised itself
-	trouble                 error      // why none can be found
+	successor               netip.Addr // another one, that has advertised itself since
+	succession              *time.Timer
+	trouble                 error // why none can be found
 	// ends the current attempt, with a *changeError or errBFDDown; nil between attempts
 	abort   context.CancelCauseFunc
 	status  Status
@@ -86,13 +88,16 @@ func newSession(name string, opts Options, d plan.BGPSession) *session {
 	if opts.pulses == nil {
 		opts.pulses = &loop.Pulses{}
 	}
-	return &session{
+	s := &session{
 		name: name, opts: opts, log: opts.Log.With("peer", name), desired: d,
 		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn),
 		over: make(chan struct{}), moved: func() {},
 		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1,
 		failures: &loop.Failures{},
 	}
+	s.succession = time.AfterFunc(routerLasts, s.succeed)
+	s.succession.Stop()
+	return s
 }
 
 func poke(c chan struct{}) {
@@ -212,7 +217,7 @@ func (s *session) run(ctx context.Context) {
 // watchInterface looks for the router on an interface until the returned function is called.
 func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, iface string) (stop func()) {
 	s.mu.Lock()
-	s.router, s.trouble = netip.Addr{}, nil
+	s.router, s.successor, s.trouble = netip.Addr{}, netip.Addr{}, nil
 	s.mu.Unlock()
 	s.moved()
 	if iface == "" {
@@ -239,14 +244,38 @@ func (s *session) watchInterface(ctx context.Context, group *sync.WaitGroup, ifa
 func (s *session) found(addr netip.Addr) {
 	now := time.Now()
 	s.mu.Lock()
-	before, abort := s.router, s.abort
-	if addr.IsValid() && before.IsValid() && addr != before &&
-		(s.status.State == Established || now.Before(s.routerHeard.Add(routerLasts))) {
+	before, abort, until := s.router, s.abort, s.routerHeard.Add(routerLasts)
+	if addr.IsValid() && before.IsValid() && addr != before && (s.status.State == Established || now.Before(until)) {
+		if !s.successor.IsValid() {
+			s.successor = addr
+			s.succession.Reset(until.Sub(now))
+		}
 		s.mu.Unlock()
 		return
 	}
-	s.router, s.routerHeard, s.trouble = addr, now, nil
+	s.router, s.routerHeard, s.successor, s.trouble = addr, now, netip.Addr{}, nil
 	s.mu.Unlock()
+	s.turned(before, addr, abort)
+}
+
+// succeed has the successor take the place of a router that no longer advertises itself: the successor's next
+// advertisement may be minutes away.
+func (s *session) succeed() {
+	now := time.Now()
+	s.mu.Lock()
+	before, addr, abort := s.router, s.successor, s.abort
+	due := addr.IsValid() && s.status.State != Established && !now.Before(s.routerHeard.Add(routerLasts))
+	if due {
+		s.router, s.routerHeard, s.successor = addr, now, netip.Addr{}
+	}
+	s.mu.Unlock()
+	if due {
+		s.turned(before, addr, abort)
+	}
+}
+
+// turned has the session go on with the router that was found.
+func (s *session) turned(before, addr netip.Addr, abort context.CancelCauseFunc) {
 	if addr != before {
 		s.moved()
 	}
@@ -302,6 +331,7 @@ func (s *session) try(ctx context.Context, incoming net.Conn) (up time.Duration,
 	case <-s.redo: // what it was for is in what is desired now
 	default:
 	}
+	s.succeed() // it may be due since before the last session ended
 	s.mu.Lock()
 	d, router, trouble := s.desired, s.router, s.trouble
 	s.abort = cancel

@@ -63,6 +63,7 @@ type scouting struct {
 	clean time.Time // when our last row without an answer ended; the zero time for none
 	heard time.Time // when another node of ours last asked; the zero time for never
 	by    string    // that node
+	rank  int       // of this node, when it last looked
 }
 
 // errands returns what is to be probed ahead, by place and in the order in which it is.
@@ -96,9 +97,14 @@ func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time)
 	for _, e := range w.ahead {
 		v := p.ahead[e.addr]
 		if v == nil {
-			v = &scouting{next: now.Add(e.first())}
+			v = &scouting{next: now.Add(e.first()), rank: e.rank}
 			p.ahead[e.addr] = v
 		}
+		if e.rank == 0 && v.rank > 0 && v.step == 0 && !now.Before(v.clean.Add(aheadFresh)) {
+			// The node that was preferred to this one, and so has asked, is gone. What it said counts no more.
+			v.next = earlier(v.next, now.Add(e.first()))
+		}
+		v.rank = e.rank
 		if node, ok := noticed.heard[e.addr]; ok {
 			v.heard, v.by = now, node
 			if v.step == 0 {
@@ -106,7 +112,7 @@ func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time)
 			}
 		}
 		if len(noticed.seen[e.addr]) > 0 { // all that was found out before is over
-			*v = scouting{next: now.Add(e.every())}
+			*v = scouting{next: now.Add(e.every()), rank: e.rank}
 		}
 		if most := now.Add(e.every()); most.Before(v.next) {
 			v.next = most // it was asked for seldom so far

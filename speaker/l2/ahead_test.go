@@ -162,6 +162,54 @@ func TestProbingAheadSeldom(t *testing.T) {
 	})
 }
 
+// The addresses of a node that is gone, of which the others knew from it alone, are asked for by the next node within
+// a minute, and no more of them at once than at first.
+func TestAnotherNodeTakesOverWhatIsProbedSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSegment()
+		a := started(t, s, Options{Self: "self", AheadRate: 100})
+		var all []netip.Addr
+		for i := range 64 {
+			all = append(all, netip.AddrFrom4([4]byte{10, 0, 2, byte(i)}))
+		}
+		set := func(rank int) {
+			d := aheadOf(rank, all...)
+			for addr, scout := range d.Ahead {
+				scout.Seldom = true
+				d.Ahead[addr] = scout
+			}
+			a.Set(d)
+			synctest.Wait()
+		}
+		set(1)
+		for _, addr := range all {
+			s.socket("eth0").in <- ask(func(q *question) { q.sender, q.target = netip.IPv4Unspecified(), addr })
+		}
+		time.Sleep(time.Minute)
+		wantProbes(t, "the other has asked", s, 0)
+		wantScouted(t, "the other has asked", a, all[63], "other")
+		set(0)
+		sent := 0
+		for range 10 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+			n := s.socket("eth0").probes()
+			if sent += n; n > probeCount*int(time.Second/seldomApart)+probeCount {
+				t.Errorf("%d questions in a second", n)
+			}
+		}
+		if want := len(all) * probeCount; sent != want {
+			t.Errorf("%d questions in place of the other, want %d", sent, want)
+		}
+		wantScouted(t, "it has asked itself", a, all[63], "self")
+		set(1)
+		time.Sleep(time.Minute)
+		set(0) // the other was back for a while
+		time.Sleep(time.Minute)
+		wantProbes(t, "what it has asked itself counts", s, 0)
+	})
+}
+
 // However many addresses there are, and however bad the rate: no more questions than are allowed.
 func TestTheRateOfProbesAheadIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

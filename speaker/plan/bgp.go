@@ -27,6 +27,8 @@ type BGPFacts struct {
 	// Restarting is set, while the speaker stops, when a successor is expected soon: peers that keep
 	// its routes over a graceful restart go on hearing them as ever.
 	Restarting bool
+	// Listening is set if peers can open connections to the speaker.
+	Listening bool
 }
 
 // BGPInput is what one node knows of one VIP, for BGP.

@@ -25,6 +25,7 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 		vrf   string
 	}
 	taken := map[target]string{}
+	at := map[target][]listened{} // without the port
 	for _, p := range peersByAge(b.Peers) {
 		if !peerSelects(p, f.Node) {
 			continue
@@ -38,6 +39,19 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 		}
 		taken[to] = p.Name
 		password, refusal := passwordOf(p, b)
+		if b.Listening {
+			to.port = 0
+			mine := listened{p, password}
+			if i := slices.IndexFunc(at[to], mine.mistaken); i >= 0 {
+				first := at[to][i].peer
+				decisions[p.Name] = PeerDecision{Refusal: lb.Refuse(lb.ReasonPeerDuplicate,
+					"BGPPeer %s (port %d) and %s (port %d) have one address, and with --bgp-listen %s cannot tell connections of the "+
+						"one from those of the other; give each a sourceAddress of its own and both one password, or do without "+
+						"--bgp-listen", first.Name, first.Port, p.Name, p.Port, f.Self)}
+				continue
+			}
+			at[to] = append(at[to], mine)
+		}
 		if refusal == nil {
 			refusal = refuseVRF(f, p)
 		}
@@ -63,6 +77,19 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 		found[p.Name], decisions[p.Name] = s, d
 	}
 	return found, decisions
+}
+
+// listened is a peer that may open connections, which come from any port.
+type listened struct {
+	peer     lb.Peer
+	password string
+}
+
+// mistaken reports whether connections of one of two peers with one address may be taken for the other's: both come to
+// one address of the node, or the kernel, which knows one password for each address, refuses one of them.
+func (l listened) mistaken(other listened) bool {
+	apart := l.peer.Source.IsValid() && other.peer.Source.IsValid() && l.peer.Source != other.peer.Source
+	return !apart || l.password != other.password
 }
 
 // refuseVRF says why there is no session in the peer's VRF. A session outside of it would reach another

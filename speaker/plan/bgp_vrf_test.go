@@ -65,6 +65,42 @@ func TestSessionsInVRFs(t *testing.T) {
 	}
 }
 
+// Connections that two routers at one address open cannot be told apart by their ports.
+func TestPeersOfOneAddressThatConnect(t *testing.T) {
+	source := func(text string) func(*lb.Peer) { return func(p *lb.Peer) { p.Source = addr(text) } }
+	none := func(*lb.Peer) {}
+	for _, test := range []struct {
+		name         string
+		listens      bool
+		older, other func(*lb.Peer)
+		refused      bool
+	}{
+		{"the speaker connects", false, none, none, false},
+		{"they connect", true, none, none, true},
+		{"to two addresses", true, source("10.0.0.1"), source("10.0.0.9"), false},
+		{"to one address", true, source("10.0.0.1"), source("10.0.0.1"), true},
+		{"to any address and to one", true, none, source("10.0.0.1"), true},
+		{"with two passwords", true, source("10.0.0.1"), func(p *lb.Peer) { p.Source, p.Password = addr("10.0.0.9"), "x" },
+			true},
+		{"in another VRF", true, none, func(p *lb.Peer) { p.VRF = "red" }, false},
+	} {
+		w := newBGPWorld(inVRF)
+		w.bgp.Listening = test.listens
+		w.bgp.Peers = map[string]lb.Peer{"older": bgpPeer("older", "10.0.0.2", test.older),
+			"other": bgpPeer("other", "10.0.0.2", test.other, func(p *lb.Peer) { p.Port = 1790 })}
+		d := w.decide()
+		refusal := d.Peers["other"].Refusal
+		switch {
+		case (refusal != nil) != test.refused || (len(d.Sessions) == 1) != test.refused:
+			t.Errorf("%s: %v, sessions %v", test.name, refusal, d.Sessions)
+		case refusal == nil:
+		case refusal.Reason != lb.ReasonPeerDuplicate || !strings.HasPrefix(refusal.Message, "BGPPeer older (port 179) and "+
+			"other (port 1790) have one address"):
+			t.Errorf("%s: %v", test.name, refusal)
+		}
+	}
+}
+
 // One address stands for another router in each VRF, and an address in the VRF is no next hop outside.
 func TestPeersOfOneAddress(t *testing.T) {
 	w := newBGPWorld(inVRF)
