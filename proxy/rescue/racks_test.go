@@ -292,7 +292,7 @@ func TestContract6TheTunnelIsRepairedAndLeavesNothing(t *testing.T) {
 	r.actors[0].set(Desired{})
 	node.Do(t, r.actors[0].apply)
 	left := listing() + node.Run(t, "ip", "rule") + node.Run(t, "ip", "-6", "rule")
-	for _, ours := range []string{"landfall", "7948"} {
+	for _, ours := range []string{"landfall", "7948", "7949"} {
 		if strings.Contains(left, ours) {
 			t.Errorf("%s is left behind:\n%s", ours, left)
 		}
