@@ -64,11 +64,11 @@ func (d *direct) next(now time.Time) time.Duration {
 func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 	near, far := plan.Neighbors(p.self, nodes, p.facts.networks)
 	neighbors, asked, senders := near, map[string]bool(nil), p.direct.senders
-	if p.to.across != nil {
-		neighbors, asked = through(near, far, p.to.across.States())
-	}
 	if p.to.senders != nil {
 		senders = p.to.senders.Known()
+	}
+	if p.to.across != nil {
+		neighbors, asked = through(near, far, p.to.across.States(), senders)
 	}
 	addrs := slices.Concat(slices.Collect(maps.Values(far))...)
 	slices.SortFunc(addrs, netip.Addr.Compare)
@@ -83,14 +83,16 @@ func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 }
 
 // through returns to which addresses packets can be handed with what nodes behind routers have answered, and which
-// of these are asked.
-func through(near, far map[string][]netip.Addr, states map[netip.Addr]across.State) (
+// of these are asked. The rules have to know a node's frames, in which packets may come back.
+func through(near, far map[string][]netip.Addr, states map[netip.Addr]across.State, senders []lb.MAC) (
 	neighbors map[string][]netip.Addr, asked map[string]bool) {
 	asked = map[string]bool{}
 	for name, addrs := range far {
 		asked[name] = slices.ContainsFunc(addrs, func(a netip.Addr) bool { return states[a] == across.Silent })
 	}
-	answers := func(a netip.Addr) bool { return states[a] == across.Answers }
+	answers := func(a netip.Addr) bool {
+		return states[a] == across.Answers && slices.Contains(senders, lb.MAC(tunnel.MAC(a)))
+	}
 	return plan.Reached(near, far, answers, tunnel.Alias), asked
 }
 

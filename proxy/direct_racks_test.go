@@ -156,13 +156,13 @@ func (s rackSite) waitFor(t *testing.T, i, j int, want across.State) {
 func (s rackSite) planRack(i int) plan.Service {
 	near, far := plan.Neighbors(siteNode(i), s.objects, []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.2.%d.0/24", i)),
 		netip.MustParsePrefix(fmt.Sprintf("fd02:%d::/64", i))})
-	neighbors, _ := through(near, far, s.asking[i-1].States())
 	planned := s.planFor(i)
 	planned.Handed, planned.Senders = map[netip.Addr]netip.Addr{}, nil
+	for _, addr := range s.others(i) {
+		planned.Senders = append(planned.Senders, tunnel.MAC(addr))
+	}
+	neighbors, _ := through(near, far, s.asking[i-1].States(), planned.Senders)
 	for j := 1; j <= 3; j++ {
-		for _, addr := range s.objects[siteNode(j)].Addresses {
-			planned.Senders = append(planned.Senders, lb.MAC(tunnel.MAC(addr)))
-		}
 		for _, to := range neighbors[siteNode(j)] {
 			form := "10.1.%d.2"
 			if lb.FamilyOf(to) == lb.IPv6 {
@@ -213,7 +213,8 @@ func (s rackSite) wantSeen(t *testing.T, what string, direct ...int) {
 
 // Three nodes in three networks forward a Service directly, in both families, TCP and UDP: all pods see the
 // client's address and port, no answer passes another node, and all connections go on when routers turn to another
-// node. Connections to a node whose tunnel is cut are masqueraded, and handed over again when it is back.
+// node. Connections to a node whose tunnel is cut are masqueraded, and handed over again when it is back; an interface
+// that is made anew needs no other rules.
 func TestDirectForwardingAcrossRouters(t *testing.T) {
 	t.Parallel()
 	s := newRackSite(t)
@@ -264,6 +265,8 @@ func TestDirectForwardingAcrossRouters(t *testing.T) {
 	s.waitFor(t, 1, 3, across.Answers)
 	s.program(t, 1, s.planRack(1))
 	s.wantSeen(t, "the tunnel to node 3 is back", 1, 2, 3)
+	s.nodes[0].Run(t, "sh", "-c", "ip link del landfall4; ip link del landfall6")
+	s.wantSeen(t, "the tunnel was made anew", 1, 2, 3)
 }
 
 // A node that does not forward the Service directly, as it has not heard of it yet, sends what is handed over to it

@@ -165,13 +165,20 @@ func TestContract11FlappingEndpointsLeaveOneDeadline(t *testing.T) {
 }
 
 // fakeSenders knows the MAC address of every node.
-type fakeSenders struct{ nodes []netip.Addr }
+type fakeSenders struct {
+	nodes []netip.Addr
+	macs  map[netip.Addr]lb.MAC // of nodes with others than the test's
+}
 
 func (f *fakeSenders) Set(nodes []netip.Addr) { f.nodes = nodes }
 
 func (f *fakeSenders) Known() (all []lb.MAC) {
 	for _, node := range f.nodes {
-		all = append(all, lb.MAC{2, node.As4()[3]})
+		mac, is := f.macs[node]
+		if !is {
+			mac = lb.MAC{2, node.As4()[3]}
+		}
+		all = append(all, mac)
 	}
 	return all
 }
@@ -233,7 +240,8 @@ func (f *fakeAcross) States() map[netip.Addr]across.State { return f.states }
 func TestContract1DirectThroughTheTunnelToNodesThatAnswer(t *testing.T) {
 	b := newDirectBench(t)
 	asking, far := &fakeAcross{}, netip.MustParseAddr("172.32.0.4")
-	b.to.across = asking
+	macs := &fakeSenders{}
+	b.to.across, b.to.senders = asking, macs
 	vip := netip.MustParseAddr("198.51.100.1")
 	want := func(what string, through, told bool) {
 		t.Helper()
@@ -255,6 +263,8 @@ func TestContract1DirectThroughTheTunnelToNodesThatAnswer(t *testing.T) {
 	}
 	b.rules.confirm()
 	asking.states = map[netip.Addr]across.State{far: across.Answers}
+	want("it answers, and its frames are not known", false, false)
+	macs.macs = map[netip.Addr]lb.MAC{far: tunnel.MAC(far)}
 	want("it answers", true, false)
 	if !slices.Equal(b.rescue.direct, []netip.Addr{vip}) || !slices.Equal(b.rescue.far, []netip.Addr{far}) {
 		t.Errorf("it takes packets for %v, from %v", b.rescue.direct, b.rescue.far)

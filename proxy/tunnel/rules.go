@@ -61,7 +61,7 @@ type chain struct {
 }
 
 // chains return the rules. They do not depend on the nodes. Through the tunnel come ICMP errors, and TCP
-// without SYN, with a TTL from least to most.
+// without SYN, with a TTL from least to most, and what nodes hand over.
 func (h header) chains(port uint16, least, most byte) []chain {
 	rule := func(comment string, parts ...expr.List) nft.Rule {
 		return nft.Rule{Comment: comment, Exprs: expr.Join(parts...)}
@@ -83,17 +83,7 @@ func (h header) chains(port uint16, least, most byte) []chain {
 	otherTTL := expr.List{load(h.ttl, 1), &expr.Range{Op: expr.CmpOpNeq, Register: expr.Reg, FromData: []byte{least},
 		ToData: []byte{most}}}
 	refuse := expr.Goto(chainRefused)
-	isTTL := func(ttl byte) expr.List { return expr.List{load(h.ttl, 1), expr.Compare(expr.CmpOpEq, ttl)} }
-	moved := []nft.Rule{rule("handed over", isTTL(lb.HandedTTL), expr.Goto(chainHanded))}
-	for _, protocol := range handable {
-		moved = append(moved, rule("came back", isTTL(lb.HandedTTL-1), to, expr.In(setDirect),
-			expr.IsProtocol(expr.CmpOpEq, protocol), expr.Accept()))
-	}
-	if h.family == lb.IPv6 { // whose kernel answers over the interface where it was asked
-		moved = append(moved, rule("an answer", isICMP(unix.IPPROTO_ICMPV6, 129), here, fromSender(), expr.In(setSenders),
-			expr.Accept()))
-	}
-	moved = append(moved, rule("not moved", otherTTL, refuse))
+	moved := []nft.Rule{rule("not moved", otherTTL, expr.Goto(chainHanded))}
 	for _, number := range nft.ErrorTypes(h.family) {
 		moved = append(moved, rule("", nft.IsError(h.family, number), expr.Accept()))
 	}
@@ -105,7 +95,7 @@ func (h header) chains(port uint16, least, most byte) []chain {
 		{chainPort, filter(unix.NF_INET_LOCAL_IN),
 			[]nft.Rule{rule("not from a node", toPort, from, expr.NotIn(setNodes), refuse)}},
 		{chainMoved, nft.Hook{}, moved},
-		{chainHanded, nft.Hook{}, h.handed(rule, to, here, refuse)},
+		{chainHanded, nft.Hook{}, h.handed(rule, load(h.ttl, 1), to, here, refuse)},
 		{chainInside, filter(unix.NF_INET_PRE_ROUTING), []nft.Rule{rule("", inside, expr.Goto(chainMoved))}},
 		{chainReceived, filter(unix.NF_INET_PRE_ROUTING),
 			[]nft.Rule{rule("", toPort, from, expr.In(setNodes), here, expr.List{&expr.Notrack{}})}},
@@ -120,7 +110,20 @@ var handable = []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP}
 // handed returns the rules for what other nodes hand over. What is for an address that is not forwarded directly
 // here, as this node has not heard of it yet, goes back to its sender, which masquerades it. The kernel answers the
 // questions of nodes to which it could send something back.
-func (h header) handed(rule func(string, ...expr.List) nft.Rule, to, here, refuse expr.List) (rules []nft.Rule) {
+func (h header) handed(rule func(string, ...expr.List) nft.Rule, ttl expr.Any, to, here, refuse expr.List) (
+	rules []nft.Rule) {
+	for _, protocol := range handable {
+		rules = append(rules, rule("came back", expr.List{ttl, expr.Compare(expr.CmpOpEq, lb.HandedTTL-1)}, to,
+			expr.In(setDirect), expr.IsProtocol(expr.CmpOpEq, protocol), expr.Accept()))
+	}
+	question := isICMP(unix.IPPROTO_ICMP, 8) // an echo request (RFC 792)
+	if h.family == lb.IPv6 {                 // whose kernel answers over the interface where it was asked (RFC 4443)
+		question = isICMP(unix.IPPROTO_ICMPV6, 128)
+		rules = append(rules, rule("an answer", isICMP(unix.IPPROTO_ICMPV6, 129), here, fromSender(), expr.In(setSenders),
+			expr.Accept()))
+	}
+	rules = append(rules, rule("neither moved nor handed over", expr.List{ttl,
+		expr.Compare(expr.CmpOpNeq, lb.HandedTTL)}, refuse))
 	for _, protocol := range handable {
 		rules = append(rules, rule("", to, expr.In(setDirect), expr.IsProtocol(expr.CmpOpEq, protocol), expr.Accept()))
 	}
@@ -128,10 +131,6 @@ func (h header) handed(rule func(string, ...expr.List) nft.Rule, to, here, refus
 		rules = append(rules, rule("back", expr.IsProtocol(expr.CmpOpEq, protocol), fromSender(), expr.List{
 			&expr.Lookup{SetName: setSenders, SourceRegister: expr.Reg, DestRegister: expr.Reg, IsDestRegSet: true},
 			&expr.Dup{RegAddr: expr.Reg}}, expr.Drop()))
-	}
-	question := isICMP(unix.IPPROTO_ICMP, 8) // an echo request (RFC 792)
-	if h.family == lb.IPv6 {
-		question = isICMP(unix.IPPROTO_ICMPV6, 128) // RFC 4443
 	}
 	return append(rules, rule("a question", question, here, fromSender(), expr.In(setSenders), expr.Accept()),
 		rule("neither", refuse))
