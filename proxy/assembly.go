@@ -211,7 +211,8 @@ func (a *assembly) rescuer(strict, noTunnel *note) (*rescue.Actor, error) {
 	a.onClose(func() { neighbors.Close() })
 	return rescue.New(rescue.Deps{Log: a.rt.Log, Kernel: neighbors,
 		Families: a.rescueFamilies(a.kernel.families, a.rt.Log), Ring: a.rescueRing, Limit: a.rescueLimit,
-		Confirmed: a.offer.Rescued, Direct: len(a.set.direct) > 0, Parameters: a.procSysNet, Warn: strict.set, NoTunnel: noTunnel.set}), nil
+		Direct: len(a.set.direct) > 0, Confirmed: a.offer.Rescued, Parameters: a.procSysNet, Warn: strict.set,
+		NoTunnel: noTunnel.set}), nil
 }
 
 // addOptional gives the loop the actors that flags or the mode leave out.

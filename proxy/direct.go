@@ -108,7 +108,7 @@ func (p *proxy) serve() {
 		vips = append(vips, of...)
 	}
 	slices.SortFunc(vips, netip.Addr.Compare)
-	if vips = slices.Compact(vips); len(vips) > 0 {
+	if vips = slices.Compact(vips); len(vips) > 0 && p.to.across != nil {
 		far = p.direct.far[:min(len(p.direct.far), across.MaxNodes)]
 	}
 	p.to.rescue.SetDirect(vips, far)

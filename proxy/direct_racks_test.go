@@ -29,8 +29,9 @@ type rackSite struct {
 }
 
 func newRackSite(t *testing.T) rackSite {
-	s := rackSite{router: nstest.New(t), objects: map[string]lb.Node{}, directSite: directSite{vips: map[lb.Family]netip.Addr{
-		lb.IPv4: netip.MustParseAddr("198.51.100.1"), lb.IPv6: netip.MustParseAddr("2001:db8::1")}}}
+	s := rackSite{router: nstest.New(t), objects: map[string]lb.Node{}}
+	s.vips = map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("198.51.100.1"),
+		lb.IPv6: netip.MustParseAddr("2001:db8::1")}
 	s.router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 	plug := func(i int) *nstest.NS {
 		host := nstest.New(t)
@@ -154,8 +155,8 @@ func (s rackSite) waitFor(t *testing.T, i, j int, want across.State) {
 
 // planRack plans the Service for a node by what it knows of the others.
 func (s rackSite) planRack(i int) plan.Service {
-	near, far := plan.Neighbors(siteNode(i), s.objects, []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.2.%d.0/24", i)),
-		netip.MustParsePrefix(fmt.Sprintf("fd02:%d::/64", i))})
+	near, far := plan.Neighbors(siteNode(i), s.objects, []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("10.2.%d.0/24", i)), netip.MustParsePrefix(fmt.Sprintf("fd02:%d::/64", i))})
 	planned := s.planFor(i)
 	planned.Handed, planned.Senders = map[netip.Addr]netip.Addr{}, nil
 	for _, addr := range s.others(i) {

@@ -141,7 +141,8 @@ func TestNodesAreAsked(t *testing.T) {
 func TestContract11NodesThatAreAskedHaveABound(t *testing.T) {
 	now := time.Unix(0, 0)
 	line := &fakeLine{asked: map[netip.Addr]int{}, fail: errNoTunnel}
-	a := New(Deps{Log: slog.New(slog.DiscardHandler), Line: line, Now: func() time.Time { return now }, Changed: func() {}})
+	a := New(Deps{Log: slog.New(slog.DiscardHandler), Line: line, Now: func() time.Time { return now },
+		Changed: func() {}})
 	var nodes []netip.Addr
 	for addr := near4; len(nodes) < 2*MaxNodes; addr = addr.Next() {
 		nodes = append(nodes, addr)

@@ -200,7 +200,8 @@ func DirectDraws(svc lb.Service, planned Service) string {
 
 // Neighbors returns the addresses of the other nodes that are in a network of an interface of this one, which thus
 // reaches them without a router, and far those that are not.
-func Neighbors(self string, nodes map[string]lb.Node, networks []netip.Prefix) (neighbors, far map[string][]netip.Addr) {
+func Neighbors(self string, nodes map[string]lb.Node, networks []netip.Prefix) (
+	neighbors, far map[string][]netip.Addr) {
 	neighbors, far = map[string][]netip.Addr{}, map[string][]netip.Addr{}
 	for name, n := range nodes {
 		if name == self {

@@ -61,7 +61,7 @@ func TestDirectPlan(t *testing.T) {
 	if got := NotHanded(s, endpoints, node); !strings.Contains(got, "has an address of c; connections") {
 		t.Errorf("not handed: %q", got)
 	}
-	for silent, want := range map[bool]string{false: "", true: "behind a router, and without an answer through the tunnel: c"} {
+	for silent, want := range map[bool]string{false: "", true: "without an answer through the tunnel: c"} {
 		node.Asked = map[string]bool{"c": silent}
 		if got := NotHanded(s, endpoints, node); (got == "") != (want == "") || !strings.Contains(got, want) {
 			t.Errorf("silent %v: not handed: %q", silent, got)
