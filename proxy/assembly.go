@@ -21,6 +21,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/ops"
 	"github.com/landfall-lb/landfall/internal/preflight"
+	"github.com/landfall-lb/landfall/proxy/across"
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/feed"
@@ -210,13 +211,14 @@ func (a *assembly) rescuer(strict, noTunnel *note) (*rescue.Actor, error) {
 	a.onClose(func() { neighbors.Close() })
 	return rescue.New(rescue.Deps{Log: a.rt.Log, Kernel: neighbors,
 		Families: a.rescueFamilies(a.kernel.families, a.rt.Log), Ring: a.rescueRing, Limit: a.rescueLimit,
-		Confirmed: a.offer.Rescued, Parameters: a.procSysNet, Warn: strict.set, NoTunnel: noTunnel.set}), nil
+		Direct: len(a.set.direct) > 0, Confirmed: a.offer.Rescued, Parameters: a.procSysNet, Warn: strict.set,
+		NoTunnel: noTunnel.set}), nil
 }
 
 // addOptional gives the loop the actors that flags or the mode leave out.
 func (a *assembly) addOptional() error {
 	p := a.proxy
-	for _, add := range []func() error{a.addCounters, a.addSenders, a.addRelay, a.addWalker, a.addVRFs} {
+	for _, add := range []func() error{a.addCounters, a.addSenders, a.addAcross, a.addRelay, a.addWalker, a.addVRFs} {
 		if err := add(); err != nil {
 			return err
 		}
@@ -265,6 +267,21 @@ func (a *assembly) addSenders() error {
 	a.onClose(func() { near.Close() })
 	handing := senders.New(senders.Deps{Log: a.rt.Log, Changed: a.proxy.markFacts, Look: macsOf(near)})
 	a.proxy.to.senders, a.actors["senders"] = handing, handing
+	return nil
+}
+
+// addAcross finds out which nodes behind routers take what is handed over.
+func (a *assembly) addAcross() error {
+	if len(a.set.direct) == 0 || a.rescueTunnelPort == 0 {
+		return nil
+	}
+	line, err := across.Open(a.kernel.families)
+	if err != nil {
+		return err
+	}
+	a.onClose(line.Close)
+	asking := across.New(across.Deps{Log: a.rt.Log, Line: line, Now: time.Now, Changed: a.proxy.markFacts})
+	a.proxy.to.across, a.actors["nodes behind routers"] = asking, asking
 	return nil
 }
 

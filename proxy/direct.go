@@ -9,6 +9,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/across"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
@@ -18,10 +19,19 @@ import (
 type direct struct {
 	// asking are the Services that ask for it, held those with holders.
 	asking, held map[lb.Key]bool
-	// neighbors are the nodes to which packets can be handed, senders those from which they come: see
-	// plan.Node.
+	// neighbors are the nodes to which packets can be handed, asked those behind routers, and senders those from
+	// which they come: see plan.Node.
 	neighbors map[string][]netip.Addr
+	asked     map[string]bool
 	senders   []lb.MAC
+	// far are the addresses of all nodes behind routers, in order, and asks those to which each Service has
+	// something handed over if they answer.
+	far  []netip.Addr
+	asks map[lb.Key][]netip.Addr
+	// serves are the addresses, by Service, that the rules in the kernel forward directly; fresh is set if the
+	// tunnel has not been told of them.
+	serves map[lb.Key][]netip.Addr
+	fresh  bool
 	// links are the interfaces to other nodes.
 	links []int
 	// holders are, by VIP and Service, the nodes that may hold connections to the VIP beside those that
@@ -37,7 +47,8 @@ type direct struct {
 type holding map[netip.Addr]time.Time
 
 func newDirect() direct {
-	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key]bool{}, holders: map[netip.Addr]map[lb.Key]holding{}}
+	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key]bool{}, holders: map[netip.Addr]map[lb.Key]holding{},
+		asks: map[lb.Key][]netip.Addr{}, serves: map[lb.Key][]netip.Addr{}, fresh: true}
 }
 
 // next returns how long to wait until a node need not be asked any more; 0 when none is to be forgotten.
@@ -51,16 +62,70 @@ func (d *direct) next(now time.Time) time.Duration {
 // meet takes in to which nodes packets can be handed and which MAC addresses nodes have, and marks the
 // Services that ask for it as dirty if that has changed.
 func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
-	neighbors, senders := plan.Neighbors(p.self, nodes, p.facts.networks), p.direct.senders
+	near, far := plan.Neighbors(p.self, nodes, p.facts.networks)
+	neighbors, asked, senders := near, map[string]bool(nil), p.direct.senders
 	if p.to.senders != nil {
 		senders = p.to.senders.Known()
 	}
-	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) || !slices.Equal(senders, p.direct.senders) {
-		p.direct.neighbors, p.direct.senders = neighbors, senders
+	if p.to.across != nil {
+		neighbors, asked = through(near, far, p.to.across.States(), senders)
+	}
+	addrs := slices.Concat(slices.Collect(maps.Values(far))...)
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) || !slices.Equal(senders, p.direct.senders) ||
+		!maps.Equal(asked, p.direct.asked) || !slices.Equal(addrs, p.direct.far) {
+		p.direct.fresh = p.direct.fresh || !slices.Equal(addrs, p.direct.far)
+		p.direct.neighbors, p.direct.asked, p.direct.senders, p.direct.far = neighbors, asked, senders, addrs
 		p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
 	}
-	p.direct.links = linksTo(p.facts.lans, neighbors)
+	p.direct.links = linksTo(p.facts.lans, near)
 	p.listen()
+}
+
+// through returns to which addresses packets can be handed with what nodes behind routers have answered, and which
+// of these are asked. The rules have to know a node's frames, in which packets may come back.
+func through(near, far map[string][]netip.Addr, states map[netip.Addr]across.State, senders []lb.MAC) (
+	neighbors map[string][]netip.Addr, asked map[string]bool) {
+	asked = map[string]bool{}
+	for name, addrs := range far {
+		asked[name] = slices.ContainsFunc(addrs, func(a netip.Addr) bool { return states[a] == across.Silent })
+	}
+	answers := func(a netip.Addr) bool {
+		return states[a] == across.Answers && slices.Contains(senders, lb.MAC(tunnel.MAC(a)))
+	}
+	return plan.Reached(near, far, answers, tunnel.Alias), asked
+}
+
+// serve tells the tunnel for which addresses this node takes what is handed over, once it is known what the kernel
+// has. What comes for others goes back, and its sender masquerades it.
+func (p *proxy) serve() {
+	if !p.direct.fresh || !p.complete || len(p.settings.direct) == 0 {
+		return
+	}
+	p.direct.fresh = false
+	var vips, far []netip.Addr
+	for _, of := range p.direct.serves {
+		vips = append(vips, of...)
+	}
+	slices.SortFunc(vips, netip.Addr.Compare)
+	if vips = slices.Compact(vips); len(vips) > 0 && p.to.across != nil {
+		far = p.direct.far[:min(len(p.direct.far), across.MaxNodes)]
+	}
+	p.to.rescue.SetDirect(vips, far)
+}
+
+// confirmed takes in what the kernel has of a Service.
+func (d *direct) confirmed(s plan.Service) {
+	var vips []netip.Addr
+	if s.Direct {
+		vips = s.VIPs
+	}
+	if slices.Equal(vips, d.serves[s.Key]) {
+		return
+	}
+	if d.fresh, d.serves[s.Key] = true, vips; len(vips) == 0 {
+		delete(d.serves, s.Key)
+	}
 }
 
 // listen has those told who need to know from where packets are handed over, while some are.
@@ -70,6 +135,11 @@ func (p *proxy) listen() {
 		links = nil
 	}
 	p.to.rescue.SetHanded(links)
+	if p.to.across != nil {
+		all := slices.Concat(slices.Collect(maps.Values(p.direct.asks))...)
+		slices.SortFunc(all, netip.Addr.Compare)
+		p.to.across.Set(across.Nodes{Self: p.facts.node.Addresses, Others: slices.Compact(all)})
+	}
 	if p.to.senders == nil {
 		return
 	}
@@ -145,7 +215,7 @@ func macsOf(near *links.Neighbors) func([]netip.Addr) (map[netip.Addr]lb.MAC, er
 func (p *proxy) nodeFor(svc lb.Service) plan.Node {
 	node := p.facts.node
 	if svc.Forwarding != "" {
-		node.Neighbors, node.Senders = p.direct.neighbors, p.direct.senders
+		node.Neighbors, node.Asked, node.Senders = p.direct.neighbors, p.direct.asked, p.direct.senders
 	}
 	return node
 }
@@ -157,7 +227,7 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 	key, asked := r.live.Key, len(p.direct.asking)
 	r.directRefused = plan.DirectRefused(svc, endpoints, p.facts.node)
 	if r.directRefused == "" {
-		r.directRefused = plan.NotHanded(r.live, endpoints, p.self)
+		r.directRefused = plan.NotHanded(r.live, endpoints, p.nodeFor(svc))
 	}
 	if p.direct.asking[key] = true; svc.Forwarding == "" {
 		delete(p.direct.asking, key)
@@ -208,9 +278,28 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 		delete(p.direct.held, key)
 	}
 	p.tellHolders(changed)
-	if len(changed) > 0 || len(p.direct.asking) != asked {
+	if p.ask(r, endpoints) || len(changed) > 0 || len(p.direct.asking) != asked {
 		p.listen()
 	}
+}
+
+// ask notes which nodes behind routers have endpoints of a Service, and reports whether others do than before.
+func (p *proxy) ask(r *record, endpoints []lb.Slice) (changed bool) {
+	var nodes []netip.Addr
+	if r.live.Direct && len(r.live.VIPs) > 0 {
+		for _, family := range r.families {
+			for _, node := range p.nodesWith(endpoints, family) {
+				if _, far := slices.BinarySearchFunc(p.direct.far, node, netip.Addr.Compare); far {
+					nodes = append(nodes, node)
+				}
+			}
+		}
+	}
+	changed = !slices.Equal(nodes, p.direct.asks[r.live.Key])
+	if p.direct.asks[r.live.Key] = nodes; len(nodes) == 0 {
+		delete(p.direct.asks, r.live.Key)
+	}
+	return changed
 }
 
 // hold notes which nodes have endpoints of a Service, and reports whether other nodes are to be asked than

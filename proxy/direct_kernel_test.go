@@ -142,7 +142,7 @@ func (s directSite) planFor(i int, far ...int) plan.Service {
 	for _, j := range far {
 		delete(nodes, siteNode(j))
 	}
-	node.Neighbors = plan.Neighbors(node.Name, nodes, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"),
+	node.Neighbors, _ = plan.Neighbors(node.Name, nodes, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"),
 		netip.MustParsePrefix("fd00::/64")})
 	return plan.New(svc, endpoints, node)
 }

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/across"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
 // newDirectBench returns a proxy that can hand packets over, and a Service with policy Cluster that asks
@@ -163,13 +165,20 @@ func TestContract11FlappingEndpointsLeaveOneDeadline(t *testing.T) {
 }
 
 // fakeSenders knows the MAC address of every node.
-type fakeSenders struct{ nodes []netip.Addr }
+type fakeSenders struct {
+	nodes []netip.Addr
+	macs  map[netip.Addr]lb.MAC // of nodes with others than the test's
+}
 
 func (f *fakeSenders) Set(nodes []netip.Addr) { f.nodes = nodes }
 
 func (f *fakeSenders) Known() (all []lb.MAC) {
 	for _, node := range f.nodes {
-		all = append(all, lb.MAC{2, node.As4()[3]})
+		mac, is := f.macs[node]
+		if !is {
+			mac = lb.MAC{2, node.As4()[3]}
+		}
+		all = append(all, mac)
 	}
 	return all
 }
@@ -213,5 +222,68 @@ func TestContract10DirectIsRefusedWithAReason(t *testing.T) {
 	if s := b.rules.wanted[key("web")]; s.Direct || len(s.Ports) != 1 || len(b.warnings) != 2 ||
 		!strings.Contains(b.warnings[1], "needs --direct-forwarding") {
 		t.Errorf("direct %v, told %q", s.Direct, b.warnings)
+	}
+}
+
+// fakeAcross knows of nodes behind routers what a test says.
+type fakeAcross struct {
+	nodes  across.Nodes
+	states map[netip.Addr]across.State
+}
+
+func (f *fakeAcross) Set(nodes across.Nodes) { f.nodes = nodes }
+
+func (f *fakeAcross) States() map[netip.Addr]across.State { return f.states }
+
+// Packets are handed over through the tunnel to a node behind a router as long as it answers there, and the Service
+// hears of a node that does not. This node takes what is handed over for what its kernel forwards directly.
+func TestContract1DirectThroughTheTunnelToNodesThatAnswer(t *testing.T) {
+	b := newDirectBench(t)
+	asking, far := &fakeAcross{}, netip.MustParseAddr("172.32.0.4")
+	macs := &fakeSenders{}
+	b.to.across, b.to.senders = asking, macs
+	vip := netip.MustParseAddr("198.51.100.1")
+	want := func(what string, through, told bool) {
+		t.Helper()
+		b.run()
+		to, handed := b.rules.wanted[key("web")].Handed[netip.MustParseAddr("10.0.0.4")]
+		if handed != through || through && to != tunnel.Alias(far) {
+			t.Errorf("%s: handed %v, to %v", what, handed, to)
+		}
+		if now := len(b.records[key("web")].advice) > 0; now != told {
+			t.Errorf("%s: advice %v", what, b.records[key("web")].advice)
+		}
+	}
+	want("not asked yet", false, false)
+	if !slices.Equal(asking.nodes.Others, []netip.Addr{far}) || len(asking.nodes.Self) != 1 {
+		t.Errorf("asked are %+v", asking.nodes)
+	}
+	if len(b.rescue.direct) > 0 {
+		t.Errorf("it takes packets for %v, which the kernel has not confirmed", b.rescue.direct)
+	}
+	b.rules.confirm()
+	asking.states = map[netip.Addr]across.State{far: across.Answers}
+	want("it answers, and its frames are not known", false, false)
+	macs.macs = map[netip.Addr]lb.MAC{far: tunnel.MAC(far)}
+	want("it answers", true, false)
+	if !slices.Equal(b.rescue.direct, []netip.Addr{vip}) || !slices.Equal(b.rescue.far, []netip.Addr{far}) {
+		t.Errorf("it takes packets for %v, from %v", b.rescue.direct, b.rescue.far)
+	}
+	asking.states = map[netip.Addr]across.State{far: across.Silent}
+	want("it is silent", false, true)
+	if len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "without an answer through the tunnel: node-4") {
+		t.Errorf("told %q", b.warnings)
+	}
+	asking.states = map[netip.Addr]across.State{far: across.Answers}
+	want("it answers again", true, false)
+	b.direct("web", "")
+	b.runAlone()
+	if len(asking.nodes.Others) > 0 {
+		t.Errorf("not forwarded directly any more, and asked are %v", asking.nodes.Others)
+	}
+	b.rules.confirm()
+	b.run()
+	if len(b.rescue.direct)+len(b.rescue.far)+len(b.proxy.direct.asks)+len(b.proxy.direct.serves) > 0 {
+		t.Errorf("not forwarded directly any more, and it takes packets for %v from %v", b.rescue.direct, b.rescue.far)
 	}
 }

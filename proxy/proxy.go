@@ -13,6 +13,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/across"
 	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/counters"
 	"github.com/landfall-lb/landfall/proxy/health"
@@ -93,12 +94,18 @@ type sinks struct {
 		SetGone(nodes []netip.Addr, cutOff bool)
 		SetNodes(self, others []netip.Addr)
 		SetHanded(links []int)
+		SetDirect(vips, far []netip.Addr)
 		Confirm(number uint64)
 	}
 	// senders finds out the MAC addresses of nodes that hand packets over; nil if nothing does.
 	senders interface {
 		Set(nodes []netip.Addr)
 		Known() []lb.MAC
+	}
+	// across finds out which nodes behind routers take what is handed over; nil if nothing does.
+	across interface {
+		Set(across.Nodes)
+		States() map[netip.Addr]across.State
 	}
 	// relay tells the relay what is relayed; nil without one.
 	relay interface {
@@ -274,6 +281,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 	if p.complete && all && !p.written {
 		p.wrote()
 	}
+	p.serve()
 	forget(p, dirty)
 	forget(p, early)
 	forget(p, confirmed)
@@ -588,6 +596,7 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 		r.applied, r.failure, r.alone, r.delivers = o.Applied, o.Err, o.Alone, nil
 		r.untried = false
 		flows[key] = o.Applied
+		p.direct.confirmed(o.Applied)
 		for i, family := range allFamilies {
 			if !r.since[i].IsZero() && plan.SameRules(r.planned, r.applied, family) {
 				p.to.latency(now.Sub(r.since[i]))

@@ -129,6 +129,8 @@ type fakeRescue struct {
 	wanted  map[netip.Addr]rescue.Origins
 	confirm uint64
 	handed  []int
+	direct  []netip.Addr
+	far     []netip.Addr
 }
 
 func (f *fakeRescue) Begin(all map[netip.Addr]*rescue.Origins) {
@@ -151,6 +153,8 @@ func (f *fakeRescue) SetGone([]netip.Addr, bool) {}
 func (f *fakeRescue) SetNodes(_, _ []netip.Addr) {}
 
 func (f *fakeRescue) SetHanded(links []int) { f.handed = links }
+
+func (f *fakeRescue) SetDirect(vips, far []netip.Addr) { f.direct, f.far = vips, far }
 
 func (f *fakeRescue) Confirm(number uint64) { f.confirm = number }
 

@@ -123,7 +123,8 @@ const MaxRing = 16
 // The TTLs (hop limits) of packets that a node has handed to another one, or moved there: from
 // LeastMovedTTL to HandedTTL. Those below HandedTTL are of the ring's protocol
 // (docs/design/rescue.md); with HandedTTL a packet arrives that a node has handed over for direct
-// forwarding (docs/design/direct.md). A node hands over none of them, so that no packet goes round in
+// forwarding (docs/design/direct.md), and with one less a packet that a node behind a router does not
+// serve, and has sent back. A node hands over none of them, so that no packet goes round in
 // circles.
 const (
 	LeastMovedTTL = 152

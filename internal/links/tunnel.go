@@ -29,8 +29,12 @@ type Tunnel struct {
 	MAC func(node netip.Addr) [6]byte
 	// Peers are the nodes that packets may be sent to.
 	Peers []netip.Addr
+	// Alias is another address of a node, in the network Aliases, at which this node alone knows it; zero for none.
+	// There the tunnel leads, and nothing else, without its interface being named.
+	Alias   func(node netip.Addr) netip.Addr
+	Aliases netip.Prefix
 	// Routes is the number of the routing table that has each node on the interface's link, and the
-	// priority of the rule that leads there.
+	// priority of the rules that lead there. Behind them is one that has no other way lead to Aliases.
 	Routes int
 }
 
@@ -84,11 +88,13 @@ func (t Tunnels) Remove(it Tunnel) error {
 	if err != nil {
 		return err
 	}
-	for err == nil { // the kernel takes the same rule twice
-		err = t.handle.RuleDel(it.rule())
-	}
-	if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) {
-		return fmt.Errorf("remove the rule: %w", err)
+	for _, rule := range it.rules() {
+		for err = nil; err == nil; { // the kernel takes the same rule twice
+			err = t.handle.RuleDel(rule)
+		}
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EAFNOSUPPORT) {
+			return fmt.Errorf("remove the rule: %w", err)
+		}
 	}
 	return nil
 }
@@ -168,7 +174,7 @@ func familyNumber(family lb.Family) int {
 }
 
 // setRoute has the kernel take each node for being on the interface's link, if somebody asks for a
-// route over this interface. Nobody else meets the rule.
+// route over this interface, or to an alias. Nobody else follows the rules.
 func (t Tunnels) setRoute(want Tunnel, link int) error {
 	nowhere, all := netip.MustParseAddr("192.0.2.1"), netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	scope := netlink.Scope(unix.RT_SCOPE_LINK)
@@ -176,26 +182,41 @@ func (t Tunnels) setRoute(want Tunnel, link int) error {
 		nowhere, all = netip.MustParseAddr("2001:db8::1"), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 		scope = unix.RT_SCOPE_UNIVERSE
 	}
-	found, err := t.handle.RouteGetWithOptions(nowhere.AsSlice(), &netlink.RouteGetOptions{OifIndex: link})
-	if err == nil && len(found) == 1 && found[0].Table == want.Routes && found[0].LinkIndex == link {
+	leads := func(to netip.Addr, over int) bool {
+		found, err := t.handle.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{OifIndex: over})
+		return err == nil && len(found) == 1 && found[0].Table == want.Routes && found[0].LinkIndex == link
+	}
+	if leads(nowhere, link) && leads(want.Aliases.Addr().Next(), 0) {
 		return nil
 	}
-	err = t.handle.RouteReplace(&netlink.Route{LinkIndex: link, Table: want.Routes, Scope: scope,
+	err := t.handle.RouteReplace(&netlink.Route{LinkIndex: link, Table: want.Routes, Scope: scope,
 		Family: familyNumber(want.Family),
 		Dst:    &net.IPNet{IP: all.Addr().AsSlice(), Mask: net.CIDRMask(0, all.Addr().BitLen())}})
 	if err != nil {
 		return fmt.Errorf("add the route: %w", err)
 	}
-	if err := t.handle.RuleAdd(want.rule()); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add the rule: %w", err)
+	for _, rule := range want.rules() {
+		if err := t.handle.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add the rule: %w", err)
+		}
 	}
 	return nil
 }
 
-func (t Tunnel) rule() *netlink.Rule {
-	r := netlink.NewRule()
-	r.Family, r.OifName, r.Table, r.Priority = familyNumber(t.Family), t.Name, t.Routes, t.Routes
-	return r
+// rules lead to the table of routes. Without the interface that is empty, and a router would send back what is for
+// an alias: the last rule has that end here.
+func (t Tunnel) rules() []*netlink.Rule {
+	rule := func() *netlink.Rule {
+		r := netlink.NewRule()
+		r.Family, r.Table, r.Priority = familyNumber(t.Family), t.Routes, t.Routes
+		return r
+	}
+	over, to, end := rule(), rule(), rule()
+	over.OifName = t.Name
+	aliases := &net.IPNet{IP: t.Aliases.Addr().AsSlice(), Mask: net.CIDRMask(t.Aliases.Bits(), t.Aliases.Addr().BitLen())}
+	to.Dst, end.Dst = aliases, aliases
+	end.Table, end.Type, end.Priority = -1, unix.FR_ACT_UNREACHABLE, t.Routes+1
+	return []*netlink.Rule{over, to, end}
 }
 
 // setPeers says which node has which MAC address, and where that is.
@@ -216,6 +237,9 @@ func (t Tunnels) setPeers(want Tunnel, link int) error {
 		missing := map[entry]bool{}
 		for _, node := range want.Peers {
 			missing[entry{want.MAC(node), node}] = true
+			if alias := want.Alias(node); alias.IsValid() && of.family != unix.AF_BRIDGE {
+				missing[entry{want.MAC(node), alias}] = true
+			}
 		}
 		var extra []netlink.Neigh
 		for _, n := range list {

@@ -61,8 +61,8 @@ func directService(family lb.Family, random *rand.Rand, self string, endpoints [
 			Family: family, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}, Endpoints: chunk})
 	}
 	networks := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("fd00::/64")}
-	return plan.New(svc, all, plan.Node{Name: self, Direct: map[lb.Family]bool{family: true},
-		Neighbors: plan.Neighbors(self, nodes, networks)})
+	near, _ := plan.Neighbors(self, nodes, networks)
+	return plan.New(svc, all, plan.Node{Name: self, Direct: map[lb.Family]bool{family: true}, Neighbors: near})
 }
 
 // directTable returns what a node's kernel does with packets for the VIP, by number.

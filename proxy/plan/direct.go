@@ -140,22 +140,40 @@ func nodesOf(endpoints []lb.Slice) map[string]bool {
 const maxNamed = 5
 
 // NotHanded says to which nodes with endpoints packets are not handed over although the Service is
-// forwarded directly, "" if to all.
-func NotHanded(s Service, endpoints []lb.Slice, self string) string {
+// forwarded directly, and why; "" if to all, or as long as a node has not had the time to answer.
+func NotHanded(s Service, endpoints []lb.Slice, node Node) string {
 	if !s.Direct {
 		return ""
 	}
-	nodes := map[string]bool{}
+	far, silent := map[string]bool{}, map[string]bool{}
 	for _, slice := range endpoints {
 		for _, ep := range slice.Endpoints {
-			if _, handed := s.Handed[ep.Addr]; !handed && ep.Ready && ep.Node != self {
-				nodes[ep.Node] = true
+			if _, handed := s.Handed[ep.Addr]; handed || !ep.Ready || ep.Node == node.Name {
+				continue
+			}
+			if is, asked := node.Asked[ep.Node]; !asked {
+				far[ep.Node] = true
+			} else if is {
+				silent[ep.Node] = true
 			}
 		}
 	}
-	if len(nodes) == 0 {
+	var why []string
+	if len(far) > 0 {
+		why = append(why, "no network of this node has an address of "+someOf(far))
+	}
+	if len(silent) > 0 {
+		why = append(why, "behind a router, and without an answer through the tunnel: "+someOf(silent))
+	}
+	if len(why) == 0 {
 		return ""
 	}
+	return fmt.Sprintf("annotation %s: %s; connections to endpoints there are masqueraded", lb.AnnotationForwarding,
+		strings.Join(why, "; "))
+}
+
+// someOf names some nodes, in order.
+func someOf(nodes map[string]bool) string {
 	names := slices.Sorted(maps.Keys(nodes))
 	for i, name := range names {
 		if name == "" {
@@ -166,8 +184,7 @@ func NotHanded(s Service, endpoints []lb.Slice, self string) string {
 	if n := len(names) - maxNamed; n > 0 {
 		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("annotation %s: no network of this node has an address of %s%s; connections to endpoints there "+
-		"are masqueraded", lb.AnnotationForwarding, strings.Join(names, ", "), more)
+	return strings.Join(names, ", ") + more
 }
 
 // DirectDraws says why connections are not spread as a Service asks for, as it is forwarded directly; ""
@@ -181,19 +198,43 @@ func DirectDraws(svc lb.Service, planned Service) string {
 		SourceHash, planned.Scheduler)
 }
 
-// Neighbors returns the addresses of the other nodes that are in a network of an interface of this one,
-// which thus reaches them without a router.
-func Neighbors(self string, nodes map[string]lb.Node, networks []netip.Prefix) map[string][]netip.Addr {
-	neighbors := map[string][]netip.Addr{}
+// Neighbors returns the addresses of the other nodes that are in a network of an interface of this one, which thus
+// reaches them without a router, and far those that are not.
+func Neighbors(self string, nodes map[string]lb.Node, networks []netip.Prefix) (
+	neighbors, far map[string][]netip.Addr) {
+	neighbors, far = map[string][]netip.Addr{}, map[string][]netip.Addr{}
 	for name, n := range nodes {
 		if name == self {
 			continue
 		}
 		for _, addr := range n.Addresses {
+			of := far
 			if slices.ContainsFunc(networks, func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Contains(addr) }) {
-				neighbors[name] = append(neighbors[name], addr)
+				of = neighbors
+			}
+			of[name] = append(of[name], addr)
+		}
+	}
+	return neighbors, far
+}
+
+// Reached returns to which addresses packets for nodes are handed: those of the neighbors, and the alias of each
+// far address that answers through the tunnel. Nodes with the same alias get nothing.
+func Reached(neighbors, far map[string][]netip.Addr, answers func(netip.Addr) bool,
+	alias func(netip.Addr) netip.Addr) map[string][]netip.Addr {
+	count := map[netip.Addr]int{}
+	for _, addrs := range far {
+		for _, addr := range addrs {
+			count[alias(addr)]++
+		}
+	}
+	reached := maps.Clone(neighbors)
+	for name, addrs := range far {
+		for _, addr := range addrs {
+			if answers(addr) && count[alias(addr)] == 1 {
+				reached[name] = append(slices.Clip(reached[name]), alias(addr))
 			}
 		}
 	}
-	return neighbors
+	return reached
 }

@@ -58,11 +58,17 @@ func TestDirectPlan(t *testing.T) {
 	if said := DirectDraws(svc, s); s.Scheduler != Maglev || !strings.Contains(said, "nodes use maglev") {
 		t.Errorf("scheduler %s: %s", s.Scheduler, DirectDraws(svc, s))
 	}
-	if got := NotHanded(s, endpoints, "a"); !strings.Contains(got, "has an address of c; connections") {
+	if got := NotHanded(s, endpoints, node); !strings.Contains(got, "has an address of c; connections") {
 		t.Errorf("not handed: %q", got)
 	}
+	for silent, want := range map[bool]string{false: "", true: "without an answer through the tunnel: c"} {
+		node.Asked = map[string]bool{"c": silent}
+		if got := NotHanded(s, endpoints, node); (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("silent %v: not handed: %q", silent, got)
+		}
+	}
 	node.Neighbors["c"] = []netip.Addr{netip.MustParseAddr("10.0.0.3")}
-	if got := NotHanded(New(svc, endpoints, node), endpoints, "a"); got != "" {
+	if got := NotHanded(New(svc, endpoints, node), endpoints, node); got != "" {
 		t.Errorf("not handed: %q", got)
 	}
 }
@@ -140,9 +146,38 @@ func TestNeighbors(t *testing.T) {
 		"far":  {Addresses: []netip.Addr{netip.MustParseAddr("10.0.1.2")}},
 		"host": {Addresses: []netip.Addr{netip.MustParseAddr("10.9.9.9")}},
 	}
-	got := Neighbors("self", nodes, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"),
+	near, far := Neighbors("self", nodes, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"),
 		netip.MustParsePrefix("10.9.9.9/32")})
-	if len(got) != 1 || len(got["near"]) != 1 || got["near"][0] != netip.MustParseAddr("10.0.0.2") {
-		t.Errorf("got %v", got)
+	addr := netip.MustParseAddr
+	compare := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+	if d := cmp.Diff(map[string][]netip.Addr{"near": {addr("10.0.0.2")}}, near, compare); d != "" {
+		t.Errorf("near (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff(map[string][]netip.Addr{"near": {addr("fd00::2")}, "far": {addr("10.0.1.2")},
+		"host": {addr("10.9.9.9")}}, far, compare); d != "" {
+		t.Errorf("far (-want +got):\n%s", d)
+	}
+}
+
+// Packets go to a neighbor as they are, to a node behind a router through the tunnel if it answers there, and to
+// others not, nor to two that a node could not tell apart.
+func TestReached(t *testing.T) {
+	addr := netip.MustParseAddr
+	near := map[string][]netip.Addr{"near": {addr("10.0.0.2")}}
+	far := map[string][]netip.Addr{"near": {addr("fd00::2")}, "far": {addr("10.0.1.2")}, "silent": {addr("10.0.1.3")},
+		"twin": {addr("10.0.1.4")}, "other twin": {addr("11.0.1.4")}}
+	got := Reached(near, far, func(a netip.Addr) bool { return a != addr("10.0.1.3") }, func(a netip.Addr) netip.Addr {
+		if a.Is4() {
+			last := a.As4()
+			return netip.AddrFrom4([4]byte{255, last[1], last[2], last[3]})
+		}
+		return addr("fd11::2")
+	})
+	want := map[string][]netip.Addr{"near": {addr("10.0.0.2"), addr("fd11::2")}, "far": {addr("255.0.1.2")}}
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if len(near["near"]) != 1 {
+		t.Errorf("it changes what it is given: %v", near)
 	}
 }

@@ -14,6 +14,18 @@ import (
 type cluster struct {
 	known        bool
 	self, others []netip.Addr
+	handing      handing
+}
+
+// handing is what other nodes may hand over through the tunnel.
+type handing struct {
+	known bool
+	// vips are the addresses for which they do. far are the nodes behind routers, with which this node exchanges it.
+	vips, far []netip.Addr
+}
+
+func (h handing) equal(other handing) bool {
+	return h.known == other.known && slices.Equal(h.vips, other.vips) && slices.Equal(h.far, other.far)
 }
 
 // carrier is the tunnel of one family, to the nodes behind routers.
@@ -30,10 +42,21 @@ type carrier struct {
 func (a *Actor) SetNodes(self, others []netip.Addr) {
 	others = slices.Clone(others)
 	slices.SortFunc(others, netip.Addr.Compare)
-	now := cluster{true, slices.Clone(self), others}
+	a.setCluster(func(c *cluster) { c.known, c.self, c.others = true, slices.Clone(self), others })
+}
+
+// SetDirect takes the addresses for which this node takes what is handed over through the tunnel, and the nodes
+// behind routers, both in order. While there are some of both, there is a tunnel, with or without a ring. What was
+// set by a predecessor stays until it is called. It never blocks.
+func (a *Actor) SetDirect(vips, far []netip.Addr) {
+	a.setCluster(func(c *cluster) { c.handing = handing{true, slices.Clone(vips), slices.Clone(far)} })
+}
+
+func (a *Actor) setCluster(change func(*cluster)) {
 	a.mu.Lock()
-	same := a.cluster.equal(now)
-	a.cluster = now
+	before := a.cluster
+	change(&a.cluster)
+	same := a.cluster.equal(before)
 	a.mu.Unlock()
 	if !same {
 		a.runner.Poke()
@@ -41,7 +64,8 @@ func (a *Actor) SetNodes(self, others []netip.Addr) {
 }
 
 func (c cluster) equal(other cluster) bool {
-	return c.known == other.known && slices.Equal(c.self, other.self) && slices.Equal(c.others, other.others)
+	return c.known == other.known && slices.Equal(c.self, other.self) && slices.Equal(c.others, other.others) &&
+		c.handing.equal(other.handing)
 }
 
 func (a *Actor) nodesNow() cluster {
@@ -53,8 +77,9 @@ func (a *Actor) nodesNow() cluster {
 // sameCluster reports whether the tunnels that are there were made with the nodes of now.
 func (a *Actor) sameCluster() bool {
 	now := a.nodesNow()
-	for _, c := range a.tunnels {
-		if !c.removed && !c.used.equal(now) {
+	for _, family := range a.families {
+		c := a.tunnels[family]
+		if !c.used.equal(now) && (!c.removed || a.exchanges(family)) {
 			return false
 		}
 	}
@@ -69,6 +94,7 @@ func (a *Actor) Refused() uint64 { return a.refused.Load() }
 // puts into found how they are reached. The reason why that cannot be done is logged once.
 func (a *Actor) carry(family lb.Family, found map[netip.Addr]links.Neighbor) {
 	c := a.tunnels[family]
+	c.used = a.nodesNow()
 	d := tunnel.Desired{}
 	for node, n := range found {
 		if n.Routed {
@@ -81,19 +107,20 @@ func (a *Actor) carry(family lb.Family, found map[netip.Addr]links.Neighbor) {
 	slices.SortFunc(d.Peers, netip.Addr.Compare)
 	state, err := tunnel.State{}, error(nil)
 	switch {
-	case len(d.Peers) > 0 && a.spreads(family):
-		c.used, c.removed = a.nodesNow(), false
+	case len(d.Peers) > 0 && (a.spreads(family) || a.exchanges(family)):
+		c.removed = false
 		if c.used.known {
 			d.Self, _ = of(family, c.used.self)
-			d.Nodes = slices.DeleteFunc(slices.Clone(c.used.others), func(n netip.Addr) bool { return lb.FamilyOf(n) != family })
+			d.Nodes = allOf(family, c.used.others)
 		}
+		d.DirectKnown, d.Direct = c.used.handing.known, allOf(family, c.used.handing.vips)
 		state, err = a.kernel.carry(family, d)
 		if state.Refused < c.refused {
 			c.refused = 0 // the rules were written anew
 		}
 		a.refused.Add(state.Refused - c.refused)
 		c.refused = state.Refused
-	case !c.removed:
+	case !c.removed && c.used.handing.known:
 		err = a.kernel.uncarry(family)
 		c.removed, c.refused = err == nil, 0
 	}
@@ -128,6 +155,20 @@ func (a *Actor) tell(family lb.Family, c carrier, err error) carrier {
 
 // errNoTunnel is for a node that shall have none.
 var errNoTunnel = errors.New("tunnels are switched off")
+
+// allOf returns the addresses of a family.
+func allOf(family lb.Family, addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return lb.FamilyOf(a) != family })
+}
+
+// exchanges reports whether nodes behind routers may hand something over for an address of a family.
+func (a *Actor) exchanges(family lb.Family) bool {
+	h := a.nodesNow().handing
+	return len(allOf(family, h.vips)) > 0 && len(allOf(family, h.far)) > 0
+}
+
+// exchanging is exchanges in any family of the node.
+func (a *Actor) exchanging() bool { return slices.ContainsFunc(a.families, a.exchanges) }
 
 // of returns the first address of a family.
 func of(family lb.Family, addrs []netip.Addr) (netip.Addr, bool) {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
@@ -171,17 +172,19 @@ func TestContract11TheTunnelRefusesStrangers(t *testing.T) {
 		t.Errorf("%d packets were refused before any came", n)
 	}
 	// A packet out of the air: what it contains does not matter.
-	send := func(from *nstest.NS, flags byte, to string) {
+	marked := func(from *nstest.NS, ttl, flags byte, to string) {
+		t.Helper()
 		from.Do(t, func() error {
 			conn, err := net.Dial("udp", net.JoinHostPort(rackAddress(0), strconv.Itoa(tunnel.DefaultPort)))
 			if err != nil {
 				return err
 			}
 			defer conn.Close()
-			_, err = conn.Write(frame(tunnel.MAC(addr(rackAddress(0))), flags, addr(to)))
+			_, err = conn.Write(frame(ttl, flags, addr(to)))
 			return err
 		})
 	}
+	send := func(from *nstest.NS, flags byte, to string) { t.Helper(); marked(from, 210, flags, to) }
 	const pod, syn, ack = "10.1.0.2", 2, 16
 	send(r.client, ack, far4.vip)
 	wait := func(n uint64, what string) {
@@ -197,7 +200,7 @@ func TestContract11TheTunnelRefusesStrangers(t *testing.T) {
 	wait(2, "a new connection, from a node")
 	// What nodes do move gets to VIPs only. The second packet shows that the first has been looked at.
 	writeRules(t, r.nodes[0], "table ip seen { chain to { type filter hook forward priority -2; ip daddr "+pod+
-		" tcp flags ack counter; }; }")
+		" tcp flags & (syn|ack) != 0 counter; }; }")
 	seen := func() bool {
 		return !strings.Contains(r.nodes[0].Run(t, "nft", "list", "table", "ip", "seen"), "packets 0 ")
 	}
@@ -207,13 +210,23 @@ func TestContract11TheTunnelRefusesStrangers(t *testing.T) {
 	if seen() {
 		t.Error("a packet out of the tunnel got to a pod that it was addressed to")
 	}
+	// Neither does what nodes hand over for direct forwarding, a mark that a stranger may set too.
+	marked(r.client, lb.HandedTTL, syn, far4.vip)
+	wait(4, "handed over by a stranger")
+	marked(r.nodes[1], lb.HandedTTL, syn, pod)
+	marked(r.nodes[1], lb.HandedTTL-1, syn, far4.vip)
+	wait(5, "come back, for an address that is not forwarded directly")
+	if seen() {
+		t.Error("a packet that was handed over got to a pod that it was addressed to")
+	}
 }
 
-// frame is VXLAN with a TCP packet, with the TTL of one that nodes move.
-func frame(to [6]byte, flags byte, dest netip.Addr) []byte {
+// frame is VXLAN with a TCP packet to node 0, from node 1.
+func frame(ttl, flags byte, dest netip.Addr) []byte {
+	to, from := tunnel.MAC(addr(rackAddress(0))), tunnel.MAC(addr(rackAddress(1)))
 	vxlan := []byte{0x08, 0, 0, 0, 0, 7948 >> 8, 7948 & 255, 0}
-	ethernet := slices.Concat(to[:], []byte{2, 0, 0, 0, 0, 1, 0x08, 0x00})
-	ip := append([]byte{0x45, 0, 0, 40, 0, 0, 0x40, 0, 210, 6, 0, 0, 10, 9, 0, 2}, dest.AsSlice()...)
+	ethernet := slices.Concat(to[:], from[:], []byte{0x08, 0x00})
+	ip := append([]byte{0x45, 0, 0, 40, 0, 0, 0x40, 0, ttl, 6, 0, 0, 10, 9, 0, 2}, dest.AsSlice()...)
 	sum := uint32(0)
 	for i := 0; i < len(ip); i += 2 {
 		sum += uint32(ip[i])<<8 | uint32(ip[i+1])
@@ -279,7 +292,7 @@ func TestContract6TheTunnelIsRepairedAndLeavesNothing(t *testing.T) {
 	r.actors[0].set(Desired{})
 	node.Do(t, r.actors[0].apply)
 	left := listing() + node.Run(t, "ip", "rule") + node.Run(t, "ip", "-6", "rule")
-	for _, ours := range []string{"landfall", "7948"} {
+	for _, ours := range []string{"landfall", "7948", "7949"} {
 		if strings.Contains(left, ours) {
 			t.Errorf("%s is left behind:\n%s", ours, left)
 		}

@@ -44,6 +44,8 @@ type Deps struct {
 	NoTunnel func(message string)
 	// Confirmed is called with the number that Confirm took; it must not block.
 	Confirmed func(number uint64)
+	// Direct is set if SetDirect will be called. Until then the tunnel of a predecessor stays.
+	Direct bool
 	// Limit is how many stray packets for one VIP are moved in a second while their connections are
 	// not remembered, at most MaxLimit; 0 for no limit.
 	Limit int
@@ -137,6 +139,7 @@ func newActor(deps Deps, k kernel) *Actor {
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
 		floods: map[lb.Family]flood{}, tunnels: map[lb.Family]carrier{},
 		tightened: deps.Parameters == "" || !slices.Contains(deps.Families, lb.IPv4)}
+	a.cluster.handing.known = !deps.Direct
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -258,7 +261,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
-	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened: // there is nothing to look after
+	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened && !a.exchanging(): // there is nothing to look after
 		return 0, err
 	case a.expecting():
 		return lookSoon, err
@@ -452,11 +455,15 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.Neighbor, error) {
 	nodes := slices.Clone(sent)
 	for node := range a.nodes {
-		if lb.FamilyOf(node) == family && !slices.Contains(sent, node) {
+		if lb.FamilyOf(node) == family {
 			nodes = append(nodes, node)
 		}
 	}
+	if a.exchanges(family) {
+		nodes = append(nodes, allOf(family, a.nodesNow().handing.far)...)
+	}
 	slices.SortFunc(nodes, netip.Addr.Compare)
+	nodes = slices.Compact(nodes)
 	found, err := a.kernel.neighbors(family, nodes)
 	if err != nil {
 		return nil, err

@@ -43,7 +43,7 @@ func (a *Actor) checkFilters(neighbors map[netip.Addr]links.Neighbor) {
 		return
 	}
 	from := slices.Clone(a.handedOver())
-	if len(from) == 0 && !a.ringed() {
+	if len(from) == 0 && !a.ringed() && !a.exchanges(lb.IPv4) {
 		a.tighten()
 		a.warning(nil)
 		return

@@ -70,27 +70,48 @@ func (k *Kernel) set(family lb.Family, d Desired) (s State, err error) {
 	}
 	want := tunnelOf(family)
 	want.Port, want.Self, want.Peers, want.MTU = k.port, d.Self, d.Peers, mtu(family, d.MTU)
+	want.Alias = apart(d.Peers)
 	s.Link, s.MTU, err = k.links.Set(want)
 	return s, err
 }
 
 // tunnelOf returns what does not depend on the cluster.
 func tunnelOf(family lb.Family) links.Tunnel {
-	return links.Tunnel{Family: family, Name: lb.TunnelName(family), Network: network, Routes: routes, MAC: MAC}
+	return links.Tunnel{Family: family, Name: lb.TunnelName(family), Network: network, Routes: routes, MAC: MAC,
+		Aliases: aliases(family)}
+}
+
+// contents are elements of sets: keys, with values where the set is a map.
+type contents map[string]map[string]string
+
+// contents returns what the sets shall hold, and which of them keep what else they have.
+func (h header) contents(d Desired, adopt bool) (want contents, keep map[string]bool) {
+	want = contents{setNodes: {}, setDirect: {}, setSenders: {}}
+	for _, node := range slices.Concat(d.Nodes, d.Peers) {
+		want[setNodes][string(node.AsSlice())] = ""
+	}
+	for _, vip := range d.Direct {
+		want[setDirect][string(vip.AsSlice())] = ""
+	}
+	alias := apart(d.Peers)
+	for _, node := range d.Peers {
+		if at := alias(node); at.IsValid() {
+			mac := MAC(node)
+			want[setSenders][string(mac[:])] = string(at.AsSlice())
+		}
+	}
+	return want, map[string]bool{setNodes: adopt, setDirect: !d.DirectKnown}
 }
 
 // setRules writes the rules, and returns how many packets they have refused. With adopt the nodes
 // that are there stay.
 func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err error) {
-	want := map[string]bool{}
-	for _, node := range slices.Concat(d.Nodes, d.Peers) {
-		want[string(node.AsSlice())] = true
-	}
 	l := nft.Listing{Conn: k.conn, Table: h.table()}
 	var sets map[string]nft.Shape
 	var chains map[string]nft.Chain
-	have := map[string]bool{}
+	var have contents
 	err = nfnetlink.Complete(func() (err error) {
+		have = contents{setNodes: {}, setDirect: {}, setSenders: {}}
 		exists, err := l.Exists()
 		if err != nil || !exists {
 			return err
@@ -98,49 +119,87 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 		if sets, err = l.Sets(); err != nil {
 			return err
 		}
-		if chains, err = l.Chains(); err != nil || sets[setNodes] != h.nodes().Shape() {
+		if chains, err = l.Chains(); err != nil {
 			return err
 		}
-		clear(have)
-		return l.Elements(setNodes, func(e nft.Element) { have[string(e.Key)] = true })
+		for _, set := range h.sets() {
+			if sets[set.Name] != set.Shape() {
+				continue
+			}
+			err := l.Elements(set.Name, func(e nft.Element) { have[set.Name][string(e.Key)] = string(e.Value) })
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return 0, err
 	}
+	want, keep := h.contents(d, adopt)
 	b := nft.NewBatch(h.table())
 	b.AddTable()
-	right := sets[setNodes] == h.nodes().Shape()
+	right := !slices.ContainsFunc(h.sets(), func(s nft.Set) bool { return sets[s.Name] != s.Shape() })
 	for _, c := range h.chains(k.port, k.least, k.most) {
 		right = right && chains[c.name].Hook == c.hook && slices.Equal(chains[c.name].Rules, nft.UserData(c.rules))
 	}
 	if !right {
 		b.RemoveTable()
 		b.AddTable()
-		b.AddSet(h.nodes())
+		for _, s := range h.sets() {
+			b.AddSet(s)
+		}
 		for _, c := range h.chains(k.port, k.least, k.most) {
 			b.AddChain(c.name, c.hook)
+		}
+		for _, c := range h.chains(k.port, k.least, k.most) {
 			for _, r := range c.rules {
 				b.AddRule(c.name, r)
 			}
 		}
-		if adopt {
-			maps.Copy(want, have)
-		}
-		clear(have)
 	}
-	var extra []string
-	for key := range have {
-		if !want[key] && !adopt {
-			extra = append(extra, key)
+	changed := !right
+	for _, s := range h.sets() {
+		if keep[s.Name] {
+			maps.Copy(want[s.Name], have[s.Name])
 		}
-		delete(want, key)
+		if !right {
+			clear(have[s.Name])
+		}
+		missing, extra := difference(want[s.Name], have[s.Name]), difference(have[s.Name], want[s.Name])
+		b.RemoveElements(s.Name, next(extra))
+		b.AddElements(s.Name, next(missing))
+		changed = changed || len(missing)+len(extra) > 0
 	}
-	if right && len(want)+len(extra) == 0 {
+	if !changed {
 		return chains[chainRefused].Packets, nil
 	}
-	b.AddElements(setNodes, nft.Keys(slices.Sorted(maps.Keys(want))...))
-	b.RemoveElements(setNodes, nft.Keys(extra...))
 	return chains[chainRefused].Packets, b.Commit(k.conn)
+}
+
+// difference returns the elements of a that are not in b, in order.
+func difference(a, b map[string]string) (all []nft.Element) {
+	for _, key := range slices.Sorted(maps.Keys(a)) {
+		if value, is := b[key]; !is || value != a[key] {
+			e := nft.Element{Key: []byte(key)}
+			if a[key] != "" {
+				e.Value = []byte(a[key])
+			}
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// next returns what gives one element after the other.
+func next(all []nft.Element) func(*nft.Element) bool {
+	return func(e *nft.Element) bool {
+		if len(all) == 0 {
+			return false
+		}
+		*e, all = all[0], all[1:]
+		return true
+	}
 }
 
 // Remove removes a family's tunnel, if it is there, and nothing else.

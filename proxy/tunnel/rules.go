@@ -10,13 +10,16 @@ import (
 	"github.com/landfall-lb/landfall/proxy/nft/expr"
 )
 
-// Names of chains, and of the set of nodes from which packets are taken.
+// Names of chains and sets.
 const (
-	setNodes = "nodes"
+	// setNodes are the nodes from which packets are taken, setDirect the addresses for which they may be handed over.
+	// setSenders has, by the MAC addresses of nodes, at which addresses they are sent back.
+	setNodes, setDirect, setSenders = "nodes", "direct", "senders"
 	// chainPort guards the UDP port, chainInside what comes out of the tunnel; chainRefused counts.
 	chainPort    = "port"
 	chainInside  = "inside"
 	chainMoved   = "moved"
+	chainHanded  = "handed"
 	chainRefused = "refused"
 	// Connection tracking is kept from noting a connection for each moved one, here and there.
 	chainReceived = "received"
@@ -43,8 +46,12 @@ func headerOf(family lb.Family) header {
 
 func (h header) table() nft.Table { return nft.Table{Family: h.family, Name: TableName} }
 
-func (h header) nodes() nft.Set {
-	return nft.Set{Name: setNodes, KeyType: nft.TypeAddress(h.family), KeyLength: h.size}
+func (h header) sets() []nft.Set {
+	address := nft.TypeAddress(h.family)
+	return []nft.Set{{Name: setNodes, KeyType: address, KeyLength: h.size},
+		{Name: setDirect, KeyType: address, KeyLength: h.size},
+		{Name: setSenders, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLength: 6, ValueType: address,
+			ValueLength: h.size}}
 }
 
 type chain struct {
@@ -54,7 +61,7 @@ type chain struct {
 }
 
 // chains return the rules. They do not depend on the nodes. Through the tunnel come ICMP errors, and TCP
-// without SYN, with a TTL from least to most.
+// without SYN, with a TTL from least to most, and what nodes hand over.
 func (h header) chains(port uint16, least, most byte) []chain {
 	rule := func(comment string, parts ...expr.List) nft.Rule {
 		return nft.Rule{Comment: comment, Exprs: expr.Join(parts...)}
@@ -76,7 +83,7 @@ func (h header) chains(port uint16, least, most byte) []chain {
 	otherTTL := expr.List{load(h.ttl, 1), &expr.Range{Op: expr.CmpOpNeq, Register: expr.Reg, FromData: []byte{least},
 		ToData: []byte{most}}}
 	refuse := expr.Goto(chainRefused)
-	moved := []nft.Rule{rule("not moved", otherTTL, refuse)}
+	moved := []nft.Rule{rule("not moved", otherTTL, expr.Goto(chainHanded))}
 	for _, number := range nft.ErrorTypes(h.family) {
 		moved = append(moved, rule("", nft.IsError(h.family, number), expr.Accept()))
 	}
@@ -88,10 +95,55 @@ func (h header) chains(port uint16, least, most byte) []chain {
 		{chainPort, filter(unix.NF_INET_LOCAL_IN),
 			[]nft.Rule{rule("not from a node", toPort, from, expr.NotIn(setNodes), refuse)}},
 		{chainMoved, nft.Hook{}, moved},
+		{chainHanded, nft.Hook{}, h.handed(rule, load(h.ttl, 1), to, here, refuse)},
 		{chainInside, filter(unix.NF_INET_PRE_ROUTING), []nft.Rule{rule("", inside, expr.Goto(chainMoved))}},
 		{chainReceived, filter(unix.NF_INET_PRE_ROUTING),
 			[]nft.Rule{rule("", toPort, from, expr.In(setNodes), here, expr.List{&expr.Notrack{}})}},
 		{chainSent, filter(unix.NF_INET_LOCAL_OUT),
 			[]nft.Rule{rule("", toPort, to, expr.In(setNodes), expr.List{&expr.Notrack{}})}},
 	}
+}
+
+// handable are the protocols that are forwarded directly.
+var handable = []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP}
+
+// handed returns the rules for what other nodes hand over. What is for an address that is not forwarded directly
+// here, as this node has not heard of it yet, goes back to its sender, which masquerades it. The kernel answers the
+// questions of nodes to which it could send something back.
+func (h header) handed(rule func(string, ...expr.List) nft.Rule, ttl expr.Any, to, here, refuse expr.List) (
+	rules []nft.Rule) {
+	for _, protocol := range handable {
+		rules = append(rules, rule("came back", expr.List{ttl, expr.Compare(expr.CmpOpEq, lb.HandedTTL-1)}, to,
+			expr.In(setDirect), expr.IsProtocol(expr.CmpOpEq, protocol), expr.Accept()))
+	}
+	question := isICMP(unix.IPPROTO_ICMP, 8) // an echo request (RFC 792)
+	if h.family == lb.IPv6 {                 // whose kernel answers over the interface where it was asked (RFC 4443)
+		question = isICMP(unix.IPPROTO_ICMPV6, 128)
+		rules = append(rules, rule("an answer", isICMP(unix.IPPROTO_ICMPV6, 129), here, fromSender(), expr.In(setSenders),
+			expr.Accept()))
+	}
+	rules = append(rules, rule("neither moved nor handed over", expr.List{ttl,
+		expr.Compare(expr.CmpOpNeq, lb.HandedTTL)}, refuse))
+	for _, protocol := range handable {
+		rules = append(rules, rule("", to, expr.In(setDirect), expr.IsProtocol(expr.CmpOpEq, protocol), expr.Accept()))
+	}
+	for _, protocol := range handable {
+		rules = append(rules, rule("back", expr.IsProtocol(expr.CmpOpEq, protocol), fromSender(), expr.List{
+			&expr.Lookup{SetName: setSenders, SourceRegister: expr.Reg, DestRegister: expr.Reg, IsDestRegSet: true},
+			&expr.Dup{RegAddr: expr.Reg}}, expr.Drop()))
+	}
+	return append(rules, rule("a question", question, here, fromSender(), expr.In(setSenders), expr.Accept()),
+		rule("neither", refuse))
+}
+
+func isICMP(protocol, number byte) expr.List {
+	return append(expr.IsProtocol(expr.CmpOpEq, protocol),
+		expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, 0, 1), expr.Compare(expr.CmpOpEq, number))
+}
+
+// fromSender loads the MAC address of a packet's sender.
+func fromSender() expr.List {
+	return expr.List{&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: expr.Reg},
+		expr.Compare(expr.CmpOpEq, expr.Host16(unix.ARPHRD_ETHER)...),
+		expr.Load(expr.Reg, expr.PayloadBaseLLHeader, 6, 6)}
 }

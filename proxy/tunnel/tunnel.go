@@ -42,6 +42,10 @@ type Desired struct {
 	Nodes []netip.Addr
 	// Peers are the nodes that packets are sent to. Packets are taken from them too.
 	Peers []netip.Addr
+	// Direct are the addresses of Services that this node forwards directly: what is handed over for them is taken.
+	// Handed over for others it goes back. Unless DirectKnown is set, those that are there stay.
+	Direct      []netip.Addr
+	DirectKnown bool
 	// MTU is that of the networks between the nodes.
 	MTU int
 }
@@ -67,6 +71,48 @@ func mtu(family lb.Family, between int) int {
 		return max(between-overhead(family), 1280) // no IPv6 network has less (RFC 8200 section 5)
 	}
 	return between
+}
+
+// Networks of aliases: of the block that RFC 1112 section 4 reserves, which no host has, and a unique local one.
+var (
+	aliases4 = netip.MustParsePrefix("255.0.0.0/8")
+	aliases6 = netip.MustParsePrefix("fd4c:616e:6466:616c::/64")
+)
+
+func aliases(family lb.Family) netip.Prefix {
+	if family == lb.IPv6 {
+		return aliases6
+	}
+	return aliases4
+}
+
+// Alias returns the address at which this node finds another one through the tunnel. It is in no packet. In IPv4
+// it differs from the node's address in the first byte, so nodes that differ in this byte alone have the same.
+func Alias(node netip.Addr) netip.Addr {
+	if node.Is4() {
+		at := node.As4()
+		at[0] = aliases4.Addr().As4()[0]
+		return netip.AddrFrom4(at)
+	}
+	at := aliases6.Addr().As16()
+	h := fnv.New64a()
+	h.Write(node.AsSlice())
+	copy(at[8:], h.Sum(nil))
+	return netip.AddrFrom16(at)
+}
+
+// apart returns Alias without those that two nodes share: nothing is handed to these, or sent back.
+func apart(nodes []netip.Addr) func(netip.Addr) netip.Addr {
+	count := map[netip.Addr]int{}
+	for _, node := range nodes {
+		count[Alias(node)]++
+	}
+	return func(node netip.Addr) netip.Addr {
+		if at := Alias(node); count[at] == 1 {
+			return at
+		}
+		return netip.Addr{}
+	}
 }
 
 // MAC returns the link-layer address of a node in the tunnel. It follows from the node's address, so

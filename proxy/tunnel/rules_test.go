@@ -1,0 +1,141 @@
+package tunnel
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/walk"
+	"github.com/landfall-lb/landfall/proxy/trace"
+)
+
+// written is the table of a family as it would be in the kernel.
+type written struct {
+	header
+	contents
+}
+
+func (w written) Chain(name string) (rules []nft.Listed, ok bool) {
+	for _, c := range w.chains(DefaultPort, 152, 216) {
+		if c.name == name {
+			for _, r := range c.rules {
+				rules = append(rules, nft.Listed{Rule: r})
+			}
+			return rules, true
+		}
+	}
+	return nil, false
+}
+
+func (w written) Set(name string) (nft.Shape, bool) {
+	i := slices.IndexFunc(w.sets(), func(s nft.Set) bool { return s.Name == name })
+	if i < 0 {
+		return nft.Shape{}, false
+	}
+	return w.sets()[i].Shape(), true
+}
+
+func (w written) Get(set string, keys ...[]byte) ([]*nft.Element, error) {
+	found := make([]*nft.Element, len(keys))
+	for i, key := range keys {
+		if value, is := w.contents[set][string(key)]; is {
+			found[i] = &nft.Element{Key: key, Value: []byte(value)}
+		}
+	}
+	return found, nil
+}
+
+func (written) Write(string, nft.Element, bool) {}
+
+// What other nodes hand over comes out of the tunnel for addresses that are forwarded directly alone, the rest of TCP
+// and UDP goes back to its sender, once, and the kernel answers questions of nodes to which something could go back.
+func TestWhatIsHandedOver(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		at := func(v4, v6 string) netip.AddrPort {
+			if family == lb.IPv6 {
+				return netip.AddrPortFrom(netip.MustParseAddr(v6), 80)
+			}
+			return netip.AddrPortFrom(netip.MustParseAddr(v4), 80)
+		}
+		self, node, other := at("10.2.1.1", "fd02:1::1"), at("10.2.2.1", "fd02:2::1"), at("10.2.3.1", "fd02:3::1")
+		vip, unknown, client := at("198.51.100.1", "2001:db8::1"), at("198.51.100.2", "2001:db8::2"),
+			at("203.0.113.1", "2001:db8:1::1")
+		h, icmp := headerOf(family), uint8(unix.IPPROTO_ICMP)
+		if family == lb.IPv6 {
+			icmp = unix.IPPROTO_ICMPV6
+		}
+		want, _ := h.contents(Desired{Nodes: []netip.Addr{node.Addr(), other.Addr()}, Peers: []netip.Addr{node.Addr()},
+			Direct: []netip.Addr{vip.Addr()}, DirectKnown: true}, false)
+		for _, test := range []struct {
+			to       netip.AddrPort
+			protocol uint8
+			ttl      uint8
+			from     netip.AddrPort
+			want     string
+		}{
+			{vip, unix.IPPROTO_TCP, 218, node, "accept"},
+			{vip, unix.IPPROTO_UDP, 218, node, "accept"},
+			{vip, unix.IPPROTO_UDP, 218, other, "accept"}, // a node that this one sends nothing to
+			{vip, unix.IPPROTO_SCTP, 218, node, "refused"},
+			{vip, icmp, 218, node, "refused"},
+			{unknown, unix.IPPROTO_TCP, 218, node, "back to " + Alias(node.Addr()).String()},
+			{unknown, unix.IPPROTO_UDP, 218, node, "back to " + Alias(node.Addr()).String()},
+			{unknown, unix.IPPROTO_TCP, 218, other, "refused"},
+			{vip, unix.IPPROTO_TCP, 217, node, "accept"},
+			{vip, unix.IPPROTO_UDP, 217, node, "accept"},
+			{unknown, unix.IPPROTO_TCP, 217, node, "refused"},
+			{unknown, unix.IPPROTO_UDP, 217, node, "refused"},
+			{self, icmp, 218, node, "accept"},
+			{self, icmp, 218, other, "refused"},
+			{other, icmp, 218, node, "refused"},
+			{self, icmp, 64, node, "refused"},
+			{vip, unix.IPPROTO_TCP, 219, node, "refused"},
+			{vip, unix.IPPROTO_TCP, 64, node, "refused"},
+			{vip, unix.IPPROTO_UDP, 200, node, "refused"},
+		} {
+			w := walk.Walker{Family: family, Name: TableName, Table: written{h, want},
+				Local: func(a netip.Addr) bool { return a == self.Addr() }}
+			p := trace.Packet{Source: client, Destination: test.to, Interface: lb.TunnelName(family), Protocol: test.protocol,
+				TTL: test.ttl, Sender: MAC(test.from.Addr())}
+			ends := w.Hook(unix.NF_INET_PRE_ROUTING, chainInside, trace.Way{Packet: p, Chance: 1})
+			if len(ends) != 1 {
+				t.Fatalf("%s: %+v", family, ends)
+			}
+			steps := ends[0].Steps()
+			got := string(ends[0].Verdict)
+			if ends[0].Verdict == trace.Drop {
+				got = "refused"
+				if before := steps[len(steps)-2].Text; strings.Contains(before, "send a copy") {
+					got = "back to " + before[strings.LastIndex(before, " ")+1:]
+				}
+			}
+			if got != test.want {
+				t.Errorf("%s, protocol %d to %s with TTL %d from %s: %s, want %s: %+v", family, test.protocol, test.to.Addr(),
+					test.ttl, test.from.Addr(), got, test.want, steps)
+			}
+		}
+	}
+}
+
+// Nodes that have the same alias have none: what goes back to one might get to the other.
+func TestAliases(t *testing.T) {
+	a, twin, other := netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("172.2.1.1"), netip.MustParseAddr("10.2.1.2")
+	alias := apart([]netip.Addr{a, twin, other})
+	if alias(a).IsValid() || alias(twin).IsValid() || alias(other) != netip.MustParseAddr("255.2.1.2") {
+		t.Errorf("%s, %s, %s", alias(a), alias(twin), alias(other))
+	}
+	for _, node := range []netip.Addr{a, netip.MustParseAddr("fd02:1::1")} {
+		if !aliases(lb.FamilyOf(node)).Contains(Alias(node)) {
+			t.Errorf("%s is known as %s", node, Alias(node))
+		}
+	}
+	want, _ := headerOf(lb.IPv4).contents(Desired{Peers: []netip.Addr{a, twin, other}}, false)
+	if len(want[setSenders]) != 1 {
+		t.Errorf("what goes back leads to %q", want[setSenders])
+	}
+}
