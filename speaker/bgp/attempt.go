@@ -51,6 +51,9 @@ var (
 	errReplaced        = errors.New("the peer has opened a new connection, as after a restart")
 )
 
+// maxConnections bounds those of one session, most of which are saying goodbye.
+const maxConnections = 8
+
 func newAttempt(s *session, d plan.BGPSession, target Target) *attempt {
 	return &attempt{
 		s: s, d: d, target: target, states: map[*connection]State{}, asked: make(chan *connection), ended: make(chan ending),
@@ -127,6 +130,9 @@ func (a *attempt) connected(ctx context.Context, d dialed) {
 // arrived takes a connection that the peer has opened, if it is good for anything.
 func (a *attempt) arrived(ctx context.Context, conn net.Conn) bool {
 	err := context.Cause(ctx)
+	if err == nil && len(a.states) >= maxConnections {
+		err = errors.New("others of the peer are still to end")
+	}
 	if err == nil && !a.target.admits(conn) {
 		err = errors.New("it is not between the addresses of the session")
 	}

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -59,7 +60,8 @@ type connection struct {
 
 func newConnection(s *session, conn net.Conn, d plan.BGPSession) *connection {
 	return &connection{
-		s: s, conn: conn, d: d, from: reader{from: conn}, refresh: make(chan uint16, 8), failed: make(chan error, 1),
+		s: s, conn: conn, d: d, from: reader{from: bufio.NewReaderSize(pacedReader{conn, &s.pace}, readSize)},
+		refresh: make(chan uint16, 8), failed: make(chan error, 1),
 		accepting: d.AcceptRoutes,
 		leave:     make(chan struct{}, 1),
 		local:     addrPort(conn.LocalAddr()), peer: addrPort(conn.RemoteAddr()),
@@ -86,6 +88,9 @@ func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 	err = c.handshake(ctx)
 	if err == nil {
 		err = c.ask(ctx)
+	}
+	if err == nil {
+		err = rest(ctx, c.s.pace.took(&c.s.pace.ups))
 	}
 	if err == nil {
 		began := time.Now()
@@ -136,6 +141,9 @@ func (c *connection) handshake(ctx context.Context) error {
 	}
 	c.n, c.n.Local, c.n.Peer, c.n.Incoming = n, c.local, c.peer, c.incoming
 	c.endOfRIB = n.GracefulRestart
+	if err := patience(c.conn, n.HoldTime); err != nil {
+		return err
+	}
 	if err := c.ask(ctx); err != nil {
 		return err
 	}
@@ -180,6 +188,9 @@ func (c *connection) next() (message, error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return m, fault(bgp.BGP_ERROR_HOLD_TIMER_EXPIRED, 0, nil, "nothing heard for the hold time")
 	}
+	if errors.Is(err, syscall.ETIMEDOUT) {
+		return m, notTaken(c.n.HoldTime)
+	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
 		return m, errClosed
 	}
@@ -209,6 +220,7 @@ func (c *connection) serve(ctx context.Context) error {
 	}
 	preparing := c.s.opts.Prepare()
 	first := true
+	refresh, rested := c.refresh, (<-chan time.Time)(nil)
 	for {
 		d := c.s.want()
 		if t := keepaliveTime(d, c.n.HoldTime); alive != nil && t != c.n.KeepaliveTime {
@@ -237,8 +249,13 @@ func (c *connection) serve(ctx context.Context) error {
 				return err
 			}
 		case <-c.s.routes:
-		case afi := <-c.refresh:
+		case afi := <-refresh:
 			c.s.forget(familyOf(afi))
+			if wait := c.s.pace.took(&c.s.pace.refreshes); wait > 0 {
+				refresh, rested = nil, time.After(wait)
+			}
+		case <-rested:
+			refresh, rested = c.refresh, nil
 		}
 	}
 }
@@ -300,8 +317,8 @@ func (c *connection) write(b []byte) error {
 	_ = c.conn.SetWriteDeadline(time.Now().Add(limit))
 	if _, err := c.conn.Write(b); err != nil {
 		c.broken = true
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return fault(codeSendHoldTimer, 0, nil, "the peer has not taken what was sent for %v", limit)
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, syscall.ETIMEDOUT) {
+			return notTaken(limit)
 		}
 		return plain(err)
 	}
@@ -312,17 +329,6 @@ func (c *connection) write(b []byte) error {
 		n.BytesOut += uint64(len(b))
 	})
 	return nil
-}
-
-func countMessages(b []byte) (messages, updates uint64) {
-	for len(b) >= headerLength {
-		messages++
-		if b[headerLength-1] == bgp.BGP_MSG_UPDATE {
-			updates++
-		}
-		b = b[int(b[markerLength])<<8|int(b[markerLength+1]):]
-	}
-	return messages, updates
 }
 
 // better waits a moment for what the peer has said, where a write has failed only because the peer
@@ -379,7 +385,7 @@ func (c *connection) goodbye(n *notification) {
 			_ = c.conn.SetReadDeadline(time.Unix(1, 0)) // receive is to end, and this to read on
 			c.wait()
 			_ = c.conn.SetReadDeadline(time.Now().Add(goodbyeTime))
-			io.Copy(io.Discard, c.conn) //nolint:errcheck // how the peer goes does not matter any more
+			io.Copy(io.Discard, c.from.from) //nolint:errcheck // how the peer goes does not matter any more
 		}
 	}
 	c.conn.Close()

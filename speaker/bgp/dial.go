@@ -127,6 +127,25 @@ func (t Target) adopt(conn net.Conn) error {
 	return control(raw, t.prepare)
 }
 
+// patience has the kernel end a connection whose peer has not taken for so long what was sent; 0 for never. A write
+// alone does not tell: the kernel takes what a peer does not read into a buffer of megabytes.
+func patience(conn net.Conn, limit time.Duration) error {
+	socket, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil // in memory
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return control(raw, func(fd int) error {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(limit.Milliseconds())); err != nil {
+			return fmt.Errorf("set the user timeout: %w", err)
+		}
+		return nil
+	})
+}
+
 // control calls f with the file descriptor of a socket.
 func control(c syscall.RawConn, f func(fd int) error) error {
 	var failed error

@@ -12,6 +12,8 @@ import (
 
 	"github.com/mdlayher/ndp"
 	"golang.org/x/net/ipv6"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Times of router advertisements. A router advertises itself soon after it hears of us, whatever
@@ -23,6 +25,9 @@ const (
 	// askedInterval is the least time between two that answer solicitations (MIN_DELAY_BETWEEN_RAS, RFC 4861
 	// section 10): each goes to all nodes on the link.
 	askedInterval = 3 * time.Second
+	// Of a flood, which anybody on the link can send, one message in heedEvery is read, after heedBurst at once.
+	heedEvery = time.Millisecond
+	heedBurst = 64
 )
 
 var allNodes, allRouters = netip.MustParseAddr("ff02::1"), netip.MustParseAddr("ff02::2")
@@ -43,7 +48,12 @@ func discover(ctx context.Context, iface string, found func(netip.Addr)) error {
 	defer cancel()
 	unlink := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer unlink()
-	if err := errors.Join(conn.SetControlMessage(ipv6.FlagHopLimit, true), conn.JoinGroup(allRouters)); err != nil {
+	var filter ipv6.ICMPFilter
+	filter.SetAll(true)
+	filter.Accept(ipv6.ICMPTypeRouterAdvertisement)
+	filter.Accept(ipv6.ICMPTypeRouterSolicitation)
+	if err := errors.Join(conn.SetICMPFilter(&filter), conn.SetControlMessage(ipv6.FlagHopLimit, true),
+		conn.JoinGroup(allRouters)); err != nil {
 		conn.Close()
 		return fmt.Errorf("interface %s: join all routers: %w", iface, err)
 	}
@@ -101,13 +111,20 @@ func advertise(ctx context.Context, asked <-chan struct{}, send, solicit func() 
 	}
 }
 
+// advertisements are where router advertisements and solicitations come from.
+type advertisements interface {
+	ReadFrom() (ndp.Message, *ipv6.ControlMessage, netip.Addr, error)
+}
+
 // listen reports the senders of router advertisements until the connection's deadline passes.
-func listen(conn *ndp.Conn, own netip.Addr, iface string, asked chan struct{}, found func(netip.Addr)) error {
+func listen(conn advertisements, own netip.Addr, iface string, asked chan struct{}, found func(netip.Addr)) error {
+	pace := loop.Allowance{Every: heedEvery, Burst: heedBurst}
 	for {
 		m, control, from, err := conn.ReadFrom()
 		if err != nil {
 			return err
 		}
+		time.Sleep(pace.Wait(time.Now()))
 		if control == nil || control.HopLimit != ndp.HopLimit {
 			continue // from beyond the link (RFC 4861 section 6.1)
 		}

@@ -20,6 +20,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/loop"
 )
 
+// Connections are taken acceptBurst at once, and then one in acceptEvery: anybody can open them.
+const (
+	acceptEvery = time.Millisecond
+	acceptBurst = 256
+)
+
 // unexpectedEvery is how often a connection from an unknown address is logged at most.
 const unexpectedEvery = time.Minute
 
@@ -147,20 +153,7 @@ func (l *listener) serve(ctx context.Context, socket *net.TCPListener) error {
 	var accepting sync.WaitGroup
 	defer accepting.Wait()
 	defer socket.Close()
-	accepting.Go(func() {
-		for {
-			conn, err := socket.Accept()
-			if err != nil {
-				failed <- err
-				return
-			}
-			select {
-			case accepted <- conn:
-			case <-ctx.Done():
-				conn.Close()
-			}
-		}
-	})
+	accepting.Go(func() { failed <- accept(ctx, socket, accepted) })
 	signed := map[netip.Addr]string{}
 	l.sign(socket, signed)
 	for {
@@ -174,6 +167,23 @@ func (l *listener) serve(ctx context.Context, socket *net.TCPListener) error {
 		case conn := <-accepted:
 			l.take(conn)
 		}
+	}
+}
+
+// accept takes connections until the socket fails.
+func accept(ctx context.Context, socket net.Listener, accepted chan<- net.Conn) error {
+	pace := loop.Allowance{Every: acceptEvery, Burst: acceptBurst}
+	for {
+		conn, err := socket.Accept()
+		if err != nil {
+			return err
+		}
+		select {
+		case accepted <- conn:
+		case <-ctx.Done():
+			conn.Close()
+		}
+		time.Sleep(pace.Wait(time.Now()))
 	}
 }
 

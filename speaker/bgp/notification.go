@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
@@ -121,3 +122,8 @@ func (n notification) communication() string {
 
 // shutdownText is the data of a Cease that says in words why.
 func shutdownText(s string) []byte { return append([]byte{byte(len(s))}, s...) }
+
+// notTaken is the fault of a peer that does not read (RFC 9687).
+func notTaken(limit time.Duration) error {
+	return fault(codeSendHoldTimer, 0, nil, "the peer has not taken what was sent for %v", limit)
+}

@@ -70,6 +70,8 @@ type session struct {
 	told     error
 
 	restarted bool // a session was established since the speaker started; only run touches it
+
+	pace pace
 }
 
 var errBFDDown = errors.New("BFD says that the path to the peer is lost")
@@ -93,7 +95,7 @@ func newSession(name string, opts Options, d plan.BGPSession) *session {
 		routes: make(chan struct{}, 1), redo: make(chan struct{}, 1), incoming: make(chan net.Conn),
 		over: make(chan struct{}), moved: func() {},
 		status: Status{State: Idle, Since: time.Now(), Reason: lb.ReasonNotEstablished}, flushedVersion: -1,
-		failures: &loop.Failures{},
+		failures: &loop.Failures{}, pace: newPace(),
 	}
 	s.succession = time.AfterFunc(routerLasts, s.succeed)
 	s.succession.Stop()

@@ -105,3 +105,14 @@ func routeRefresh(afi uint16) []byte {
 	b, _ := bgp.NewBGPRouteRefreshMessage(afi, 0, bgp.SAFI_UNICAST).Serialize()
 	return b
 }
+
+func countMessages(b []byte) (messages, updates uint64) {
+	for len(b) >= headerLength {
+		messages++
+		if b[headerLength-1] == bgp.BGP_MSG_UPDATE {
+			updates++
+		}
+		b = b[int(b[markerLength])<<8|int(b[markerLength+1]):]
+	}
+	return messages, updates
+}
