@@ -55,7 +55,7 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 		"how long a connection waits for an answer of all backends that it tries; then it is reset")
 	set.DurationVar(&o.Idle, "idle-timeout", time.Hour,
 		"how long both ends of a connection may be silent before it is reset")
-	set.DurationVar(&o.Drain, "drain-time", 20*time.Second,
+	set.DurationVar(&o.Drain, "drain-time", wire.DefaultDrain,
 		"how long open connections may go on when the relay ends; then they are reset")
 	set.IntVar(&o.Limit, "connections", 10_000,
 		"how many connections the node relays at once, as far as the file descriptors suffice, one for each and one for "+

@@ -52,8 +52,9 @@ func (r *Relay) talk(ctx context.Context) error {
 	encoder, leaving := json.NewEncoder(conn), r.leaving
 	r.questions.again()
 	for {
-		hello := wire.Hello{Ports: r.ports, NoUDP: r.receivers.without(), Leaving: isClosed(r.leaving), Full: r.isFull(),
-			Behind: r.Behind(), Connections: int(r.open.Load()), Flows: r.questions.next()}
+		hello := wire.Hello{Ports: r.ports, NoUDP: r.receivers.without(), Leaving: isClosed(r.leaving),
+			Drain: r.options.Drain, Full: r.isFull(), Behind: r.Behind(), Connections: int(r.open.Load()),
+			Flows: r.questions.next()}
 		if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ package relayfeed
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -546,13 +547,37 @@ func (a *Actor) tell(gone bool, leads map[plan.RelayWay]netip.AddrPort) {
 }
 
 // Outlast waits for relays that end with the proxy, as those of one pod do: until the rules lead to none, and
-// Deps.Answering has been told of none. It returns also when ctx ends, and when those that are there have not said
-// within a moment that they leave: then they wait for the next proxy. Run has to go on meanwhile.
+// Deps.Answering has been told of none. It returns also when ctx ends, when those that are there have not said
+// within a moment that they leave, as they then wait for the next proxy, and once a relay has been there for longer than
+// it may. Run has to go on meanwhile.
 func (a *Actor) Outlast(ctx context.Context) {
-	heard := time.Now().Add(wire.Silence) // by then each that is there has said something
-	for a.ending(time.Now().Before(heard)) && ctx.Err() == nil {
+	began := time.Now()
+	var most time.Duration
+	for a.ending(time.Since(began) < wire.Silence) && ctx.Err() == nil { // by then each that is there has said something
+		if most = max(most, a.patience()); time.Since(began) > most {
+			a.deps.Log.Warn("the relay goes on after its drain time; not waiting for it", "waited", most)
+			return
+		}
 		time.Sleep(outlastEvery)
 	}
+}
+
+// Bounds of what Outlast waits for a relay: its drain time and so much more, in which it leaves the rules and answers
+// what waits, and this at most.
+const (
+	beyondDrain = 10 * time.Second
+	maxOutlast  = time.Hour
+)
+
+// patience returns for how long a proxy that ends waits for the relays that are there.
+func (a *Actor) patience() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	longest := time.Duration(0)
+	for r := range a.relays {
+		longest = max(longest, cmp.Or(r.said.Drain, wire.DefaultDrain))
+	}
+	return min(longest, maxOutlast-beyondDrain) + beyondDrain
 }
 
 // outlastEvery is how often Outlast looks.

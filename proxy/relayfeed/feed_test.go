@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -519,6 +521,34 @@ func TestContract9AProxyOutlastsItsRelay(t *testing.T) {
 	}
 	r.conn.Close()
 	<-outlasted
+}
+
+// A proxy that ends waits for its relay no longer than that has said that it needs, and a relay that lies, or goes on,
+// holds up nothing beyond that.
+func TestContract6ARelayHoldsUpNoEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		drain, want time.Duration
+	}{
+		"says nothing":      {0, 30 * time.Second},
+		"is done soon":      {time.Second, 11 * time.Second},
+		"needs minutes":     {5 * time.Minute, 310 * time.Second},
+		"wants days":        {100 * time.Hour, time.Hour},
+		"wants the longest": {math.MaxInt64, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := New(Deps{Log: slog.New(slog.DiscardHandler)})
+				a.relays[&relay{said: wire.Hello{Leaving: true, Drain: tt.drain}}] = true
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
+				defer cancel()
+				began := time.Now()
+				a.Outlast(ctx)
+				if took := time.Since(began); took < tt.want || took > tt.want+2*outlastEvery {
+					t.Errorf("it waits for %s, want %s", took, tt.want)
+				}
+			})
+		})
+	}
 }
 
 // The rules of a family lead to no relay while something would drop that.

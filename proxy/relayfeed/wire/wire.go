@@ -22,6 +22,9 @@ const (
 	Silence = 4 * Beat
 )
 
+// DefaultDrain is how long a relay lets open connections go on when it ends, unless it is told otherwise.
+const DefaultDrain = 20 * time.Second
+
 // Message is one line (JSON, ended by a newline) that the proxy writes to its relay. The first is
 // complete; the proxy sends it when it knows the cluster.
 type Message struct {
@@ -67,6 +70,8 @@ type Hello struct {
 	NoUDP map[lb.Family]string `json:"noUDP,omitempty"`
 	// Leaving is set if the rules shall not lead to the relay any more.
 	Leaving bool `json:"leaving,omitempty"`
+	// Drain is how long open connections may go on after that, in nanoseconds; 0 for DefaultDrain.
+	Drain time.Duration `json:"drain,omitempty"`
 	// Full is set if the relay has about as many connections as it may: the rules shall not lead there, but
 	// straight to endpoints, until it has room again.
 	Full bool `json:"full,omitempty"`
@@ -96,8 +101,8 @@ func DecodeHello(line []byte) (h Hello, err error) {
 			return h, fmt.Errorf("%q is no family, or %d is no port", family, port)
 		}
 	}
-	if h.Connections < 0 {
-		return h, fmt.Errorf("%d connections", h.Connections)
+	if h.Connections < 0 || h.Drain < 0 {
+		return h, fmt.Errorf("%d connections, or a drain time of %s", h.Connections, h.Drain)
 	}
 	if len(h.Flows) > MaxFlows {
 		return h, fmt.Errorf("%d flows, and %d are the most", len(h.Flows), MaxFlows)
