@@ -389,6 +389,9 @@ func describeRelay(st relayfeed.State) *relayState {
 	case st.Full:
 		s.Message = fmt.Sprintf("the relay has as many connections as it may (%d): new ones go straight to endpoints, "+
 			"until it has room again", st.Connections)
+	case st.OtherRelease:
+		s.Message = fmt.Sprintf("the relay is of another release than the proxy: connections to %d Services go straight to "+
+			"endpoints until both are of one", st.Services)
 	case st.Connected && len(st.Leads) == 0 && len(st.LeadsUDP) == 0:
 		s.Message = fmt.Sprintf("the rules do not lead to the relay, as the node's findings say, or as it has no address "+
 			"for that: connections to %d Services go straight to endpoints", st.Services)
