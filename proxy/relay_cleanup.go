@@ -12,9 +12,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/nftables"
 )
 
-// cutFlowsOfRelay cuts the flows of UDP that the rules of nftables mode have led to a relay that is gone. They would lead
-// to its closed port for as long as their clients send, also without the rules. If nothing is relayed, it lists no flow,
-// else it lists all once.
+// cutFlowsOfRelay cuts the flows of UDP that the rules of nftables mode have led to a relay that is gone. They
+// would lead to its closed port for as long as their clients send, also without the rules. If nothing is relayed,
+// it lists no flow, else it lists all once.
 func cutFlowsOfRelay(rules *nftables.Netlink) error {
 	relayed, err := nftables.EndRelay(rules)
 	if len(relayed) == 0 {
@@ -32,8 +32,8 @@ func cutFlowsOfRelay(rules *nftables.Netlink) error {
 	return nil
 }
 
-// leadsNowhere returns whether a flow is of UDP to a relayed frontend, and led to a free port of the node itself: only a
-// relay can have been there, as no frontend with an endpoint at the node's own address is relayed.
+// leadsNowhere returns whether a flow is of UDP to a relayed frontend, and led to a free port of the node itself:
+// only a relay can have been there, as no frontend with an endpoint at the node's own address is relayed.
 func leadsNowhere(relayed []netip.AddrPort, own []net.Addr, free func(netip.AddrPort) bool) func(conntrack.Flow) bool {
 	frontends, local, known := map[netip.AddrPort]bool{}, map[netip.Addr]bool{}, map[netip.AddrPort]bool{}
 	for _, f := range relayed {

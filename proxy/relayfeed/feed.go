@@ -567,12 +567,13 @@ func (a *Actor) tell(gone bool, leads map[plan.RelayWay]netip.AddrPort) {
 
 // Outlast waits for relays that end with the proxy, as those of one pod do: until the rules lead to none, and
 // Deps.Answering has been told of none. It returns also when ctx ends, when those that are there have not said
-// within a moment that they leave, as they then wait for the next proxy, and once a relay has been there for longer than
-// it may. Run has to go on meanwhile.
+// within a moment that they leave, as they then wait for the next proxy, and once a relay has been there for
+// longer than it may. Run has to go on meanwhile.
 func (a *Actor) Outlast(ctx context.Context) {
 	began := time.Now()
 	var most time.Duration
-	for a.ending(time.Since(began) < wire.Silence) && ctx.Err() == nil { // by then each has said something
+	// Within wire.Silence each that is there has said something.
+	for a.ending(time.Since(began) < wire.Silence) && ctx.Err() == nil {
 		if most = max(most, a.patience()); time.Since(began) > most {
 			a.deps.Log.Warn("the relay goes on after its drain time; not waiting for it", "waited", most)
 			return

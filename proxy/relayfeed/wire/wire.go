@@ -25,9 +25,9 @@ const (
 // DefaultDrain is how long a relay lets open connections go on when it ends, unless it is told otherwise.
 const DefaultDrain = 20 * time.Second
 
-// Version is that of what Message and Hello mean. Both ends leave out fields that they do not know. Whoever adds what an
-// end of before would get wrong, such as a scheduler or a protocol, counts it up. Ends of two versions exchange beats
-// and farewells and nothing else: the rules do not lead to the relay. No version is an earlier one.
+// Version is that of what Message and Hello mean. Both ends leave out fields that they do not know. Whoever adds
+// what an end of before would get wrong, such as a scheduler or a protocol, counts it up. Ends of two versions
+// exchange beats and farewells and nothing else: the rules do not lead to the relay. No version is an earlier one.
 const Version = 1
 
 // Message is one line (JSON, ended by a newline) that the proxy writes to its relay. The first is
