@@ -120,7 +120,7 @@ func TestMigrationFromMetalLBKeepsAddresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out, "# BGPPeer tor: spec.disableMP is left out: a session of Landfall's carries") {
+	if !strings.Contains(out, "# BGPPeer tor: spec.disableMP is left out, as Landfall has no such field") {
 		t.Errorf("the output does not name what is left out:\n%s", out)
 	}
 	// 2. Install. The chart is there already, and nothing of it runs.

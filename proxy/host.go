@@ -205,7 +205,7 @@ func (h *host) relaying(facts *plan.Host) {
 	}
 	facts.Relay = &plan.HostRelay{Services: st.Services, UDP: st.UDP, Connections: st.Connections,
 		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: h.relayPorts,
-		NoUDP: st.NoUDP, Behind: st.Behind, Unled: st.Unled}
+		NoUDP: st.NoUDP, Behind: st.Behind, Unled: st.Unled, OtherRelease: st.OtherRelease}
 	h.relayAway = !st.Connected
 	var err error
 	if facts.Inputs, err = h.inputs(); err != nil {

@@ -224,7 +224,7 @@ func cleanupNftables() error {
 		return err
 	}
 	defer way.Close()
-	return nftables.Cleanup(way)
+	return errors.Join(cutFlowsOfRelay(way), nftables.Cleanup(way))
 }
 
 // cleanup removes all that is ours, whichever mode wrote it, and nothing else.

@@ -55,7 +55,7 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 		"how long a connection waits for an answer of all backends that it tries; then it is reset")
 	set.DurationVar(&o.Idle, "idle-timeout", time.Hour,
 		"how long both ends of a connection may be silent before it is reset")
-	set.DurationVar(&o.Drain, "drain-time", 20*time.Second,
+	set.DurationVar(&o.Drain, "drain-time", wire.DefaultDrain,
 		"how long open connections may go on when the relay ends; then they are reset")
 	set.IntVar(&o.Limit, "connections", 10_000,
 		"how many connections the node relays at once, as far as the file descriptors suffice, one for each and one for "+
@@ -389,6 +389,9 @@ func describeRelay(st relayfeed.State) *relayState {
 	case st.Full:
 		s.Message = fmt.Sprintf("the relay has as many connections as it may (%d): new ones go straight to endpoints, "+
 			"until it has room again", st.Connections)
+	case st.OtherRelease:
+		s.Message = fmt.Sprintf("the relay is of another release than the proxy: connections to %d Services go straight to "+
+			"endpoints until both are of one", st.Services)
 	case st.Connected && len(st.Leads) == 0 && len(st.LeadsUDP) == 0:
 		s.Message = fmt.Sprintf("the rules do not lead to the relay, as the node's findings say, or as it has no address "+
 			"for that: connections to %d Services go straight to endpoints", st.Services)

@@ -640,7 +640,7 @@ func TestContract9AKilledRelayLosesNoUDPClient(t *testing.T) {
 	defer conn.Close()
 	go func() { _, _ = io.Copy(io.Discard, conn) }()
 	for len(s.feed.State().LeadsUDP) < 2 {
-		if _, err := io.WriteString(conn, `{"ports":{"IPv4":7484,"IPv6":7484}}`+"\n"); err != nil {
+		if _, err := io.WriteString(conn, `{"version":1,"ports":{"IPv4":7484,"IPv6":7484}}`+"\n"); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Millisecond)

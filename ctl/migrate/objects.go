@@ -244,8 +244,12 @@ func (m *Conversion) adapt(o Object) map[string]any {
 		}
 	case "BGPPeer":
 		if single, _ := spec["disableMP"].(bool); single {
-			m.note("BGPPeer %s: spec.disableMP is left out: a session of Landfall's carries routes of the family of its "+
-				"addresses only, unless dualStackAddressFamily is true", name)
+			also := ""
+			if dual, _ := spec["dualStackAddressFamily"].(bool); dual {
+				also = "; that contradicts disableMP here, and is left out too"
+			}
+			m.note("BGPPeer %s: spec.disableMP is left out, as Landfall has no such field and needs none: a session "+
+				"carries routes of the family of its addresses only, unless dualStackAddressFamily is true%s", name, also)
 			delete(spec, "dualStackAddressFamily")
 		}
 		delete(spec, "disableMP")

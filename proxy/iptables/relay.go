@@ -42,8 +42,9 @@ func (r renderer) isRelayed(s plan.Service, p plan.Port, f plan.Frontend) bool {
 	return r.config.Relay && p.Protocol == lb.TCP && s.IsRelayed(p, f)
 }
 
-// ProbeRelay returns an error if the kernel does not take a rule that asks for a lease: it would refuse all rules that
-// are written with it. It makes a chain with such a rule, and removes it.
+// ProbeRelay returns an error if the kernel does not take a rule that asks for a lease, as it would refuse all
+// rules that are written with it, or if the lease cannot be written, as where /proc is read-only. It makes a chain
+// with such a rule, and removes it.
 func ProbeRelay(ctx context.Context, k Kernel, family lb.Family) error {
 	const chain = prefix + "PROBE"
 	made := fmt.Sprintf("*nat\n:%s - [0:0]\n"+
@@ -52,7 +53,11 @@ func ProbeRelay(ctx context.Context, k Kernel, family lb.Family) error {
 	if err := k.Restore(ctx, made); err != nil {
 		return fmt.Errorf("make a rule with the match recent: %w", err)
 	}
-	return k.Restore(ctx, fmt.Sprintf("*nat\n-F %s\n-X %s\nCOMMIT\n", chain, chain))
+	err := write(chain, "+", family)
+	if err != nil {
+		err = fmt.Errorf("write a list of the match recent: %w", err)
+	}
+	return errors.Join(err, k.Restore(ctx, fmt.Sprintf("*nat\n-F %s\n-X %s\nCOMMIT\n", chain, chain)))
 }
 
 // everyoneOf returns what stands for all clients.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
@@ -76,6 +78,40 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 	}
 }
 
+// Where /proc is read-only, as in some containers, no lease could be written, and the probe says so.
+func TestProbeRelayWhereProcIsReadOnly(t *testing.T) {
+	for _, kind := range []string{"nft", "legacy"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+				commands := variant(family, kind)
+				var err error
+				ns.Do(t, func() error {
+					if err := readOnlyProc(); err != nil {
+						return err
+					}
+					err = ProbeRelay(t.Context(), nsKernel{t, ns, commands}, family)
+					return nil
+				})
+				if !errors.Is(err, unix.EROFS) {
+					t.Errorf("%s: the probe says %v", family, err)
+				}
+				if left := ns.Run(t, commands.save); strings.Contains(left, "PROBE") {
+					t.Errorf("%s: the probe leaves %s", family, left)
+				}
+			}
+		})
+	}
+}
+
+// readOnlyProc has the calling thread see /proc read-only.
+func readOnlyProc() error {
+	return errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("/proc", "/proc", "", unix.MS_BIND, ""),
+		unix.Mount("", "/proc", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+}
+
 // What is leased leads to the relay until its time is over, renewed any number of times, and is taken back at
 // once, whoever has leased it. A lease without a rule is none, and one for another address or port does not count.
 func TestLease(t *testing.T) {
@@ -92,9 +128,7 @@ func TestLease(t *testing.T) {
 			config := seedConfig
 			config.Relay, config.RelayTo = true, to
 			for family, k := range kernels {
-				if err := ProbeRelay(t.Context(), k, family); err != nil {
-					t.Errorf("%s: probe: %v", family, err)
-				}
+				ns.Do(t, func() error { return ProbeRelay(t.Context(), k, family) })
 				if left := ns.Run(t, variant(family, kind).save); strings.Contains(left, "PROBE") {
 					t.Errorf("%s: the probe leaves %s", family, left)
 				}

@@ -53,6 +53,8 @@ type HostRelay struct {
 	// Connected is set while it is there and knows all Services, Full while it has as many connections as
 	// it may.
 	Connected, Full bool
+	// OtherRelease is set while one of another release than the proxy is there.
+	OtherRelease bool
 	// Behind is set while it takes in new flows of UDP too slowly.
 	Behind bool
 	// Ports are those where it accepts connections. NoUDP says why it receives no UDP at one of them.
@@ -85,6 +87,9 @@ func (h Host) unrelayed() (found []lb.Finding) {
 		return nil
 	}
 	switch r := h.Relay; {
+	case r.OtherRelease:
+		found = append(found, lb.Find(lb.ReasonRelayAway, "the relay of %s is of another release than the proxy: "+instead,
+			h.Node, r.Services))
 	case !r.Connected:
 		found = append(found, lb.Find(lb.ReasonRelayAway, "the relay of %s is not there, or not ready: "+instead, h.Node,
 			r.Services))

@@ -172,6 +172,8 @@ func TestFindings(t *testing.T) {
 		"a relay without Services": {host: Host{Relay: &HostRelay{}, Inputs: []ForwardChain{input}}},
 		"no relay": {host: Host{Relay: &HostRelay{Services: 2}},
 			want: "RelayAway: the relay of n is not there, or not ready: connections to 2 Services go straight to endpoints"},
+		"a relay of another release": {host: Host{Relay: &HostRelay{Services: 2, OtherRelease: true}},
+			want: "RelayAway: the relay of n is of another release than the proxy: connections to 2 Services go straight"},
 		"a full relay": {host: Host{Relay: &HostRelay{Services: 2, Connected: true, Full: true, Connections: 9000}},
 			want: "RelayFull: has as many connections as it may (9000): new connections"},
 		"a relay that is behind": {host: Host{Relay: &HostRelay{Services: 2, UDP: 1, Connected: true, Behind: true}},

@@ -229,8 +229,8 @@ func RelayIgnored(svc lb.Service, hasRelay bool) string {
 	case !asks:
 		return ""
 	case !hasRelay:
-		return fmt.Sprintf("annotation %s: this node has no relay (value relay.enabled of the chart); connections go "+
-			"straight to endpoints", lb.AnnotationRelay)
+		return fmt.Sprintf("annotation %s: this node has no relay (value relay.enabled of the chart), or can have none "+
+			"in iptables mode, as the proxy's log says; connections go straight to endpoints", lb.AnnotationRelay)
 	case !known:
 		return fmt.Sprintf("annotation %s: %.80q is neither v1 nor v2; connections are not relayed",
 			lb.AnnotationRelayProxyProtocol, svc.RelayProxyProtocol)

@@ -45,6 +45,7 @@ func (r *Relay) talk(ctx context.Context) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
+	r.sameVersion.Store(false)
 	heard := make(chan error, 1)
 	hearing.Go(func() { heard <- r.hear(conn) })
 	beat := time.NewTicker(wire.Beat)
@@ -52,8 +53,12 @@ func (r *Relay) talk(ctx context.Context) error {
 	encoder, leaving := json.NewEncoder(conn), r.leaving
 	r.questions.again()
 	for {
-		hello := wire.Hello{Ports: r.ports, NoUDP: r.receivers.without(), Leaving: isClosed(r.leaving), Full: r.isFull(),
-			Behind: r.Behind(), Connections: int(r.open.Load()), Flows: r.questions.next()}
+		hello := wire.Hello{Version: wire.Version, NoUDP: r.receivers.without(), Leaving: isClosed(r.leaving),
+			Drain: r.options.Drain, Full: r.isFull(), Behind: r.Behind(), Connections: int(r.open.Load()),
+			Flows: r.questions.next()}
+		if r.sameVersion.Load() {
+			hello.Ports = r.ports
+		}
 		if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
 			return err
 		}
@@ -84,6 +89,7 @@ func isClosed(c <-chan struct{}) bool {
 // hear takes in what the proxy says until it goes or is silent for too long.
 func (r *Relay) hear(conn net.Conn) error {
 	defer r.known.Store(false)
+	var other loop.Failures
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxMessage)
 	for {
@@ -97,13 +103,21 @@ func (r *Relay) hear(conn net.Conn) error {
 		if err != nil {
 			return err
 		}
+		if m.Left {
+			r.leftOnce.Do(func() { close(r.left) })
+		}
+		if m.Version != wire.Version { // it may mean something else
+			other.Log(r.deps.Log, "the proxy is of another release: connections go straight to endpoints", "",
+				fmt.Errorf("its messages have version %d, and the relay's %d", m.Version, wire.Version))
+			continue
+		}
 		r.table.take(m)
 		r.questions.take(m.Answers)
 		if m.Complete {
 			r.known.Store(true)
 		}
-		if m.Left {
-			r.leftOnce.Do(func() { close(r.left) })
+		if !r.sameVersion.Swap(true) {
+			r.cross() // has the ports said
 		}
 	}
 	if err := lines.Err(); err != nil {

@@ -43,14 +43,19 @@ type rig struct {
 	mute     atomic.Bool // the proxy answers no questions
 	// beforeUDP is called before a socket to a backend is opened, and may fail instead.
 	beforeUDP atomic.Pointer[func(netip.AddrPort) error]
+	// version is that of the proxy's messages.
+	version int
 	// remembers is how long the kernel remembers flows of UDP.
 	remembers atomic.Int64
 }
 
 // newRig returns a running relay. tune changes its options; nil for as they are.
-func newRig(t *testing.T, tune func(*Options)) *rig {
+func newRig(t *testing.T, tune func(*Options)) *rig { return newRigOf(t, wire.Version, tune) }
+
+// newRigOf returns one whose proxy is of a version.
+func newRigOf(t *testing.T, version int, tune func(*Options)) *rig {
 	t.Helper()
-	g := &rig{t: t, said: make(chan wire.Hello, 1000), tell: make(chan wire.Message)}
+	g := &rig{t: t, version: version, said: make(chan wire.Hello, 1000), tell: make(chan wire.Message)}
 	g.original.Store(&frontend)
 	g.remembers.Store(int64(time.Hour))
 	options := Options{Socket: filepath.Join(t.TempDir(), "relay.sock"), Tries: 3, TryAfter: 10 * time.Millisecond,
@@ -152,6 +157,7 @@ func (g *rig) proxy(listener net.Listener) {
 					m.Left = true
 				case <-beat.C:
 				}
+				m.Version = g.version
 				if encoder.Encode(m) != nil {
 					return
 				}

@@ -95,6 +95,7 @@ type relay struct {
 	moved   bool            // the addresses of node ports have changed since
 	wake    chan struct{}
 	said    wire.Hello
+	heard   bool // it has said something
 	told    bool // all Services
 	left    bool // the rules do not lead to it, after it has said that it leaves
 	answers []wire.Answer
@@ -191,6 +192,8 @@ func poke(wake chan struct{}) {
 type State struct {
 	// Connected is set while a relay is connected and knows all Services.
 	Connected bool `json:"connected"`
+	// OtherRelease is set while a relay of another release is connected, and none of this one is ready.
+	OtherRelease bool `json:"otherRelease,omitempty"`
 	// Full is set while it has as many connections as it may, and new ones go straight to endpoints.
 	Full bool `json:"full,omitempty"`
 	// Behind is set while new flows of UDP go straight to endpoints, as it takes them in too slowly.
@@ -227,6 +230,9 @@ func (a *Actor) State() State {
 		if slices.ContainsFunc(r.Ports, func(p plan.RelayedPort) bool { return p.Protocol == lb.UDP }) {
 			st.UDP++
 		}
+	}
+	for r := range a.relays {
+		st.OtherRelease = st.OtherRelease || a.current == nil && r.heard && !r.understands()
 	}
 	if a.current != nil {
 		st.Ports, st.NoUDP = maps.Clone(a.current.said.Ports), maps.Clone(a.current.said.NoUDP)
@@ -337,14 +343,20 @@ func (a *Actor) Ports() map[lb.Family]uint16 {
 	return a.ports
 }
 
-func (r *relay) ready() bool { return r.told && len(r.said.Ports) > 0 && !r.said.Leaving }
+func (r *relay) ready() bool {
+	return r.understands() && r.told && len(r.said.Ports) > 0 && !r.said.Leaving
+}
+
+// understands reports whether the relay has shown that it means the same as this proxy.
+func (r *relay) understands() bool { return r.said.Version == wire.Version }
 
 // takes reports whether the rules may lead to the relay on a way: it listens there.
 func (a *Actor) takes(r *relay, way plan.RelayWay) bool {
-	return r.said.Ports[way.Family] != 0 && (way.Protocol != lb.UDP || r.said.NoUDP[way.Family] == "" && !a.deps.TCPOnly)
+	return r.understands() && r.said.Ports[way.Family] != 0 &&
+		(way.Protocol != lb.UDP || r.said.NoUDP[way.Family] == "" && !a.deps.TCPOnly)
 }
 
-// write sends all Services once they are known, each change after, and a beat.
+// write sends all Services once they and the relay's version are known, each change after, and a beat.
 func (a *Actor) write(ctx context.Context, conn net.Conn, r *relay) error {
 	encoder, beat := json.NewEncoder(conn), time.NewTicker(wire.Beat)
 	defer beat.Stop()
@@ -382,9 +394,9 @@ func (a *Actor) told(r *relay) {
 func (a *Actor) news(r *relay) (m wire.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	m.Left = r.left
+	m.Version, m.Left = wire.Version, r.left
 	m.Answers, r.answers = r.answers, nil
-	if !a.begun {
+	if !a.begun || !r.understands() {
 		return m
 	}
 	m.Complete = r.changed == nil
@@ -472,8 +484,15 @@ func (a *Actor) take(r *relay, h wire.Hello) {
 	if h.Full != r.said.Full || h.Behind != r.said.Behind || !maps.Equal(h.NoUDP, r.said.NoUDP) {
 		poke(a.wake)
 	}
+	if h.Version != r.said.Version {
+		poke(r.wake)
+	}
+	if h.Version != wire.Version && (!r.heard || r.understands()) {
+		a.deps.Log.Warn("the relay is of another release: connections go straight to endpoints", "version", h.Version,
+			"proxy", wire.Version)
+	}
 	leaving := h.Leaving || r.said.Leaving
-	r.said = h
+	r.said, r.heard = h, true
 	r.said.Leaving = leaving
 	if !was && r.ready() {
 		a.current = r
@@ -554,13 +573,38 @@ func (a *Actor) tell(gone bool, leads map[plan.RelayWay]netip.AddrPort) {
 }
 
 // Outlast waits for relays that end with the proxy, as those of one pod do: until the rules lead to none, and
-// Deps.Answering has been told of none. It returns also when ctx ends, and when those that are there have not said
-// within a moment that they leave: then they wait for the next proxy. Run has to go on meanwhile.
+// Deps.Answering has been told of none. It returns also when ctx ends, when those that are there have not said
+// within a moment that they leave, as they then wait for the next proxy, and once a relay has been there for
+// longer than it may. Run has to go on meanwhile.
 func (a *Actor) Outlast(ctx context.Context) {
-	heard := time.Now().Add(wire.Silence) // by then each that is there has said something
-	for a.ending(time.Now().Before(heard)) && ctx.Err() == nil {
+	began := time.Now()
+	var most time.Duration
+	// Within wire.Silence each that is there has said something.
+	for a.ending(time.Since(began) < wire.Silence) && ctx.Err() == nil {
+		if most = max(most, a.patience()); time.Since(began) > most {
+			a.deps.Log.Warn("the relay goes on after its drain time; not waiting for it", "waited", most)
+			return
+		}
 		time.Sleep(outlastEvery)
 	}
+}
+
+// Bounds of what Outlast waits for a relay: its drain time and so much more, in which it leaves the rules and answers
+// what waits, and this at most.
+const (
+	beyondDrain = 10 * time.Second
+	maxOutlast  = time.Hour
+)
+
+// patience returns for how long a proxy that ends waits for the relays that are there.
+func (a *Actor) patience() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	longest := time.Duration(0)
+	for r := range a.relays {
+		longest = max(longest, cmp.Or(r.said.Drain, wire.DefaultDrain))
+	}
+	return min(longest, maxOutlast-beyondDrain) + beyondDrain
 }
 
 // outlastEvery is how often Outlast looks.

@@ -2,6 +2,7 @@ package relayfeed
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,14 +10,17 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -183,7 +187,11 @@ func (g *rig) join(h wire.Hello) *fakeRelay {
 }
 
 // leave has the relay say that it leaves.
-func (r *fakeRelay) leave() { r.hello.Store(&wire.Hello{Ports: r.hello.Load().Ports, Leaving: true}) }
+func (r *fakeRelay) leave() {
+	h := *r.hello.Load()
+	h.Leaving = true
+	r.hello.Store(&h)
+}
 
 // next returns the next message that says what a test waits for.
 func (r *fakeRelay) next(is func(wire.Message) bool) wire.Message {
@@ -203,7 +211,7 @@ func (r *fakeRelay) next(is func(wire.Message) bool) wire.Message {
 }
 
 func hello(port uint16) wire.Hello {
-	return wire.Hello{Ports: map[lb.Family]uint16{lb.IPv4: port, lb.IPv6: port}}
+	return wire.Hello{Version: wire.Version, Ports: map[lb.Family]uint16{lb.IPv4: port, lb.IPv6: port}}
 }
 
 func relayed(addr string) *plan.Relayed {
@@ -547,6 +555,72 @@ func TestContract9AProxyOutlastsItsRelay(t *testing.T) {
 	}
 	r.conn.Close()
 	<-outlasted
+}
+
+// A proxy that ends waits for its relay no longer than that has said that it needs, and a relay that lies, or goes on,
+// holds up nothing beyond that.
+func TestContract6ARelayHoldsUpNoEnd(t *testing.T) {
+	for name, tt := range map[string]struct {
+		drain, want time.Duration
+	}{
+		"says nothing":      {0, 30 * time.Second},
+		"is done soon":      {time.Second, 11 * time.Second},
+		"needs minutes":     {5 * time.Minute, 310 * time.Second},
+		"wants days":        {100 * time.Hour, time.Hour},
+		"wants the longest": {math.MaxInt64, time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := New(Deps{Log: slog.New(slog.DiscardHandler)})
+				a.relays[&relay{said: wire.Hello{Leaving: true, Drain: tt.drain}}] = true
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
+				defer cancel()
+				began := time.Now()
+				a.Outlast(ctx)
+				if took := time.Since(began); took < tt.want || took > tt.want+2*outlastEvery {
+					t.Errorf("it waits for %s, want %s", took, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A relay of before there was a version, as it was recorded, gets no connections and hears of no Service: it knows neither
+// UDP nor most schedulers. It hears that it may end, and the next release takes over.
+func TestContract6ARelayOfAnEarlierRelease(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	g.Begin(map[lb.Key]*plan.Relayed{web: relayed("192.0.2.80:80")})
+	recorded, err := os.ReadFile("wire/testdata/relay-without-version.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var says []wire.Hello
+	for line := range bytes.Lines(recorded) {
+		h, err := wire.DecodeHello(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		says = append(says, h)
+	}
+	earlier := g.join(says[0])
+	g.until("the proxy knows that it is of another release", func() bool { return g.State().OtherRelease })
+	earlier.hello.Store(&says[1])
+	for range 3 {
+		line := earlier.next(func(wire.Message) bool { return true })
+		if line.Complete || len(line.Services) > 0 {
+			t.Errorf("it hears %+v", line)
+		}
+	}
+	g.leads(0)
+	earlier.hello.Store(&says[2])
+	earlier.next(func(m wire.Message) bool { return m.Left })
+	earlier.conn.Close()
+	g.join(hello(7))
+	g.leads(7)
+	if g.State().OtherRelease {
+		t.Error("of another release is still one that has gone")
+	}
 }
 
 // The rules of a family lead to no relay while something would drop that.

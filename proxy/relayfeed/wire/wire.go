@@ -22,9 +22,19 @@ const (
 	Silence = 4 * Beat
 )
 
+// DefaultDrain is how long a relay lets open connections go on when it ends, unless it is told otherwise.
+const DefaultDrain = 20 * time.Second
+
+// Version is that of what Message and Hello mean. Both ends leave out fields that they do not know. Whoever adds
+// what an end of before would get wrong, such as a scheduler or a protocol, counts it up. Ends of two versions
+// exchange beats and farewells and nothing else: the rules do not lead to the relay. No version is an earlier one.
+const Version = 1
+
 // Message is one line (JSON, ended by a newline) that the proxy writes to its relay. The first is
 // complete; the proxy sends it when it knows the cluster.
 type Message struct {
+	// Version is that of the proxy.
+	Version int `json:"version,omitempty"`
 	// Complete is set if Services are all that are relayed; otherwise they are changes.
 	Complete bool `json:"complete,omitempty"`
 	// Services are what is relayed, nil for one that is not relayed any more.
@@ -61,12 +71,17 @@ type Service struct {
 
 // Hello is one line (JSON, ended by a newline) that a relay writes to its proxy.
 type Hello struct {
-	// Ports are those at which the relay accepts connections, and receives UDP, by family, at all addresses.
+	// Version is that of the relay.
+	Version int `json:"version,omitempty"`
+	// Ports are those at which the relay accepts connections, and receives UDP, by family, at all addresses. It says
+	// them once it has heard a proxy of its version.
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
 	// NoUDP says why the relay receives no UDP at its port of a family, where it does not.
 	NoUDP map[lb.Family]string `json:"noUDP,omitempty"`
 	// Leaving is set if the rules shall not lead to the relay any more.
 	Leaving bool `json:"leaving,omitempty"`
+	// Drain is how long open connections may go on after that, in nanoseconds; 0 for DefaultDrain.
+	Drain time.Duration `json:"drain,omitempty"`
 	// Full is set if the relay has about as many connections as it may: the rules shall not lead there, but
 	// straight to endpoints, until it has room again.
 	Full bool `json:"full,omitempty"`
@@ -96,8 +111,8 @@ func DecodeHello(line []byte) (h Hello, err error) {
 			return h, fmt.Errorf("%q is no family, or %d is no port", family, port)
 		}
 	}
-	if h.Connections < 0 {
-		return h, fmt.Errorf("%d connections", h.Connections)
+	if h.Connections < 0 || h.Drain < 0 {
+		return h, fmt.Errorf("%d connections, or a drain time of %s", h.Connections, h.Drain)
 	}
 	if len(h.Flows) > MaxFlows {
 		return h, fmt.Errorf("%d flows, and %d are the most", len(h.Flows), MaxFlows)
