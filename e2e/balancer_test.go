@@ -19,7 +19,7 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-var configBlock = regexp.MustCompile("(?ms)^```(haproxy|lua)\n(.*?)^```$")
+var configBlock = regexp.MustCompile("(?ms)^```haproxy\n(.*?)^```$")
 
 // balancerAt is where the guide's frontends listen, on the far client.
 func balancerAt(l *lab.Lab, port uint16) netip.AddrPort {
@@ -55,7 +55,7 @@ func TestBehindBalancer(t *testing.T) {
 		}
 		eventually(t, "HAProxy has the weights", func() error {
 			targets, err := b.Targets(t.Context(), "local")
-			if err == nil && (targets["k8s-worker-177"].Weight != 10 || targets["k8s-worker-178"].Weight != 20) {
+			if err == nil && (targets["k8s-worker-177"].Weight != 1 || targets["k8s-worker-178"].Weight != 2) {
 				err = fmt.Errorf("%+v", targets)
 			}
 			return err
@@ -109,16 +109,10 @@ func startBalancer(t *testing.T, l *lab.Lab) *lab.Balancer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	weights := filepath.Join(t.TempDir(), "weights.lua")
-	here := strings.NewReplacer("/etc/haproxy/weights.lua", weights,
-		"32000", strconv.Itoa(int(s.Spec.HealthCheckNodePort)))
+	here := strings.ReplaceAll(string(guide), "32000", strconv.Itoa(int(s.Spec.HealthCheckNodePort)))
 	var config strings.Builder
-	for _, block := range configBlock.FindAllStringSubmatch(here.Replace(string(guide)), -1) {
-		if block[1] == "haproxy" {
-			config.WriteString(block[2])
-		} else if err := os.WriteFile(weights, []byte(block[2]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	for _, block := range configBlock.FindAllStringSubmatch(here, -1) {
+		config.WriteString(block[1])
 	}
 	b, err := l.StartBalancer(t.Context(), lab.FarClientName, config.String())
 	if err != nil {

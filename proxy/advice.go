@@ -16,7 +16,8 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 	var advice []lb.Refusal
 	svc, exists := p.from.services.Get(r.live.Key)
 	if exists {
-		said := plan.SchedulerIgnored(svc, planned, p.mode == modeIptables)
+		endpoints, _ := p.from.slices.Get(r.live.Key)
+		said := plan.SchedulerIgnored(svc, endpoints, planned, p.mode == modeIptables)
 		if said == "" && p.mode != modeIptables {
 			said = nftables.SchedulerIgnored(planned)
 		}

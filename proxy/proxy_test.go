@@ -1038,6 +1038,40 @@ func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
 	b.run()
 }
 
+func TestContract10WeightsOfSlicesAreSaid(t *testing.T) {
+	const ignored = "web SchedulerIgnored here: annotation landfall.dev/weight of EndpointSlice default/web-1: "
+	b := newBench(t)
+	b.synced()
+	for _, tt := range []struct {
+		scheduler string
+		slice     lb.Slice
+		want      string
+	}{
+		{"wrr", lb.Slice{Weight: 7}, ""},
+		{"rr", lb.Slice{Weight: 7}, ignored +
+			"the scheduler round-robin has no weights; ask for one that does with annotation landfall.dev/scheduler: wrr"},
+		{"wrr", lb.Slice{InvalidWeight: `"0": want a weight from 1 to 100`}, ignored +
+			`"0": want a weight from 1 to 100; its endpoints have the weight 1`},
+		{"wrr", lb.Slice{}, ""},
+	} {
+		b.mode, b.warnings = modeNftables, nil
+		b.put("web", "198.51.100.1", "10.200.1.1")
+		svc, _ := b.services.Get(key("web"))
+		svc.Scheduler = tt.scheduler
+		b.services.Set(key("web"), svc)
+		endpoints, _ := b.slices.Get(key("web"))
+		endpoints = slices.Clone(endpoints)
+		endpoints[0].Key = key("web-1")
+		endpoints[0].Weight, endpoints[0].InvalidWeight = tt.slice.Weight, tt.slice.InvalidWeight
+		b.slices.Set(key("web"), endpoints)
+		b.mark(key("web"))
+		b.run()
+		if got := strings.Join(b.warnings, "; "); got != tt.want {
+			t.Errorf("%s, %+v: warned %q, want %q", tt.scheduler, tt.slice, got, tt.want)
+		}
+	}
+}
+
 // The metrics count each Service as what it is, whatever it was before.
 func TestCountsFollowServices(t *testing.T) {
 	b := newBench(t)

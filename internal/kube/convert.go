@@ -273,6 +273,12 @@ func convertSlice(o *discoveryv1.EndpointSlice) lb.Slice {
 	if at, err := time.Parse(time.RFC3339Nano, o.Annotations[corev1.EndpointsLastChangeTriggerTime]); err == nil {
 		s.Triggered = at
 	}
+	if text, set := o.Annotations[lb.AnnotationWeight]; set {
+		var err error
+		if s.Weight, err = lb.ParseWeight(text); err != nil {
+			s.InvalidWeight = err.Error()
+		}
+	}
 	if o.AddressType == discoveryv1.AddressTypeFQDN {
 		return s // nothing to deliver to
 	}

@@ -106,6 +106,20 @@ func TestConvertSlice(t *testing.T) {
 	}
 }
 
+func TestWeightOfASlice(t *testing.T) {
+	for text, want := range map[string]lb.Slice{
+		"7":                          {Weight: 7},
+		"70%":                        {InvalidWeight: `"70%": want a weight from 1 to 100`},
+		strings.Repeat("7", 100_000): {InvalidWeight: `"` + strings.Repeat("7", 80) + `": want a weight from 1 to 100`},
+	} {
+		o := slice("s", "svc", "192.168.1.1")
+		o.Annotations = map[string]string{lb.AnnotationWeight: text}
+		if got := convertSlice(o); got.Weight != want.Weight || got.InvalidWeight != want.InvalidWeight {
+			t.Errorf("%.20q: %d, %q, want %d, %q", text, got.Weight, got.InvalidWeight, want.Weight, want.InvalidWeight)
+		}
+	}
+}
+
 func TestConvertService(t *testing.T) {
 	o := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "my-nginx",

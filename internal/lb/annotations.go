@@ -1,6 +1,6 @@
 package lb
 
-// Annotations of a Service.
+// Annotations of a Service, but for AnnotationWeight.
 const (
 	AnnotationAddresses = "landfall.dev/loadBalancerIPs"
 	AnnotationPool      = "landfall.dev/address-pool"
@@ -10,6 +10,9 @@ const (
 	// AnnotationWeights gives backends weights, by their nodes, addresses or networks:
 	// "worker-1=3, 192.0.2.0/28=2".
 	AnnotationWeights = "landfall.dev/weights"
+	// AnnotationWeight, on an EndpointSlice, is the weight of its endpoints that AnnotationWeights of the
+	// Service does not name.
+	AnnotationWeight = "landfall.dev/weight"
 	// AnnotationFailover says what a node without usable endpoints does with connections to the external
 	// addresses of a Service. FailoverPassthrough has it route them on, as if it did not know the address
 	// (KEP-6272, which has an ipMode for it: see IPModeRouter).

@@ -247,6 +247,10 @@ type Slice struct {
 	Family    Family
 	Ports     []SlicePort
 	Endpoints []Endpoint
+	// Weight is the annotation landfall.dev/weight, 1 to 100, 0 if there is none; InvalidWeight is why it
+	// cannot be read, "" if it can.
+	Weight        uint8
+	InvalidWeight string
 	// Triggered is the time of the change for which the slice was last written, as its writer reports;
 	// zero if unknown.
 	Triggered time.Time

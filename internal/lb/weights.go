@@ -1,8 +1,10 @@
 package lb
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -17,7 +19,7 @@ const (
 )
 
 // Weights are the shares of new connections that a Service gives to backends. The first that
-// concerns a backend counts; without one its share is 1.
+// concerns a backend counts; without one its share is the weight of its EndpointSlice, or 1.
 type Weights []Weight
 
 // Weight is the share of the backends of a node or a network.
@@ -55,14 +57,23 @@ func ParseWeights(text string) (Weights, error) {
 	return all, nil
 }
 
-// Of returns the share of a backend on a node, which may be "" for unknown.
-func (w Weights) Of(addr netip.Addr, node string) uint8 {
+// ParseWeight reads the annotation [AnnotationWeight]: a weight for all endpoints of an EndpointSlice.
+func ParseWeight(text string) (uint8, error) {
+	weight, err := strconv.ParseUint(text, 10, 8)
+	if err != nil || weight < 1 || weight > maxWeight {
+		return 0, fmt.Errorf("%.80q: want a weight from 1 to %d", text, maxWeight)
+	}
+	return uint8(weight), nil
+}
+
+// of returns the share of a backend; without one of the Service it is its slice's.
+func (w Weights) of(e weighed) uint8 {
 	for _, one := range w {
-		if one.Node != "" && one.Node == node || one.Network.Contains(addr) {
+		if one.Node != "" && one.Node == e.node || one.Network.Contains(e.addr) {
 			return one.Share
 		}
 	}
-	return 1
+	return max(e.slice, 1)
 }
 
 // A Weigher weighs the backends of one Service. It looks up each endpoint once, whatever the number of the
@@ -74,30 +85,31 @@ type Weigher struct {
 
 // weighed is an endpoint, as weights tell it apart.
 type weighed struct {
-	addr netip.Addr
-	node string
+	addr  netip.Addr
+	node  string // "" for unknown
+	slice uint8  // weight of its EndpointSlice, 0 if it has none
 }
 
-// NewWeigher returns a Weigher, which does nothing without weights.
+// NewWeigher returns a Weigher for the weights of a Service and those of its slices.
 func NewWeigher(weights Weights) *Weigher {
 	return &Weigher{weights: weights, shares: map[weighed]uint8{}}
 }
 
-// Weigh writes the weights into what [Choose] returned for some slices.
+// Weigh writes the weights into what [Choose] returned for some slices. Of an endpoint in two slices,
+// the first that has a weight counts.
 func (w *Weigher) Weigh(all []Slice, usable Usable) {
-	if len(w.weights) == 0 {
+	if len(w.weights) == 0 && !slices.ContainsFunc(all, func(s Slice) bool { return s.Weight > 0 }) {
 		return
 	}
-	nodes := map[netip.Addr]string{}
+	endpoints := map[netip.Addr]weighed{}
 	for _, slice := range all {
 		for _, e := range slice.Endpoints {
-			nodes[e.Addr] = e.Node
+			endpoints[e.Addr] = weighed{e.Addr, e.Node, cmp.Or(endpoints[e.Addr].slice, slice.Weight)}
 		}
 	}
 	for _, list := range [][]Backend{usable.Cluster, usable.Local} {
 		for i := range list {
-			addr := list[i].Addr.Addr()
-			list[i].Weight = w.share(weighed{addr, nodes[addr]})
+			list[i].Weight = w.share(endpoints[list[i].Addr.Addr()])
 		}
 	}
 }
@@ -105,7 +117,7 @@ func (w *Weigher) Weigh(all []Slice, usable Usable) {
 func (w *Weigher) share(of weighed) uint8 {
 	share, known := w.shares[of]
 	if !known {
-		share = w.weights.Of(of.addr, of.node)
+		share = w.weights.of(of)
 		w.shares[of] = share
 	}
 	return share

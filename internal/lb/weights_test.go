@@ -47,6 +47,51 @@ func FuzzParseWeights(f *testing.F) {
 	})
 }
 
+func TestParseWeight(t *testing.T) {
+	for text, want := range map[string]uint8{"1": 1, "100": 100, "": 0, "0": 0, "101": 0, "300": 0, "-1": 0, "3 ": 0,
+		"worker-1=3": 0, strings.Repeat("9", 1000): 0} {
+		got, err := ParseWeight(text)
+		if got != want || (err != nil) != (want == 0) {
+			t.Errorf("%.40q: %d, %v, want %d", text, got, err, want)
+		}
+		if err != nil && (len(err.Error()) > 400 || !strings.Contains(err.Error(), "want a weight from 1 to 100")) {
+			t.Errorf("%.40q: %v", text, err)
+		}
+	}
+}
+
+// The weight of a slice is that of the endpoints that the Service's weights do not name.
+func TestWeighSlices(t *testing.T) {
+	slice := func(weight uint8, addrs ...string) Slice {
+		s := Slice{Family: IPv4, Ports: []SlicePort{{Protocol: TCP, Port: 80}}, Weight: weight}
+		for _, addr := range addrs {
+			s.Endpoints = append(s.Endpoints, Endpoint{Addr: netip.MustParseAddr(addr), Node: "big", Ready: true})
+		}
+		return s
+	}
+	all := []Slice{slice(0, "192.0.2.4"), slice(5, "192.0.2.1", "192.0.2.2"),
+		slice(9, "192.0.2.2", "192.0.2.3", "192.0.2.4")}
+	for _, tt := range []struct {
+		weights Weights
+		want    []uint8
+	}{
+		{nil, []uint8{5, 5, 9, 9}},
+		{Weights{{Network: netip.MustParsePrefix("192.0.2.2/31"), Share: 1}}, []uint8{5, 1, 1, 9}},
+		{Weights{{Node: "big", Share: 2}}, []uint8{2, 2, 2, 2}},
+	} {
+		usable := Choose(all, "", TCP, IPv4, Place{})
+		NewWeigher(tt.weights).Weigh(all, usable)
+		for i, b := range usable.Cluster {
+			if b.Weight != tt.want[i] {
+				t.Errorf("%v: %s has %d, want %d", tt.weights, b.Addr, b.Weight, tt.want[i])
+			}
+		}
+		if len(usable.Cluster) != 4 {
+			t.Fatalf("%d backends", len(usable.Cluster))
+		}
+	}
+}
+
 func TestWeigh(t *testing.T) {
 	weights, err := ParseWeights("192.0.2.2=7 big=3 192.0.2.0/24=2")
 	if err != nil {

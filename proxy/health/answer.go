@@ -19,24 +19,47 @@ type serviceAnswer struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// answerService answers on the health port of a Service, whatever the path and the method: 200 when
-// the rules in the kernel deliver to a ready endpoint of this node, and the node stays.
-func (a *Actor) answerService(w http.ResponseWriter, at socket) {
+// serviceHealth is what a health port says of a Service.
+type serviceHealth struct {
+	key     lb.Key
+	local   int // ready endpoints of this node
+	healthy bool
+	leaving lb.Reason
+}
+
+func (a *Actor) serviceHealth(at socket) serviceHealth {
 	a.mu.Lock()
-	var key lb.Key
-	count := 0 // when it was taken away while the request was on its way
-	if keys := a.byPort[at.port]; len(keys) > 0 {
-		key = keys[0]
-		count = a.services[key].Local[at.family]
+	defer a.mu.Unlock()
+	h := serviceHealth{healthy: a.healthy(a.deps.Now()), leaving: a.node.Leaving}
+	if keys := a.byPort[at.port]; len(keys) > 0 { // or it was taken away while the request was on its way
+		h.key = keys[0]
+		h.local = a.services[h.key].Local[at.family]
 	}
-	healthy, leaving := a.healthy(a.deps.Now()), a.node.Leaving
-	a.mu.Unlock()
+	return h
+}
+
+// serviceHandler answers on the health port of a Service, whatever the method: an agent of HAProxy
+// on its path, and on every other path as kube-proxy.
+func (a *Actor) serviceHandler(at socket) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := a.serviceHealth(at)
+		if r.URL.Path == agentPath {
+			answerAgent(w, h.agentLine())
+			return
+		}
+		answerService(w, h)
+	})
+}
+
+// answerService answers 200 when the rules in the kernel deliver to a ready endpoint of this node,
+// and the node stays.
+func answerService(w http.ResponseWriter, h serviceHealth) {
 	var body serviceAnswer
-	body.Service.Namespace, body.Service.Name = key.Namespace, key.Name
-	body.LocalEndpoints, body.ServiceProxyHealthy = count, healthy
-	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
+	body.Service.Namespace, body.Service.Name = h.key.Namespace, h.key.Name
+	body.LocalEndpoints, body.ServiceProxyHealthy = h.local, h.healthy
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(h.local))
 	text, _ := json.MarshalIndent(body, "", "\t") // cannot fail
-	answer(w, code(count > 0 && healthy && leaving == ""), text)
+	answer(w, code(h.local > 0 && h.healthy && h.leaving == ""), text)
 }
 
 // nodeAnswer is the body of /healthz and /livez, in the form of kube-proxy.

@@ -27,6 +27,8 @@ const (
 	nodeConnections, serviceConnections = 64, 1024
 	// maxHeader is how many bytes of a request's headers are read, besides net/http's own 4 kB.
 	maxHeader = 4 << 10
+	// writeTimeout is how long a client may take to receive an answer.
+	writeTimeout = 10 * time.Second
 )
 
 // Stale is how old the oldest change may be that is not in the kernel yet, before the proxy counts
@@ -258,15 +260,14 @@ func (a *Actor) open(at socket) error {
 	if err != nil {
 		return err
 	}
-	var handler http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { a.answerService(w, at) })
-	room := a.ofServices
+	handler, room := a.serviceHandler(at), a.ofServices
 	if at.port == 0 {
 		handler, room = a.nodeHandler(), a.ofNode
 	}
 	listener = listen.Limit(listener, room)
 	s := &server{
 		http: &http.Server{
-			Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
+			Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: writeTimeout,
 			IdleTimeout: time.Minute, MaxHeaderBytes: maxHeader,
 			ErrorLog: slog.NewLogLogger(a.deps.Log.Handler(), slog.LevelDebug),
 		},

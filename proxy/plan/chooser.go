@@ -12,7 +12,7 @@ import (
 // grow with its ports times its endpoints.
 type chooser struct {
 	at      lb.Place
-	weights *lb.Weigher
+	weights *lb.Weigher // nil if the scheduler heeds none
 	places  map[portID][]place
 	// slices is how many slices with endpoints there are.
 	slices map[lb.Family]int
@@ -31,10 +31,11 @@ type place struct {
 	slice     int // which of those with endpoints
 	number    uint16
 	endpoints []lb.Endpoint
+	weight    uint8 // of the slice
 }
 
 func newChooser(endpoints []lb.Slice, at lb.Place) chooser {
-	c := chooser{at, lb.NewWeigher(nil), map[portID][]place{}, map[lb.Family]int{}, map[lb.Family]chosen{}}
+	c := chooser{at, nil, map[portID][]place{}, map[lb.Family]int{}, map[lb.Family]chosen{}}
 	for _, slice := range endpoints {
 		if len(slice.Endpoints) == 0 {
 			continue
@@ -42,7 +43,7 @@ func newChooser(endpoints []lb.Slice, at lb.Place) chooser {
 		c.slices[slice.Family]++
 		for _, p := range slice.Ports {
 			id := portID{slice.Family, p.Name, p.Protocol}
-			c.places[id] = append(c.places[id], place{c.slices[slice.Family], p.Port, slice.Endpoints})
+			c.places[id] = append(c.places[id], place{c.slices[slice.Family], p.Port, slice.Endpoints, slice.Weight})
 		}
 	}
 	return c
@@ -95,11 +96,13 @@ func (c chooser) same(places []place, family lb.Family) bool {
 func (c chooser) choose(places []place, port lb.ServicePort, family lb.Family) lb.Usable {
 	all := make([]lb.Slice, len(places))
 	for i, at := range places {
-		all[i] = lb.Slice{Family: family, Endpoints: at.endpoints,
+		all[i] = lb.Slice{Family: family, Endpoints: at.endpoints, Weight: at.weight,
 			Ports: []lb.SlicePort{{Name: port.Name, Protocol: port.Protocol, Port: at.number}}}
 	}
 	usable := lb.Choose(all, port.Name, port.Protocol, family, c.at)
-	c.weights.Weigh(all, usable)
+	if c.weights != nil {
+		c.weights.Weigh(all, usable)
+	}
 	return usable
 }
 

@@ -36,10 +36,11 @@ func FuzzParseScheduler(f *testing.F) {
 	f.Add("Maglev\x00")
 	f.Fuzz(func(t *testing.T, name string) {
 		scheduler, ok := ParseScheduler(name)
-		if ok != (SchedulerIgnored(lb.Service{Scheduler: name}, Service{Scheduler: Random}, false) == "") || !ok && scheduler != "" {
+		said := SchedulerIgnored(lb.Service{Scheduler: name}, nil, Service{Scheduler: Random}, false)
+		if ok != (said == "") || !ok && scheduler != "" {
 			t.Errorf("%q: %q, %v", name, scheduler, ok)
 		}
-		if said := SchedulerIgnored(lb.Service{Scheduler: name}, Service{Scheduler: Random}, true); len(said) > 1024 {
+		if said = SchedulerIgnored(lb.Service{Scheduler: name}, nil, Service{Scheduler: Random}, true); len(said) > 1024 {
 			t.Errorf("%d bytes for an Event", len(said))
 		}
 	})

@@ -90,9 +90,9 @@ func (s Scheduler) Counts() bool {
 // Turns reports whether the scheduler goes through the backends in turn.
 func (s Scheduler) Turns() bool { return s == RoundRobin || s == WeightedRoundRobin }
 
-// SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service asks
-// for, "" if it does.
-func SchedulerIgnored(svc lb.Service, planned Service, onlyRandom bool) string {
+// SchedulerIgnored says why a proxy in one of its modes does not choose backends as a Service and its
+// EndpointSlices ask for, "" if it does.
+func SchedulerIgnored(svc lb.Service, endpoints []lb.Slice, planned Service, onlyRandom bool) string {
 	asked, ok := ParseScheduler(svc.Scheduler)
 	scheduler, but := planned.Scheduler, ""
 	if planned.Relay {
@@ -107,14 +107,37 @@ func SchedulerIgnored(svc lb.Service, planned Service, onlyRandom bool) string {
 			"annotation %s: %.80q needs a proxy in nftables mode; in iptables mode connections are spread at random%s",
 			lb.AnnotationScheduler, svc.Scheduler, but)
 	}
+	weights := weightsAsked(svc, endpoints)
 	switch {
 	case svc.InvalidWeights != "":
-		return fmt.Sprintf("annotation %s: %s; all backends have the same weight", lb.AnnotationWeights, svc.InvalidWeights)
-	case len(svc.Weights) > 0 && onlyRandom:
-		return fmt.Sprintf("annotation %s: only proxies in nftables mode have weights%s", lb.AnnotationWeights, but)
-	case len(svc.Weights) > 0 && !scheduler.Weighted():
-		return fmt.Sprintf("annotation %s: the scheduler %s has no weights; ask for one that does with annotation %s: wrr",
-			lb.AnnotationWeights, scheduler, lb.AnnotationScheduler)
+		return fmt.Sprintf("annotation %s: %s; it gives no backend a weight", lb.AnnotationWeights, svc.InvalidWeights)
+	case weights != "" && onlyRandom:
+		return fmt.Sprintf("%s: only proxies in nftables mode have weights%s", weights, but)
+	case weights != "" && !scheduler.Weighted():
+		return fmt.Sprintf("%s: the scheduler %s has no weights; ask for one that does with annotation %s: wrr",
+			weights, scheduler, lb.AnnotationScheduler)
+	}
+	for _, slice := range endpoints {
+		if slice.InvalidWeight != "" {
+			return fmt.Sprintf("%s: %s; its endpoints have the weight 1", annotationOf(slice), slice.InvalidWeight)
+		}
 	}
 	return ""
+}
+
+// weightsAsked returns the annotation that asks for weights, "" if there is none.
+func weightsAsked(svc lb.Service, endpoints []lb.Slice) string {
+	if len(svc.Weights) > 0 {
+		return "annotation " + lb.AnnotationWeights
+	}
+	for _, slice := range endpoints {
+		if slice.Weight > 0 {
+			return annotationOf(slice)
+		}
+	}
+	return ""
+}
+
+func annotationOf(slice lb.Slice) string {
+	return fmt.Sprintf("annotation %s of EndpointSlice %s", lb.AnnotationWeight, slice.Key)
 }

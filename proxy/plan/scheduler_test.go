@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,9 +34,43 @@ func TestSchedulerIgnored(t *testing.T) {
 		{"weights by the node's default", lb.Service{Weights: weights}, Maglev, false, ""},
 		{"weights in iptables", lb.Service{Weights: weights}, Random, true, "only proxies in nftables mode have weights"},
 		{"wrong weights", lb.Service{Scheduler: "wrr", InvalidWeights: `"a": want b`}, WeightedRoundRobin, false,
-			`"a": want b; all backends have the same weight`},
+			`"a": want b; it gives no backend a weight`},
 	} {
-		got := SchedulerIgnored(tt.service, Service{Scheduler: tt.scheduler, Relay: tt.service.Relay != ""}, tt.onlyRandom)
+		planned := Service{Scheduler: tt.scheduler, Relay: tt.service.Relay != ""}
+		got := SchedulerIgnored(tt.service, nil, planned, tt.onlyRandom)
+		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestWeightsOfSlicesIgnored(t *testing.T) {
+	named := func(name string, s lb.Slice) lb.Slice {
+		s.Key = lb.Key{Namespace: "default", Name: name}
+		return s
+	}
+	const heavyOne = "annotation landfall.dev/weight of EndpointSlice default/heavy: "
+	heavy := named("heavy", lb.Slice{Weight: 3})
+	bad := named("bad", lb.Slice{InvalidWeight: `"0": want a weight from 1 to 100`})
+	for _, tt := range []struct {
+		name       string
+		slices     []lb.Slice
+		scheduler  Scheduler // that is used
+		onlyRandom bool
+		want       string
+	}{
+		{"used", []lb.Slice{{}, heavy}, WeightedRoundRobin, false, ""},
+		{"without weights", []lb.Slice{{}}, Random, false, ""},
+		{"at random", []lb.Slice{{}, heavy}, Random, false,
+			heavyOne + "the scheduler random has no weights"},
+		{"iptables", []lb.Slice{heavy}, Random, true,
+			heavyOne + "only proxies in nftables mode have weights"},
+		{"wrong", []lb.Slice{heavy, bad}, WeightedRoundRobin, false,
+			`annotation landfall.dev/weight of EndpointSlice default/bad: "0": want a weight from 1 to 100; ` +
+				`its endpoints have the weight 1`},
+		{"wrong, where none counts", []lb.Slice{bad}, Random, false, "EndpointSlice default/bad"},
+	} {
+		got := SchedulerIgnored(lb.Service{}, tt.slices, Service{Scheduler: tt.scheduler}, tt.onlyRandom)
 		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
@@ -54,10 +89,10 @@ func TestSchedulersByName(t *testing.T) {
 			if got, ok := ParseScheduler(asked); !ok || got != want {
 				t.Errorf("%s: %q, %v, want %q", asked, got, ok, want)
 			}
-			if said := SchedulerIgnored(lb.Service{Scheduler: asked}, Service{Scheduler: want}, false); said != "" {
+			if said := SchedulerIgnored(lb.Service{Scheduler: asked}, nil, Service{Scheduler: want}, false); said != "" {
 				t.Errorf("%s in nftables mode: %s", asked, said)
 			}
-			said := SchedulerIgnored(lb.Service{Scheduler: asked}, Service{Scheduler: want}, true)
+			said := SchedulerIgnored(lb.Service{Scheduler: asked}, nil, Service{Scheduler: want}, true)
 			if (said == "") != (want == Random) || said != "" && !strings.Contains(said, "in iptables mode connections are spread") {
 				t.Errorf("%s in iptables mode: %q", asked, said)
 			}
@@ -83,6 +118,28 @@ func TestWeightsReachBackends(t *testing.T) {
 			}
 			if len(p.Backends.Local) == 0 {
 				t.Errorf("%q: no backend here", scheduler)
+			}
+		}
+	}
+}
+
+// Weights of slices reach the backends on each node alike: tables of all nodes follow from them.
+func TestWeightsOfSlicesReachBackends(t *testing.T) {
+	endpoints := append(slice("1 here, 2 there"), slice("3 there, 4 here")...)
+	endpoints[2].Weight, endpoints[3].Weight = 7, 7
+	svc := service()
+	for scheduler, want := range map[string][]uint8{"": {0, 0, 0, 0}, "rr": {0, 0, 0, 0}, "wrr": {1, 1, 7, 7},
+		"maglev": {1, 1, 7, 7}, "wlc": {1, 1, 7, 7}} {
+		svc.Scheduler = scheduler
+		for _, node := range []string{"here", "there", "elsewhere"} {
+			for _, p := range New(svc, endpoints, Node{Name: node, Scheduler: Random}).Ports {
+				var got []uint8
+				for _, b := range p.Backends.Cluster {
+					got = append(got, b.Weight)
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("%q on %s: %d, want %d", scheduler, node, got, want)
+				}
 			}
 		}
 	}

@@ -54,6 +54,8 @@ type suite struct {
 var suites = []suite{
 	{name: "iptables", folder: "proxy/iptables", pattern: "^TestPackets$", timeout: 30 * time.Minute},
 	{name: "nftables", folder: "proxy/nftables", pattern: "^TestPackets$", timeout: 30 * time.Minute},
+	{name: "iptables-ipip", folder: "proxy/iptables", pattern: "^TestVM", tags: "vm", timeout: 20 * time.Minute},
+	{name: "nftables-ipip", folder: "proxy/nftables", pattern: "^TestVM", tags: "vm", timeout: 20 * time.Minute},
 	{name: "auto", folder: "proxy", pattern: "^TestVM", tags: "vm", timeout: 5 * time.Minute},
 	{name: "l2", folder: "speaker/l2", pattern: "^TestVM", tags: "vm", timeout: 10 * time.Minute},
 	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 20 * time.Minute,
@@ -73,7 +75,7 @@ func main() {
 	case errors.Is(err, flag.ErrHelp):
 		fmt.Print(usage)
 		for _, s := range suites {
-			fmt.Printf("  %-10s %s of ./%s\n", s.name, s.pattern, s.folder)
+			fmt.Printf("  %-13s %s of ./%s\n", s.name, s.pattern, s.folder)
 		}
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "landfall-vm:", err)
@@ -208,7 +210,7 @@ func tell(out io.Writer, folder string, results vm.Results) error {
 	fmt.Fprintf(out, "\nLinux %s\n", results.Kernel)
 	for _, r := range results.Programs {
 		passed, failed := strings.Count(r.Output, "--- PASS"), strings.Count(r.Output, "--- FAIL")
-		fmt.Fprintf(out, "%-10s %4d passed, %d failed, %d skipped, in %s\n", r.Program, passed, failed,
+		fmt.Fprintf(out, "%-13s %4d passed, %d failed, %d skipped, in %s\n", r.Program, passed, failed,
 			strings.Count(r.Output, "--- SKIP"), r.Elapsed.Round(time.Second))
 		switch {
 		case r.Err != nil:

@@ -15,7 +15,7 @@ func TestSuitesAreChosen(t *testing.T) {
 	for _, c := range []struct {
 		names, pattern, want string
 	}{
-		{"", "", "iptables nftables auto l2 ipvs vrf"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "iptables ipvs"},
+		{"", "", "iptables nftables iptables-ipip nftables-ipip auto l2 ipvs vrf"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "iptables ipvs"},
 	} {
 		chosen, err := choose(c.names, c.pattern)
 		if err != nil {
@@ -72,7 +72,7 @@ func TestResultsAreTold(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "l2: exit status 1: see bin/vm/l2.log") {
 		t.Errorf("error %v", err)
 	}
-	for _, want := range []string{"Linux 6.1.0-1-amd64\n", "l2            2 passed, 1 failed, 1 skipped, in 1m0s\n"} {
+	for _, want := range []string{"Linux 6.1.0-1-amd64\n", "l2               2 passed, 1 failed, 1 skipped, in 1m0s\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}
