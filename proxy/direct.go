@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -157,7 +158,7 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 	key, asked := r.live.Key, len(p.direct.asking)
 	r.directRefused = plan.DirectRefused(svc, endpoints, p.facts.node)
 	if r.directRefused == "" {
-		r.directRefused = plan.NotHanded(r.live, endpoints, p.self)
+		r.directRefused = cmp.Or(plan.NotHanded(r.live, endpoints, p.self), plan.NotHandedFromVRFs(r.live, p.facts.node))
 	}
 	if p.direct.asking[key] = true; svc.Forwarding == "" {
 		delete(p.direct.asking, key)

@@ -27,6 +27,8 @@ type Node struct {
 	Neighbors map[string][]netip.Addr
 	// Senders are the MAC addresses of nodes that may hand packets over to this one, in order.
 	Senders []lb.MAC
+	// VRFs is set while Config.VRFInterfaces has any.
+	VRFs bool
 	// Direct says in which families the node's rules can hand packets over.
 	Direct map[lb.Family]bool
 }
