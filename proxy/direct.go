@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -227,7 +228,8 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 	key, asked := r.live.Key, len(p.direct.asking)
 	r.directRefused = plan.DirectRefused(svc, endpoints, p.facts.node)
 	if r.directRefused == "" {
-		r.directRefused = plan.NotHanded(r.live, endpoints, p.nodeFor(svc))
+		r.directRefused = cmp.Or(plan.NotHanded(r.live, endpoints, p.nodeFor(svc)),
+			plan.NotHandedFromVRFs(r.live, p.facts.node))
 	}
 	if p.direct.asking[key] = true; svc.Forwarding == "" {
 		delete(p.direct.asking, key)

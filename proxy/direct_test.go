@@ -217,10 +217,20 @@ func TestContract10DirectIsRefusedWithAReason(t *testing.T) {
 		t.Errorf("handed %v, advice %v", s.Handed, b.records[key("web")].advice)
 	}
 	b.wantRing("the speaker has not named the VIP", "")
+	b.own = append(b.own, lb.Interface{Name: "red", VRF: "red", Table: 100},
+		lb.Interface{Name: "up0", VRF: "red", Enslaved: true}, lb.Interface{Name: "up1", VRF: "blue", Enslaved: true})
+	b.routers.Set("tor", lb.Router{VRF: "red"})
+	b.run()
+	if advice := b.records[key("web")].advice; len(advice) != 1 || !strings.Contains(advice[0].Message, "through a VRF") ||
+		!slices.Equal(b.rules.config.VRFInterfaces, []string{"red", "up0"}) {
+		t.Errorf("a router in a VRF: advice %v, in VRFs %q", advice, b.rules.config.VRFInterfaces)
+	}
+	b.routers.Delete("tor")
+	b.run()
 	b.settings.direct = nil
 	b.run()
-	if s := b.rules.wanted[key("web")]; s.Direct || len(s.Ports) != 1 || len(b.warnings) != 2 ||
-		!strings.Contains(b.warnings[1], "needs --direct-forwarding") {
+	if s := b.rules.wanted[key("web")]; s.Direct || len(s.Ports) != 1 || len(b.warnings) != 3 ||
+		!strings.Contains(b.warnings[2], "needs --direct-forwarding") {
 		t.Errorf("direct %v, told %q", s.Direct, b.warnings)
 	}
 }

@@ -145,6 +145,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		f.config.Pods.Prefixes = node.PodCIDRs
 	}
 	f.external.Pods = f.config.Pods.Prefixes
+	f.config.VRFInterfaces = inVRFs(interfaces, vrfsOf(from.routers.All()))
+	f.node.VRFs = len(f.config.VRFInterfaces) > 0
 	if from.relayPorts != nil {
 		f.config.RelayTo = f.relayTo(from.relayPorts())
 	}
@@ -272,17 +274,36 @@ func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
 	return slices.Compact(own), others
 }
 
-// ifAddressesChange returns what calls poke if the node's own addresses have changed since its last
-// call. The interfaces of pods come and go all the time.
+// inVRFs returns the names of the interfaces in these VRFs, and of the VRFs, sorted.
+func inVRFs(interfaces []lb.Interface, vrfs map[string]bool) (names []string) {
+	for _, i := range interfaces {
+		if vrfs[i.VRF] {
+			names = append(names, i.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// ifAddressesChange returns what calls poke if the node's own addresses, or the interfaces in VRFs, have changed since
+// its last call. The interfaces of pods come and go all the time.
 func ifAddressesChange(poke func()) func(interfaces []lb.Interface) {
 	var known, others bool
 	var own []netip.Addr
+	var vrfs []string // an interface's VRF and name
 	return func(interfaces []lb.Interface) {
 		nowOwn, nowOthers := ownAddresses(interfaces)
-		if known && nowOthers == others && slices.Equal(nowOwn, own) {
+		var nowVRFs []string
+		for _, i := range interfaces {
+			if i.VRF != "" {
+				nowVRFs = append(nowVRFs, i.VRF+" "+i.Name)
+			}
+		}
+		slices.Sort(nowVRFs)
+		if known && nowOthers == others && slices.Equal(nowOwn, own) && slices.Equal(nowVRFs, vrfs) {
 			return
 		}
-		known, others, own = true, nowOthers, nowOwn
+		known, others, own, vrfs = true, nowOthers, nowOwn, nowVRFs
 		poke()
 	}
 }

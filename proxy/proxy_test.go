@@ -738,6 +738,9 @@ func TestInterfacesOfPodsPlanNothing(t *testing.T) {
 	if changed(leftovers(3)); pokes != 3 {
 		t.Error("other interfaces made no step")
 	}
+	if changed(append(leftovers(3), lb.Interface{Name: "up0", VRF: "red"})); pokes != 4 {
+		t.Error("an interface in a VRF made no step")
+	}
 }
 
 // kube-proxy's flag for node ports at 127.0.0.1, with its name and default.

@@ -140,7 +140,8 @@ func Tool(ctx context.Context, repository, name string, progress func(line strin
 // packages, kube-apiserver, kube-proxy, helm, controller-gen, MetalLB. Later it has nothing to do.
 func Prepare(ctx context.Context, repository string, progress func(line string)) error {
 	var errs []error
-	for _, packages := range []map[string]string{debianPackages, routerPackages, balancerPackages} {
+	for _, packages := range []map[string]string{debianPackages, routerPackages, balancerPackages,
+		modulePackages} {
 		errs = append(errs, ensurePrograms(ctx, packages, progress))
 	}
 	for _, name := range []string{"kube-apiserver", "kube-proxy", "helm", "controller-gen"} {

@@ -45,6 +45,18 @@ var nodePackages = map[string]string{
 	"nsenter":    "util-linux",
 }
 
+// modulePackages says the same of what e2e/vm unpacks the modules of other kernels with, and machinePackages of what it
+// starts them in.
+var (
+	modulePackages  = map[string]string{"xz": "xz-utils"}
+	machinePackages = map[string]string{"qemu-system-x86_64": "qemu-system-x86"}
+)
+
+// PrepareMachine installs what a virtual machine with another kernel needs and this machine does not have.
+func PrepareMachine(ctx context.Context, progress func(string)) error {
+	return errors.Join(ensurePrograms(ctx, modulePackages, progress), ensurePrograms(ctx, machinePackages, progress))
+}
+
 // PrepareNodes installs what the nodes of e2e/cluster run and this machine does not have:
 // containerd, runc and the plugins of CNI, whose folder it returns.
 func PrepareNodes(ctx context.Context, progress func(string)) (plugins string, err error) {

@@ -45,6 +45,7 @@ current-context: here
 var kinds = map[string]schema.GroupVersionKind{
 	"services":       corev1.SchemeGroupVersion.WithKind("Service"),
 	"nodes":          corev1.SchemeGroupVersion.WithKind("Node"),
+	"configmaps":     corev1.SchemeGroupVersion.WithKind("ConfigMap"),
 	"endpointslices": {Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice"},
 	"servicecidrs":   {Group: "networking.k8s.io", Version: "v1", Kind: "ServiceCIDR"},
 	"ipaddresspools": {Group: "landfall.dev", Version: "v1beta1", Kind: "IPAddressPool"},

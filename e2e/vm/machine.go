@@ -50,7 +50,7 @@ const (
 // Run starts the machine and waits until it has switched itself off, or its time is over: that of
 // all programs together, and some for the start.
 func (m Machine) Run(ctx context.Context) (Results, error) {
-	files, err := m.write()
+	files, err := m.write(ctx)
 	if err != nil {
 		return Results{}, err
 	}
@@ -93,10 +93,13 @@ func (m Machine) Run(ctx context.Context) (Results, error) {
 type files struct{ kernel, initramfs, console string }
 
 // write puts what the machine is started from into its folder.
-func (m Machine) write() (files, error) {
+func (m Machine) write(ctx context.Context) (files, error) {
 	in := func(name string) string { return filepath.Join(m.Folder, name) }
 	f := files{in("vmlinuz"), in("initramfs"), in("console")}
 	chosen, kernel, _, err := system(m.Files)
+	if err == nil {
+		chosen, err = unpackModules(ctx, chosen)
+	}
 	if err != nil {
 		return f, err
 	}

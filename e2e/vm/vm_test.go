@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -53,6 +54,30 @@ func TestWhatTheMachineGets(t *testing.T) {
 		modules + "kernel/net/tls/tls.ko.xz", modules + "modules.builtin", "usr/sbin/iptables"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
+	}
+}
+
+// The kernel gets the modules of Debian 13 as those of others; the rest stays as it is.
+func TestModulesAreUnpacked(t *testing.T) {
+	const folder = "usr/lib/modules/6.12.0-1-amd64/kernel/net/tls/"
+	cmd := exec.Command("xz", "--compress", "--stdout")
+	cmd.Stdin = strings.NewReader("ELF")
+	packed, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := unpackModules(t.Context(), []image.File{
+		file(folder+"tls.ko.xz", string(packed)), file(folder+"old.ko", "ELF"), file("usr/lib/other.ko.xz", "XZ")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []image.File{file(folder+"tls.ko", "ELF"), file(folder+"old.ko", "ELF"), file("usr/lib/other.ko.xz", "XZ")}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	_, err = unpackModules(t.Context(), []image.File{file(folder+"tls.ko.xz", "XZ")})
+	if err == nil || !strings.Contains(err.Error(), folder+"tls.ko.xz") {
+		t.Errorf("error %v of a module that does not unpack", err)
 	}
 }
 

@@ -37,6 +37,9 @@ type vrfNode struct {
 	router *nstest.NS
 	// own is the node's address in the VRF, to the router's.
 	own, to netip.Addr
+	// vrf are what ip does, with the option dash of the family, to make the VRF.
+	vrf  []string
+	dash string
 }
 
 func newVRFNode(t *testing.T, family lb.Family, peerPort int32) *vrfNode {
@@ -52,13 +55,13 @@ func newVRFNode(t *testing.T, family lb.Family, peerPort int32) *vrfNode {
 	nstest.Veth(t, n.router, "eth1", gateway+long, client, "eth0", far+long)
 	client.Run(t, "ip", "route", "add", "default", "via", gateway)
 	n.router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
-	for _, command := range []string{
+	n.vrf = []string{
 		"link add red type vrf table 100", "link set red up", "link set up0 master red", "link set up0 up",
-		"addr add " + n.own.String() + long + " dev up0 nodad", "route add default via " + n.to.String() + " vrf red",
+		"addr replace " + n.own.String() + long + " dev up0 nodad", "route add default via " + n.to.String() + " vrf red",
 		"route add unreachable default metric 4278198272 vrf red", // as the kernel's documentation has it
-	} {
-		n.Node.Run(t, "ip", append([]string{dash}, strings.Fields(command)...)...)
 	}
+	n.dash = dash
+	n.makeVRF(t)
 	n.World.Outside, n.At["outside"] = netip.MustParseAddr(far), client
 	n.kubeconfig = filepath.Join(n.folder, "kubeconfig")
 	svcs, slices := services(n.World)
@@ -89,6 +92,26 @@ func newVRFNode(t *testing.T, family lb.Family, peerPort int32) *vrfNode {
 		n.echo(t, at)
 	}
 	return n
+}
+
+// makeVRF makes the VRF, in one process that runs other commands of ip first.
+func (n *vrfNode) makeVRF(t *testing.T, first ...string) {
+	t.Helper()
+	batch := filepath.Join(n.folder, "vrf")
+	if err := os.WriteFile(batch, []byte(strings.Join(append(first, n.vrf...), "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.Node.Run(t, "ip", n.dash, "-batch", batch)
+}
+
+// watched returns since when the router has BFD up, by its clock; "" while it has not.
+func (n *vrfNode) watched() string {
+	for line := range strings.Lines(n.ask("show", "bfd", "sessions")) {
+		if fields := strings.Fields(line); len(fields) > 3 && fields[0] == n.own.String() && fields[2] == "Up" {
+			return fields[3]
+		}
+	}
+	return ""
 }
 
 // bird runs the router.
@@ -204,7 +227,7 @@ func TestVRF(t *testing.T) {
 			eventually(t, "the router has the routes", func() bool { return n.hears(t) })
 			kept := n.open(t)
 			n.answered(t, "at first", kept)
-			eventually(t, "BFD is up", func() bool { return strings.Contains(n.ask("show", "bfd", "sessions"), " Up ") })
+			eventually(t, "BFD is up", func() bool { return n.watched() != "" })
 
 			handle, err := netns.GetFromName(n.Node.Name)
 			if err != nil {
@@ -254,6 +277,16 @@ func TestVRF(t *testing.T) {
 					strings.Contains(n.Node.Run(t, "ip", dash, "rule"), "fwmark 0x70/0x70")
 			})
 			n.answered(t, "after somebody removed the rules", nil)
+
+			// Sockets follow the VRF, which is made anew before the speaker looks.
+			before := n.watched()
+			n.makeVRF(t, "link del red")
+			eventually(t, "BFD is up in the new VRF", func() bool {
+				since := n.watched()
+				return since != "" && since != before
+			})
+			eventually(t, "the router has the routes through the new VRF", func() bool { return n.hears(t) })
+			n.answered(t, "in the new VRF", nil)
 
 			n.Node.Run(t, "ip", "link", "del", "red")
 			eventually(t, "the speaker misses the VRF", func() bool {

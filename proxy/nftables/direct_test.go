@@ -198,7 +198,9 @@ func TestDirectWalk(t *testing.T) {
 		s := directService(family, random, "node-0", endpoints, far)
 		rendered := newRenderer(family, seedConfig).service(s.Key, s)
 		own := nodes["node-0"].Addresses
-		walk := newWalker(t, newRuleset(family, seedConfig, neededBy(rendered)), own, rendered)
+		config := seedConfig
+		config.VRFInterfaces = []string{"up0"}
+		walk := newWalker(t, newRuleset(family, config, neededBy(rendered)), own, rendered)
 		client, pod := addr("203.0.113.1"), addr("192.168.3.3")
 		if family == lb.IPv6 {
 			client, pod = addr("2001:db8:1::1"), addr("fd00:10:0:3::3")
@@ -206,10 +208,13 @@ func TestDirectWalk(t *testing.T) {
 		ends := map[string]int{}
 		for port := uint16(40000); port < 40200; port++ {
 			at := netip.AddrPortFrom(directVIP[family], 80)
-			for who, src := range map[string]netip.Addr{"client": client, "pod": pod, "node": own[0]} {
+			for who, src := range map[string]netip.Addr{"client": client, "in a VRF": client, "pod": pod, "node": own[0]} {
 				p := packet{src: netip.AddrPortFrom(src, port), dst: at, in: "eth0", protocol: tcp}
-				if who == "node" {
+				switch who {
+				case "node":
 					p.in = ""
+				case "in a VRF":
+					p.in = "up0"
 				}
 				shares, masqueraded := walk.fate(p)
 				for end := range shares {
@@ -233,6 +238,8 @@ func TestDirectWalk(t *testing.T) {
 		slices.Sort(got)
 		want := []string{"client: drop, masqueraded false", // a copy is handed over
 			"client: to an endpoint of node-0, masqueraded false", "client: to an endpoint of node-2, masqueraded true",
+			"in a VRF: to an endpoint of node-0, masqueraded false", "in a VRF: to an endpoint of node-1, masqueraded true",
+			"in a VRF: to an endpoint of node-2, masqueraded true",
 			"node: to an endpoint of node-0, masqueraded true", "node: to an endpoint of node-1, masqueraded true",
 			"node: to an endpoint of node-2, masqueraded true", "pod: to an endpoint of node-0, masqueraded true",
 			"pod: to an endpoint of node-1, masqueraded true", "pod: to an endpoint of node-2, masqueraded true"}

@@ -35,6 +35,9 @@ type Config struct {
 	// still for such an address after translation belongs to no Service: it is dropped, as any route
 	// that it took would be the wrong one.
 	ServiceNetworks []netip.Prefix
+	// VRFInterfaces are the names of the VRFs that routers are in, and of their ports, sorted. What comes in by them
+	// is not handed to other nodes, which would answer outside of the VRF.
+	VRFInterfaces []string
 	// AnswerPing has the node answer echo requests to the addresses that it delivers, see
 	// Frontend.AnswersPing.
 	AnswerPing bool

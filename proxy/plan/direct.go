@@ -96,6 +96,16 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 	return ""
 }
 
+// NotHandedFromVRFs says that packets from VRFs are not handed over although the Service is forwarded
+// directly, "" if the node has no VRF that a router is in.
+func NotHandedFromVRFs(s Service, node Node) string {
+	if !s.Direct || !node.VRFs {
+		return ""
+	}
+	return fmt.Sprintf("annotation %s: connections that come in through a VRF are masqueraded, as another node would "+
+		"answer outside of the VRF", lb.AnnotationForwarding)
+}
+
 // hinted reports whether hints give some nodes other endpoints of a port than others. As lb.Choose has it,
 // that takes hints of one kind at every endpoint.
 func hinted(endpoints []lb.Slice) bool {

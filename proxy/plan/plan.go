@@ -30,6 +30,8 @@ type Node struct {
 	Asked map[string]bool
 	// Senders are the MAC addresses of nodes that may hand packets over to this one, in order.
 	Senders []lb.MAC
+	// VRFs is set while Config.VRFInterfaces has any.
+	VRFs bool
 	// Direct says in which families the node's rules can hand packets over.
 	Direct map[lb.Family]bool
 }

@@ -112,7 +112,7 @@ func accounts() []File {
 
 // Root returns the files of Debian packages and of all that they depend on, for an architecture of
 // Go's name, and keeps the packages in the folder dir. They come from a suite of Debian, such as
-// bullseye; where suite is "", from what this machine's apt is configured for. It is for images that
+// bullseye or trixie-backports; where suite is "", from what this machine's apt is configured for. It is for images that
 // nobody else gets: documentation is left out, no program of the packages runs, and the links are
 // missing that their installation makes.
 func Root(ctx context.Context, arch, dir, suite string, names ...string) ([]File, error) {
@@ -225,11 +225,11 @@ func fetchNow(ctx context.Context, arch, dir string, r request) error {
 	}
 	if r.suite != "" {
 		sources := filepath.Join(dir, "sources.list")
-		line := "deb http://deb.debian.org/debian " + r.suite + " main\n"
-		if err := os.WriteFile(sources, []byte(line), 0o644); err != nil {
+		if err := os.WriteFile(sources, []byte(sourcesOf(r.suite)), 0o644); err != nil {
 			return err
 		}
-		options = append(options, "-o", "Dir::Etc::sourcelist="+sources, "-o", "Dir::Etc::sourceparts=-")
+		options = append(options, "-o", "Dir::Etc::sourcelist="+sources, "-o", "Dir::Etc::sourceparts=-",
+			"-o", "APT::Default-Release="+r.suite)
 	}
 	if _, err := output(ctx, "", "apt-get", append(slices.Clone(options), "update")...); err != nil {
 		return err
@@ -244,6 +244,17 @@ func fetchNow(ctx context.Context, arch, dir string, r request) error {
 	}
 	archives := filepath.Join(dir, "archives")
 	return errors.Join(os.RemoveAll(archives), os.Rename(partial, archives))
+}
+
+// sourcesOf returns apt's list of sources for a suite of Debian. Backports, such as trixie-backports, have
+// a few packages that are newer, and need the others of their release.
+func sourcesOf(suite string) string {
+	const line = "deb http://deb.debian.org/debian %s main\n"
+	text := fmt.Sprintf(line, suite)
+	if release, ok := strings.CutSuffix(suite, "-backports"); ok {
+		text += fmt.Sprintf(line, release)
+	}
+	return text
 }
 
 // describe returns what a package says of itself.

@@ -281,6 +281,19 @@ func TestSources(t *testing.T) {
 	}
 }
 
+// Backports alone have too few packages.
+func TestSourcesOfASuite(t *testing.T) {
+	for suite, want := range map[string]string{
+		"trixie": "deb http://deb.debian.org/debian trixie main\n",
+		"trixie-backports": "deb http://deb.debian.org/debian trixie-backports main\n" +
+			"deb http://deb.debian.org/debian trixie main\n",
+	} {
+		if got := sourcesOf(suite); got != want {
+			t.Errorf("%s: %q, want %q", suite, got, want)
+		}
+	}
+}
+
 func TestExtract(t *testing.T) {
 	to := t.TempDir()
 	if err := Extract(append(accounts(), File{Path: "usr/sbin/a", Mode: 0o755, Content: []byte("x")},

@@ -2,6 +2,7 @@ package bfd
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 )
@@ -11,6 +12,7 @@ type still struct {
 	arrived []datagram
 	horizon time.Time // zero: all was taken
 	sent    []Packet
+	open    []listener
 }
 
 func (s *still) receive(now time.Time) ([]datagram, time.Time) {
@@ -22,11 +24,19 @@ func (s *still) receive(now time.Time) ([]datagram, time.Time) {
 	return arrived, s.horizon
 }
 
-func (s *still) wait(time.Time)        {}
-func (s *still) wake()                 {}
-func (s *still) listen(listener) error { return nil }
-func (s *still) unlisten(listener)     {}
-func (s *still) close()                {}
+func (s *still) wait(time.Time) {}
+func (s *still) wake()          {}
+func (s *still) close()         {}
+
+func (s *still) listen(l listener) error {
+	s.open = append(s.open, l)
+	return nil
+}
+
+func (s *still) unlisten(l listener) {
+	s.open = slices.DeleteFunc(s.open, func(o listener) bool { return o == l })
+}
+
 func (s *still) dial(Key, uint16, func() uint32) (link, error) {
 	return (*stillLink)(s), nil
 }
@@ -135,6 +145,31 @@ func TestWhichSession(t *testing.T) {
 		got, drop := e.find(&test.p, &test.d, epoch)
 		if drop != test.want || (got == want) != (drop == dropNone) {
 			t.Errorf("%s: dropped because of %v, want %v", test.name, drop, test.want)
+		}
+	}
+}
+
+// TestListensInTheVRFThatIsThere has a VRF deleted and made anew: a socket stays bound to the interface of before.
+func TestListensInTheVRFThatIsThere(t *testing.T) {
+	key := Key{Peer: addr("192.0.2.2"), VRF: "red", VRFIndex: 7}
+	e, w, _ := engineWith(key, Profile{})
+	anew := key
+	anew.VRFIndex = 9
+	e.apply(map[Key]Profile{anew: {}}, epoch)
+	e.step(epoch)
+	if !slices.Contains(w.open, anew.listener()) {
+		t.Errorf("listens at %v, not yet in the new VRF", w.open)
+	}
+	late := epoch.Add(time.Minute) // the session of before has ended
+	e.step(late)
+	e.step(late)
+	if !slices.Equal(w.open, []listener{anew.listener()}) || len(e.sessions) != 1 {
+		t.Errorf("%d sessions; listens at %v", len(e.sessions), w.open)
+	}
+	down := Packet{State: Down, DetectMultiplier: 3, MyDiscriminator: 9}
+	for l, want := range map[listener]Drop{key.listener(): dropNoSession, anew.listener(): dropNone} {
+		if _, drop := e.find(&down, &datagram{listener: l, from: key.Peer, device: 7, ttl: 255}, late); drop != want {
+			t.Errorf("a packet that came in at %v: %v, want %v", l, drop, want)
 		}
 	}
 }

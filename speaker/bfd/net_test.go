@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -175,6 +176,37 @@ func TestSessionsOverACable(t *testing.T) {
 	if h := right.Health(); len(h.Dropped) > 0 || h.Lost > 0 {
 		t.Errorf("%+v", h)
 	}
+}
+
+// TestTheVRFIsMadeAnew has a session in a VRF that is deleted and made anew. An interface stands for the VRF.
+func TestTheVRFIsMadeAnew(t *testing.T) {
+	a, b := cable(t)
+	left, right := start(t, a, Options{}), start(t, b, Options{})
+	there := Key{Peer: addr("192.0.2.1")}
+	right.Set(map[Key]Profile{there: sturdy})
+	session := func() Key {
+		key := Key{Peer: addr("192.0.2.2"), VRF: "eth0"}
+		a.Do(t, func() error {
+			vrf, err := net.InterfaceByName(key.VRF)
+			if err == nil {
+				key.VRFIndex = vrf.Index
+			}
+			return err
+		})
+		return key
+	}
+	before := session()
+	left.Set(map[Key]Profile{before: sturdy})
+	left.until(before, "up", isUp)
+	a.Run(t, "ip", "link", "del", "eth0")
+	a.Run(t, "ip", "link", "add", "other0", "type", "veth", "peer", "eth1") // so that the index is another one
+	nstest.Veth(t, a, "eth0", "192.0.2.1/24", b, "eth0", "192.0.2.2/24")
+	after := session()
+	if after == before {
+		t.Fatal("the interface has the index of before")
+	}
+	left.Set(map[Key]Profile{after: sturdy})
+	left.until(after, "up again", isUp)
 }
 
 // A pod of the node, whose packets have not passed a router either, does not end a session in its peer's

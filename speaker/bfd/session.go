@@ -18,6 +18,9 @@ type Key struct {
 	Interface string
 	// VRF is the VRF to send and receive in; "" for the main routing table.
 	VRF string
+	// VRFIndex is the index of the VRF's interface. Of a VRF that was deleted and made anew it differs, which makes
+	// another session: a socket stays bound to the interface of before.
+	VRFIndex int
 	// Multihop is for peers that are not on the same link (RFC 5883).
 	Multihop bool
 }

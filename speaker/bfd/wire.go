@@ -17,9 +17,12 @@ const (
 type listener struct {
 	v6, multihop bool
 	vrf          string
+	vrfIndex     int
 }
 
-func (k Key) listener() listener { return listener{v6: k.Peer.Is6(), multihop: k.Multihop, vrf: k.VRF} }
+func (k Key) listener() listener {
+	return listener{v6: k.Peer.Is6(), multihop: k.Multihop, vrf: k.VRF, vrfIndex: k.VRFIndex}
+}
 
 func (l listener) port() uint16 {
 	if l.multihop {

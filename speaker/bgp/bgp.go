@@ -55,11 +55,17 @@ type Actor struct {
 
 	mu sync.Mutex
 	// inside are the listeners in VRFs, and how to end them.
-	inside   map[string]inner
+	inside   map[place]inner
 	desired  map[string]plan.BGPSession
 	applied  bool // the sessions know of desired
 	sessions map[string]*session
 	ending   map[string]*session // deconfigured, saying goodbye
+}
+
+// place is a VRF to listen in: a socket stays bound to the interface that the name had when it was opened.
+type place struct {
+	vrf   string
+	index int
 }
 
 type inner struct {
@@ -91,7 +97,7 @@ func New(opts Options) *Actor {
 		opts.Prepare = func() <-chan struct{} { return nil }
 	}
 	a := &Actor{opts: opts, sessions: map[string]*session{}, ending: map[string]*session{},
-		inside: map[string]inner{}, start: func(f func()) { go f() }}
+		inside: map[place]inner{}, start: func(f func()) { go f() }}
 	a.runner = loop.New(func(ctx context.Context) (time.Duration, error) { a.apply(ctx); return 0, nil }, loop.Options{})
 	if opts.Listen != "" {
 		a.listener = newListener(a, "")
@@ -159,23 +165,25 @@ func (a *Actor) listen(ctx context.Context) {
 	if a.listener == nil {
 		return
 	}
-	wanted := map[string]bool{}
+	wanted := map[place]bool{}
 	for _, d := range a.desired {
-		wanted[d.VRF] = d.VRF != ""
-	}
-	for vrf, l := range a.inside {
-		if !wanted[vrf] {
-			l.end()
-			delete(a.inside, vrf)
+		if d.VRF != "" {
+			wanted[place{d.VRF, d.VRFIndex}] = true
 		}
 	}
-	for vrf, is := range wanted {
-		if _, listened := a.inside[vrf]; listened || !is {
+	for at, l := range a.inside {
+		if !wanted[at] {
+			l.end()
+			delete(a.inside, at)
+		}
+	}
+	for at := range wanted {
+		if _, listened := a.inside[at]; listened {
 			continue
 		}
 		own, end := context.WithCancel(ctx)
-		l := newListener(a, vrf)
-		a.inside[vrf] = inner{l, end}
+		l := newListener(a, at.vrf)
+		a.inside[at] = inner{l, end}
 		a.start(func() { l.run(own) })
 	}
 }

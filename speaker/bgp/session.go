@@ -143,6 +143,7 @@ func difference(a, b plan.BGPSession) *changeError {
 	}{
 		{"AS number", a.LocalASN == b.LocalASN && a.PeerASN == b.PeerASN && a.Dynamic == b.Dynamic, true},
 		{"peer address", a.Addr == b.Addr && a.Port == b.Port && a.Interface == b.Interface && a.VRF == b.VRF, true},
+		{"interface of the VRF", a.VRFIndex == b.VRFIndex, false},
 		{"router ID", a.RouterID == b.RouterID, true},
 		{"graceful restart", a.GracefulRestart == b.GracefulRestart, true},
 		{"source address", a.Source == b.Source, false},

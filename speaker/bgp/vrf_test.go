@@ -2,8 +2,8 @@ package bgp
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -86,20 +86,28 @@ func TestListensInVRFs(t *testing.T) {
 			d.VRF, d.Password, d.Addr = vrf, password, netip.MustParseAddr("192.0.2.1")
 		})
 	}
-	inside := func() []string {
+	inside := func() (all []string) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return slices.Sorted(maps.Keys(a.inside))
+		for at := range a.inside {
+			all = append(all, fmt.Sprintf("%s/%d", at.vrf, at.index))
+		}
+		slices.Sort(all)
+		return all
 	}
+	anew := session("blue", "other")
+	anew.VRFIndex = 9
 	for _, step := range []struct {
 		desired map[string]plan.BGPSession
 		want    []string
 	}{
 		{map[string]plan.BGPSession{"a": session("", "main")}, nil},
 		{map[string]plan.BGPSession{"a": session("", "main"), "b": session("red", "secret"), "c": session("red", "")},
-			[]string{"red"}},
+			[]string{"red/0"}},
 		{map[string]plan.BGPSession{"a": session("", "main"), "b": session("red", "secret"), "d": session("blue", "other")},
-			[]string{"blue", "red"}},
+			[]string{"blue/0", "red/0"}},
+		{map[string]plan.BGPSession{"a": session("", "main"), "b": session("red", "secret"), "d": anew},
+			[]string{"blue/9", "red/0"}},
 	} {
 		a.Set(step.desired)
 		a.apply(t.Context())
@@ -114,8 +122,8 @@ func TestListensInVRFs(t *testing.T) {
 	}
 	ended := make(chan struct{})
 	a.mu.Lock()
-	red := a.inside["red"]
-	a.inside["red"] = inner{red.listener, func() { red.end(); close(ended) }}
+	red := a.inside[place{"red", 0}]
+	a.inside[place{"red", 0}] = inner{red.listener, func() { red.end(); close(ended) }}
 	a.mu.Unlock()
 	a.Set(nil)
 	a.apply(context.Background())
@@ -134,6 +142,10 @@ func TestTheVRFIsPartOfTheSession(t *testing.T) {
 	inside := external(func(d *plan.BGPSession) { d.VRF = "red" })
 	if change := difference(external(nil), inside); change == nil || !change.foreign {
 		t.Errorf("a change of the VRF: %v", change)
+	}
+	anew := external(func(d *plan.BGPSession) { d.VRF, d.VRFIndex = "red", 9 })
+	if change := difference(inside, anew); change == nil || change.foreign {
+		t.Errorf("the VRF is made anew: %v", change) // the router is the same, and may keep the routes
 	}
 	if target := targetOf(inside, netip.Addr{}); target.VRF != "red" {
 		t.Errorf("connects in VRF %q", target.VRF)

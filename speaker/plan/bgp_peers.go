@@ -160,6 +160,9 @@ func sessionOf(f Facts, p lb.Peer) BGPSession {
 		RouterID: routerID(f, p), HoldTime: p.HoldTime, KeepaliveTime: p.KeepaliveTime, ConnectTime: p.ConnectTime,
 		MultiHop: p.MultiHop, GracefulRestart: p.GracefulRestart, AcceptRoutes: p.AcceptRoutes,
 	}
+	if vrf, found := lb.FindVRF(f.Interfaces, p.VRF); found {
+		s.VRFIndex = vrf.Index
+	}
 	switch {
 	case p.Interface != "" || p.DualStack:
 		s.Families = []lb.Family{lb.IPv4, lb.IPv6}

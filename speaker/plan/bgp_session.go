@@ -44,7 +44,10 @@ type BGPSession struct {
 	Addr      netip.Addr
 	Interface string
 	// VRF names the VRF that the session is in; "" for the main routing table.
-	VRF      string
+	VRF string
+	// VRFIndex is the index of the VRF's interface. A VRF that is deleted and made anew has another one, and
+	// sockets do not follow the name.
+	VRFIndex int
 	Port     uint16
 	Source   netip.Addr
 	RouterID netip.Addr

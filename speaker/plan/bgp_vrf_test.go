@@ -11,7 +11,7 @@ import (
 // inVRF gives the node a VRF with a port on the same subnet as eth0, and has tor-1 in it.
 func inVRF(w *bgpWorld) {
 	w.facts.Interfaces = append(w.facts.Interfaces,
-		lb.Interface{Name: "red", VRF: "red", Table: 100, Addresses: []netip.Prefix{netip.MustParsePrefix("fd09::1/128")}},
+		lb.Interface{Index: 7, Name: "red", VRF: "red", Table: 100, Addresses: []netip.Prefix{netip.MustParsePrefix("fd09::1/128")}},
 		lb.Interface{Name: "up0", VRF: "red", Enslaved: true, Addresses: []netip.Prefix{
 			netip.MustParsePrefix("10.0.0.9/24"), netip.MustParsePrefix("fd09:1::9/64")}})
 	w.bgp.Peers = map[string]lb.Peer{"tor-1": bgpPeer("tor-1", "10.0.0.2", func(p *lb.Peer) { p.VRF = "red" })}
@@ -98,6 +98,20 @@ func TestPeersOfOneAddressThatConnect(t *testing.T) {
 			"other (port 1790) have one address"):
 			t.Errorf("%s: %v", test.name, refusal)
 		}
+	}
+}
+
+// Sockets of a session stay in the VRF that they were opened in: in another of its name the session is another one.
+func TestVRFMadeAnew(t *testing.T) {
+	w := newBGPWorld(inVRF)
+	before := w.decide().Sessions["tor-1"]
+	w.facts.Interfaces[1].Index = 9
+	if after := w.decide().Sessions["tor-1"]; before.VRFIndex != 7 || after.VRFIndex != 9 {
+		t.Errorf("in the interface %d, then in %d", before.VRFIndex, after.VRFIndex)
+	}
+	w = newBGPWorld()
+	if s := w.decide().Sessions["tor-1"]; s.VRFIndex != 0 {
+		t.Errorf("outside of VRFs: in the interface %d", s.VRFIndex)
 	}
 }
 

@@ -26,7 +26,9 @@ type Path struct {
 	// Interface is the only one to send and receive on; "" is any, or the zone of Peer.
 	Interface string
 	// VRF is the VRF that the path is in; "" for the main routing table.
-	VRF      string
+	VRF string
+	// VRFIndex is the index of the VRF's interface, as in [plan.BGPSession].
+	VRFIndex int
 	Multihop bool
 }
 
@@ -146,13 +148,14 @@ func pathTo(s plan.BGPSession, peer netip.Addr, before *watch, interfaces []lb.I
 	if s.Interface != "" {
 		switch {
 		case peer.IsValid():
-			return Path{Peer: peer.WithZone(s.Interface), VRF: s.VRF}, true
-		case before != nil && before.path.Peer.Zone() == s.Interface && before.path.VRF == s.VRF:
+			return Path{Peer: peer.WithZone(s.Interface), VRF: s.VRF, VRFIndex: s.VRFIndex}, true
+		case before != nil && before.path.Peer.Zone() == s.Interface && before.path.VRF == s.VRF &&
+			before.path.VRFIndex == s.VRFIndex:
 			return before.path, true
 		}
 		return Path{}, false
 	}
-	path = Path{Peer: s.Addr, Local: s.Source, VRF: s.VRF, Multihop: s.MultiHop}
+	path = Path{Peer: s.Addr, Local: s.Source, VRF: s.VRF, VRFIndex: s.VRFIndex, Multihop: s.MultiHop}
 	if before != nil && before.path == path {
 		return path, true // also while the interface is gone for a moment
 	}

@@ -44,6 +44,7 @@ const usage = `usage:
                                             churn in a lab, and see that nothing grows: docs/design/soak.md
   landfall-lab list                         list the labs on this machine
   landfall-lab prepare                      fetch and build what tests and labs need on this machine
+  landfall-lab prepare vm                   install what "make test-vm" needs: qemu and xz
   landfall-lab tool NAME                    print the path of a tool, built if need be: kube-apiserver, kube-proxy,
                                             helm, controller-gen, golangci-lint, and what a cluster runs
 `
@@ -121,7 +122,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	case "list":
 		return list(out)
 	case "prepare":
-		return prepare(ctx, out)
+		return prepare(ctx, out, flags.Arg(0))
 	case "tool":
 		return tool(ctx, out, flags.Arg(0))
 	case podserver.Command:
@@ -133,8 +134,15 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 }
 
-// prepare fetches and builds what is needed and missing.
-func prepare(ctx context.Context, out io.Writer) error {
+// prepare fetches and builds what is needed and missing, for all but virtual machines or, with what "vm", for these.
+func prepare(ctx context.Context, out io.Writer, what string) error {
+	switch what {
+	case "":
+	case "vm":
+		return lab.PrepareMachine(ctx, newPrinter(out).progress)
+	default:
+		return fmt.Errorf("prepare %s: want vm, or nothing", what)
+	}
 	repo, err := lab.FindRepository(".")
 	if err != nil {
 		return err

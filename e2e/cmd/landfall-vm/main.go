@@ -31,8 +31,8 @@ Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86
   --programs DIR  where Landfall's programs are; bin by default
   --kube-proxy FILE
                   kube-proxy, which the suite ipvs starts
-  --suite NAME    the suite of Debian whose kernel and tools it is, such as bullseye; by default what apt is
-                  configured for
+  --suite NAME    the suite of Debian whose kernel and tools it is, such as bullseye or trixie-backports; by default
+                  what apt is configured for
   --output DIR    where the outputs go; bin/vm by default
   --accelerator NAME
                   qemu's; kvm by default where the processor can, else tcg,thread=multi, which is 10 to 30 times slower
@@ -97,6 +97,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	started := time.Now()
 	chosen, err := choose(*only, *pattern)
 	if err != nil {
 		return err
@@ -153,7 +154,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	results, err := m.Run(ctx)
-	return errors.Join(err, tell(out, *output, results))
+	return errors.Join(err, tell(out, *output, results, time.Since(started)))
 }
 
 // choose returns the suites of these names, or all.
@@ -204,14 +205,20 @@ func (s suite) program() vm.Program {
 		"/" + s.at(), "-test.v", "-test.run=" + s.pattern, "-test.timeout=" + s.timeout.String(), "-test.parallel=2"}}
 }
 
-// tell prints how the suites ended.
-func tell(out io.Writer, folder string, results vm.Results) error {
+// tell prints how the suites ended, and how long all took: packages, builds and the start of the machine too.
+func tell(out io.Writer, folder string, results vm.Results, elapsed time.Duration) error {
 	var errs []error
-	fmt.Fprintf(out, "\nLinux %s\n", results.Kernel)
+	const row = "%-13s %6v %6v %7v  %v\n"
+	fmt.Fprintf(out, "\nLinux %s\n"+row, results.Kernel, "suite", "passed", "failed", "skipped", "time")
+	var all [3]int
 	for _, r := range results.Programs {
-		passed, failed := strings.Count(r.Output, "--- PASS"), strings.Count(r.Output, "--- FAIL")
-		fmt.Fprintf(out, "%-13s %4d passed, %d failed, %d skipped, in %s\n", r.Program, passed, failed,
-			strings.Count(r.Output, "--- SKIP"), r.Elapsed.Round(time.Second))
+		var counts [3]int
+		for i, mark := range []string{"--- PASS", "--- FAIL", "--- SKIP"} {
+			counts[i] = strings.Count(r.Output, mark)
+			all[i] += counts[i]
+		}
+		passed := counts[0]
+		fmt.Fprintf(out, row, r.Program, passed, counts[1], counts[2], r.Elapsed.Round(time.Second))
 		switch {
 		case r.Err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w: see %s", r.Program, r.Err, filepath.Join(folder, r.Program+".log")))
@@ -219,5 +226,6 @@ func tell(out io.Writer, folder string, results vm.Results) error {
 			errs = append(errs, fmt.Errorf("%s: no test ran", r.Program))
 		}
 	}
+	fmt.Fprintf(out, row, "total", all[0], all[1], all[2], elapsed.Round(time.Second))
 	return errors.Join(errs...)
 }
