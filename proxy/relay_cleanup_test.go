@@ -11,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/seeds"
+	"github.com/landfall-lb/landfall/proxy/conntrack"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -150,4 +153,28 @@ func (s relaySite) countFlows(t *testing.T, with string) (n int) {
 		}
 	}
 	return n
+}
+
+// Only flows of UDP to a relayed frontend are cut, and only where the node itself has nothing that answers.
+func TestLeadsNowhere(t *testing.T) {
+	at := netip.MustParseAddrPort
+	node := []net.Addr{&net.IPNet{IP: net.IPv4(10, 0, 0, 1), Mask: net.CIDRMask(24, 32)}}
+	cuts := leadsNowhere([]netip.AddrPort{at("198.51.100.1:53")}, node,
+		func(a netip.AddrPort) bool { return a.Port() == 7484 })
+	to, other, closed := at("198.51.100.1:53"), at("198.51.100.1:54"), at("10.0.0.1:7484")
+	for name, tt := range map[string]struct {
+		flow conntrack.Flow
+		want bool
+	}{
+		"to the closed port":        {conntrack.Flow{Protocol: unix.IPPROTO_UDP, To: to, From: closed}, true},
+		"of TCP":                    {conntrack.Flow{Protocol: unix.IPPROTO_TCP, To: to, From: closed}, false},
+		"to what is not relayed":    {conntrack.Flow{Protocol: unix.IPPROTO_UDP, To: other, From: closed}, false},
+		"to a port that is open":    {conntrack.Flow{Protocol: unix.IPPROTO_UDP, To: to, From: at("10.0.0.1:7485")}, false},
+		"straight to an endpoint":   {conntrack.Flow{Protocol: unix.IPPROTO_UDP, To: to, From: at("10.0.1.2:7484")}, false},
+		"to another node's address": {conntrack.Flow{Protocol: unix.IPPROTO_UDP, To: to, From: at("10.0.0.2:7484")}, false},
+	} {
+		if got := cuts(tt.flow); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
 }

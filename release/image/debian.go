@@ -112,9 +112,9 @@ func accounts() []File {
 
 // Root returns the files of Debian packages and of all that they depend on, for an architecture of
 // Go's name, and keeps the packages in the folder dir. They come from a suite of Debian, such as
-// bullseye or trixie-backports; where suite is "", from what this machine's apt is configured for. It is for images that
-// nobody else gets: documentation is left out, no program of the packages runs, and the links are
-// missing that their installation makes.
+// bullseye or trixie-backports; where suite is "", from what this machine's apt is configured for.
+// It is for images that nobody else gets: documentation is left out, no program of the packages
+// runs, and the links are missing that their installation makes.
 func Root(ctx context.Context, arch, dir, suite string, names ...string) ([]File, error) {
 	archives, err := fetch(ctx, arch, dir, request{names: names, dependencies: true, suite: suite})
 	if err != nil {

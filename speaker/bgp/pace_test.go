@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,7 +27,7 @@ func TestFloodOfMessagesIsReadAtItsPace(t *testing.T) {
 	inBubble(t, "keepalives", func(t *testing.T, p *fakePeer, a *Actor) {
 		set(a, external(nil))
 		p.establish(routerOpen())
-		go io.Copy(io.Discard, p.conn) //nolint:errcheck // until the end
+		go io.Copy(io.Discard, p.conn)
 		began, reads := time.Now(), newPace().reads
 		const seconds = 20
 		for range reads.Burst + seconds*int(time.Second/reads.Every) {
@@ -57,8 +58,8 @@ func TestFloodOfRouteRefreshes(t *testing.T) {
 			}
 		}()
 		updates := func() (n uint64) { return status(a).Counters.UpdatesOut }
-		p.conn.SetReadDeadline(time.Time{}) //nolint:errcheck // in memory
-		go io.Copy(io.Discard, p.conn)      //nolint:errcheck // until the end
+		p.conn.SetReadDeadline(time.Time{})
+		go io.Copy(io.Discard, p.conn)
 		time.Sleep(5500 * time.Millisecond)
 		before := updates()
 		d.Routes = vips(2, false)
@@ -121,8 +122,8 @@ func TestConnectionsOfAPeerAreBounded(t *testing.T) {
 			synctest.Wait()
 		}
 		for _, far := range all {
-			far.SetReadDeadline(time.Now()) //nolint:errcheck // in memory
-			if _, err := far.Read(make([]byte, 1)); err != io.EOF {
+			far.SetReadDeadline(time.Now())
+			if _, err := far.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 				open++
 			}
 		}
@@ -154,14 +155,14 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		conn.(*net.TCPConn).SetReadBuffer(2048) //nolint:errcheck // the size only saves time
+		conn.(*net.TCPConn).SetReadBuffer(2048)
 		r := &reader{from: conn}
 		if _, err := r.next(); err != nil {
 			return
 		}
 		o := routerOpen()
 		o.hold = 3
-		conn.Write(append(o.serialize(), keepalive()...)) //nolint:errcheck // seen below
+		conn.Write(append(o.serialize(), keepalive()...))
 		for {
 			time.Sleep(time.Second)
 			if _, err := conn.Write(keepalive()); err != nil {
@@ -212,11 +213,11 @@ func TestFloodsOfStrangersHaveAPace(t *testing.T) {
 	const many = 10_000
 	for name, flood := range map[string]func(e *endless){
 		"router advertisements": func(e *endless) {
-			listen(e, netip.Addr{}, "eth0", nil, func(netip.Addr) {}) //nolint:errcheck // its end
+			listen(e, netip.Addr{}, "eth0", nil, func(netip.Addr) {})
 		},
 		"connections": func(e *endless) {
 			accepted := make(chan net.Conn, many)
-			accept(context.Background(), e, accepted) //nolint:errcheck // its end
+			accept(context.Background(), e, accepted)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

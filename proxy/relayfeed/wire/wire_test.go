@@ -34,8 +34,7 @@ func fields(of reflect.Type, indent string) string {
 		return ""
 	}
 	var all strings.Builder
-	for i := range of.NumField() {
-		f := of.Field(i)
+	for f := range of.Fields() {
 		fmt.Fprintf(&all, "%s%s %s\n%s", indent, f.Tag.Get("json"), f.Type, fields(f.Type, indent+" "))
 	}
 	return all.String()
