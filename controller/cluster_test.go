@@ -52,9 +52,10 @@ type cluster struct {
 	log []event
 	// stalled are writes that have timed out for those who sent them, and that arrive yet.
 	stalled []func()
-	// before is called before each write that a controller sends, and listing before each of a listing; nil for
-	// nothing.
+	// before is called before each write that a controller sends, one after the other by turn, and listing before each
+	// of a listing; nil for nothing.
 	before  func()
+	turn    sync.Mutex
 	listing func(ctx context.Context, key lb.Key) error
 	// holding is called before that for each write to a Service, and may keep it; nil for nothing.
 	holding func(ctx context.Context, key lb.Key) error
@@ -198,6 +199,8 @@ func (c *cluster) Hold(ctx context.Context, given lb.Service, h kube.Holding) er
 		}
 	}
 	if c.before != nil {
+		c.turn.Lock() // those of Services go beside those of pools
+		defer c.turn.Unlock()
 		c.before()
 	}
 	return c.hold(ctx, given, h)
@@ -299,6 +302,8 @@ func (c *cluster) announce(name string, announced bool) {
 // Pool implements statusWriter.
 func (c *cluster) Pool(ctx context.Context, given lb.Pool, status lb.PoolStatus) (string, error) {
 	if c.before != nil {
+		c.turn.Lock() // those of Services go beside those of pools
+		defer c.turn.Unlock()
 		c.before()
 	}
 	return c.pool(ctx, given, status)
