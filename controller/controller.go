@@ -144,8 +144,8 @@ type poolWrite struct {
 }
 
 func newController(d deps) *controller {
-	c := &controller{deps: d, tidier: newTidier(d), lister: newLister(d), writing: map[lb.Key]bool{},
-		lanes: loop.NewLanes(d.parallel, max(d.parallel/4, 1))}
+	c := &controller{deps: d, tidier: newTidier(d), lister: newLister(d), writes: map[lb.Key]write{},
+		writing: map[lb.Key]bool{}, lanes: loop.NewLanes(d.parallel, max(d.parallel/4, 1))}
 	c.runner = loop.New(c.step, loop.Options{Gap: gap, Every: interval, Burst: passes, MaxBackoff: 5 * time.Second})
 	return c
 }
@@ -213,7 +213,9 @@ func (c *controller) begin() {
 	c.remember(map[lb.Key]bool{})
 	c.lister.begin()
 	c.book, c.known, c.again = plan.NewBook(c.config, 0), false, map[lb.Key]bool{}
-	c.writes, c.poolWrites, c.counted = map[lb.Key]write{}, map[string]poolWrite{}, time.Time{}
+	// A write that is under way may still take place, also where etcd was restored and the reservation for it is gone.
+	maps.DeleteFunc(c.writes, func(key lb.Key, _ write) bool { return !c.writing[key] })
+	c.poolWrites, c.counted = map[string]poolWrite{}, time.Time{}
 	c.replaces, c.withdrawals, c.unwritable, c.failing = replaces{}, withdrawals{}, unwritable{}, unwritable{}
 	c.crowded = map[lb.Key]bool{}
 	c.terms++

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 func TestServicesGetAddressesAndEventsOnce(t *testing.T) {
@@ -314,6 +315,51 @@ func TestContract8Restored(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestContract8RestoredWhileAWriteIsUnderWay has etcd restored while an admission webhook keeps a write. The write
+// takes place in the end, as the Service has the version that it was decided on.
+func TestContract8RestoredWhileAWriteIsUnderWay(t *testing.T) {
+	c := newCluster()
+	p := newProcess(c)
+	c.addPool("p", "10.0.0.0/24")
+	p.takeOver(t)
+	c.put(service("back"))
+	c.put(service("late"))
+	restore := c.snapshot()
+	c.remove("back")
+	sent, answer := make(chan bool, 9), make(chan bool)
+	c.holding = func(_ context.Context, key lb.Key) error {
+		if key.Name == "late" {
+			sent <- true
+			<-answer
+		}
+		return nil
+	}
+	p.deliver()
+	_, _ = p.controller.step(t.Context())
+	<-sent
+	restore()
+	p.lanes = loop.NewLanes(1, 1)
+	for range 5 {
+		p.deliver()
+		_, _ = p.controller.step(t.Context()) // errors are tried again for
+		p.lanes.Wait()
+	}
+	if got := c.holds("back"); !strings.HasSuffix(got, " Assigned") {
+		t.Errorf("back holds %q", got)
+	}
+	c.holding = nil
+	close(answer)
+	for range 100 {
+		if time.Sleep(10 * time.Millisecond); c.holds("late") != "" {
+			break
+		}
+	}
+	p.settle(t)
+	if got := c.holds("late"); !strings.HasSuffix(got, " Assigned") {
+		t.Errorf("late holds %q", got)
 	}
 }
 
