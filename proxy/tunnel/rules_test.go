@@ -125,7 +125,9 @@ func TestWhatIsHandedOver(t *testing.T) {
 // A pod's packet to another node's port would leave with this node's address as its source, which makes it a node's
 // there. So it does not leave.
 func TestContract11PodsSendNothingThroughTheTunnel(t *testing.T) {
-	at := func(addr string, port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(addr), port) }
+	at := func(addr string, port uint16) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr(addr), port)
+	}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		self, pod, node, gateway, other := "10.2.1.1", "10.244.1.7", "10.2.2.1", "10.2.3.1", "198.51.100.9"
 		if family == lb.IPv6 {
