@@ -34,7 +34,7 @@ type Tunnel struct {
 	Alias   func(node netip.Addr) netip.Addr
 	Aliases netip.Prefix
 	// Routes is the number of the routing table that has each node on the interface's link, and the
-	// priority of the rules that lead there. Behind them is one that has no other way lead to Aliases.
+	// priority of the rules that lead there. It also has that no other way leads to Aliases.
 	Routes int
 }
 
@@ -87,6 +87,12 @@ func (t Tunnels) Remove(it Tunnel) error {
 	}
 	if err != nil {
 		return err
+	}
+	for _, end := range it.ends() {
+		err := t.handle.RouteDel(end)
+		if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EAFNOSUPPORT) {
+			return fmt.Errorf("remove the route: %w", err)
+		}
 	}
 	for _, rule := range it.rules() {
 		for err = nil; err == nil; { // the kernel takes the same rule twice
@@ -195,6 +201,11 @@ func (t Tunnels) setRoute(want Tunnel, link int) error {
 	if err != nil {
 		return fmt.Errorf("add the route: %w", err)
 	}
+	for _, end := range want.ends() {
+		if err := t.handle.RouteReplace(end); err != nil {
+			return fmt.Errorf("add the route: %w", err)
+		}
+	}
 	for _, rule := range want.rules() {
 		if err := t.handle.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("add the rule: %w", err)
@@ -203,20 +214,32 @@ func (t Tunnels) setRoute(want Tunnel, link int) error {
 	return nil
 }
 
-// rules lead to the table of routes. Without the interface that is empty, and a router would send back what is for
-// an alias: the last rule has that end here.
+// ends are the routes of the table that stay when the interface goes. A router would send back what is for an alias,
+// so that ends here; the address of all on a network (RFC 919) is not the tunnel's, though it is in 255.0.0.0/8.
+func (t Tunnel) ends() []*netlink.Route {
+	const last = 4096 // behind the interface's
+	end := netlink.Route{Family: familyNumber(t.Family), Table: t.Routes, Type: unix.RTN_UNREACHABLE, Priority: last,
+		Dst: &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}}
+	if t.Family == lb.IPv6 {
+		return []*netlink.Route{&end}
+	}
+	end.Dst = &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	others := end
+	others.Type, others.Dst = unix.RTN_THROW, &net.IPNet{IP: net.IPv4bcast.To4(), Mask: net.CIDRMask(32, 32)}
+	return []*netlink.Route{&others, &end}
+}
+
+// rules lead to the table of routes.
 func (t Tunnel) rules() []*netlink.Rule {
 	rule := func() *netlink.Rule {
 		r := netlink.NewRule()
 		r.Family, r.Table, r.Priority = familyNumber(t.Family), t.Routes, t.Routes
 		return r
 	}
-	over, to, end := rule(), rule(), rule()
+	over, to := rule(), rule()
 	over.OifName = t.Name
-	aliases := &net.IPNet{IP: t.Aliases.Addr().AsSlice(), Mask: net.CIDRMask(t.Aliases.Bits(), t.Aliases.Addr().BitLen())}
-	to.Dst, end.Dst = aliases, aliases
-	end.Table, end.Type, end.Priority = -1, unix.FR_ACT_UNREACHABLE, t.Routes+1
-	return []*netlink.Rule{over, to, end}
+	to.Dst = &net.IPNet{IP: t.Aliases.Addr().AsSlice(), Mask: net.CIDRMask(t.Aliases.Bits(), t.Aliases.Addr().BitLen())}
+	return []*netlink.Rule{over, to}
 }
 
 // setPeers says which node has which MAC address, and where that is.

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"golang.org/x/net/bpf"
@@ -106,9 +105,12 @@ const header = 8
 func (k *Kernel) Ask(self, node netip.Addr, nonce Nonce) error {
 	family := lb.FamilyOf(node)
 	socket, is := k.sockets[family]
-	link, err := net.InterfaceByName(lb.TunnelName(family))
-	if !is || err != nil {
+	if !is {
 		return errNoTunnel
+	}
+	link, err := indexOf(socket, lb.TunnelName(family))
+	if err != nil {
+		return err
 	}
 	k.sequence++
 	packet := append([]byte{icmpOf(family).request, 0, 0, 0}, make([]byte, 4)...)
@@ -117,11 +119,25 @@ func (k *Kernel) Ask(self, node netip.Addr, nonce Nonce) error {
 	packet = append(packet, nonce[:]...)
 	if family == lb.IPv6 { // whose checksum the kernel fills in
 		return unix.Sendmsg(socket, packet, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: self.As16(),
-			Ifindex: uint32(link.Index)}), &unix.SockaddrInet6{Addr: node.As16()}, 0)
+			Ifindex: link}), &unix.SockaddrInet6{Addr: node.As16()}, 0)
 	}
 	binary.BigEndian.PutUint16(packet[2:], checksum(packet))
 	return unix.Sendmsg(socket, packet, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: self.As4(),
-		Ifindex: int32(link.Index)}), &unix.SockaddrInet4{Addr: node.As4()}, 0)
+		Ifindex: int32(link)}), &unix.SockaddrInet4{Addr: node.As4()}, 0)
+}
+
+// indexOf returns an interface's index. What the net package does for this costs more with each interface that there
+// is, and each pod has one.
+func indexOf(socket int, name string) (uint32, error) {
+	request, err := unix.NewIfreq(name)
+	if err != nil {
+		return 0, err
+	}
+	err = unix.IoctlIfreq(socket, unix.SIOCGIFINDEX, request)
+	if errors.Is(err, unix.ENODEV) {
+		return 0, errNoTunnel
+	}
+	return request.Uint32(), err
 }
 
 // checksum returns that of RFC 1071. The length is even.

@@ -255,6 +255,13 @@ func TestContract6TheTunnelIsRepairedAndLeavesNothing(t *testing.T) {
 	}
 	check("at first")
 	node := r.nodes[0]
+	broadcasts := func() {
+		t.Helper()
+		if way := node.Run(t, "ip", "route", "get", "255.255.255.255"); !strings.Contains(way, "dev eth0") {
+			t.Errorf("what a program broadcasts leaves by %s", way)
+		}
+	}
+	broadcasts()
 	listing := func() string {
 		return node.Run(t, "ip", "-o", "link", "show", "type", "vxlan") + node.Run(t, "nft", "-a", "list", "ruleset")
 	}
@@ -289,10 +296,21 @@ func TestContract6TheTunnelIsRepairedAndLeavesNothing(t *testing.T) {
 		addr(far6.vip): {addr(rackAddress6(1)), addr(rackAddress6(2))}}}
 	r.set(t, 0, w)
 	check("after a restart")
+	node.Run(t, "ip", "link", "del", "landfall4")
+	node.Run(t, "ip", "link", "del", "landfall6")
+	for _, alias := range []netip.Addr{tunnel.Alias(addr(rackAddress(1))), tunnel.Alias(addr(rackAddress6(1)))} {
+		if way := node.Run(t, "sh", "-c", "ip route get "+alias.String()+" 2>&1 || true"); !strings.Contains(way, "No route to host") {
+			t.Errorf("without its interface an alias is found by %s", way)
+		}
+	}
 	r.actors[0].set(Desired{})
 	node.Do(t, r.actors[0].apply)
-	left := listing() + node.Run(t, "ip", "rule") + node.Run(t, "ip", "-6", "rule")
-	for _, ours := range []string{"landfall", "7948", "7949"} {
+	broadcasts()
+	left := listing()
+	for _, of := range [][]string{{"rule"}, {"route", "show", "table", "all"}} {
+		left += node.Run(t, "ip", of...) + node.Run(t, "ip", append([]string{"-6"}, of...)...)
+	}
+	for _, ours := range []string{"landfall", "7948"} {
 		if strings.Contains(left, ours) {
 			t.Errorf("%s is left behind:\n%s", ours, left)
 		}

@@ -98,7 +98,9 @@ func (h header) chains(port uint16, least, most byte) []chain {
 		{chainHanded, nft.Hook{}, h.handed(rule, load(h.ttl, 1), to, here, refuse)},
 		{chainInside, filter(unix.NF_INET_PRE_ROUTING), []nft.Rule{rule("", inside, expr.Goto(chainMoved))}},
 		{chainReceived, filter(unix.NF_INET_PRE_ROUTING),
-			[]nft.Rule{rule("", toPort, from, expr.In(setNodes), here, expr.List{&expr.Notrack{}})}},
+			[]nft.Rule{rule("", toPort, from, expr.In(setNodes), here, expr.List{&expr.Notrack{}}),
+				// A pod's, which many network plugins send on with this node's address as its source.
+				rule("for another node, not from a node", toPort, from, expr.NotIn(setNodes), to, expr.In(setNodes), refuse)}},
 		{chainSent, filter(unix.NF_INET_LOCAL_OUT),
 			[]nft.Rule{rule("", toPort, to, expr.In(setNodes), expr.List{&expr.Notrack{}})}},
 	}

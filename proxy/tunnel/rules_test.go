@@ -122,6 +122,45 @@ func TestWhatIsHandedOver(t *testing.T) {
 	}
 }
 
+// A pod's packet to another node's port would leave with this node's address as its source, which makes it a node's
+// there. So it does not leave.
+func TestContract11PodsSendNothingThroughTheTunnel(t *testing.T) {
+	at := func(addr string, port uint16) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr(addr), port)
+	}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		self, pod, node, gateway, other := "10.2.1.1", "10.244.1.7", "10.2.2.1", "10.2.3.1", "198.51.100.9"
+		if family == lb.IPv6 {
+			self, pod, node, gateway, other = "fd02:1::1", "fd44:1::7", "fd02:2::1", "fd02:3::1", "2001:db8::9"
+		}
+		h := headerOf(family)
+		want, _ := h.contents(Desired{Nodes: []netip.Addr{netip.MustParseAddr(node), netip.MustParseAddr(gateway)}}, false)
+		for _, test := range []struct {
+			from, to string
+			port     uint16
+			protocol uint8
+			refused  bool
+		}{
+			{pod, node, DefaultPort, unix.IPPROTO_UDP, true},
+			{pod, node, 53, unix.IPPROTO_UDP, false},
+			{pod, node, DefaultPort, unix.IPPROTO_TCP, false},
+			{pod, other, DefaultPort, unix.IPPROTO_UDP, false},
+			{node, self, DefaultPort, unix.IPPROTO_UDP, false},
+			{gateway, node, DefaultPort, unix.IPPROTO_UDP, false}, // this node routes between other nodes
+		} {
+			w := walk.Walker{Family: family, Name: TableName, Table: written{h, want},
+				Local: func(a netip.Addr) bool { return a == netip.MustParseAddr(self) }}
+			p := trace.Packet{Source: at(test.from, 40000), Destination: at(test.to, test.port), Interface: "eth0",
+				Protocol: test.protocol, TTL: 64}
+			ends := w.Hook(unix.NF_INET_PRE_ROUTING, chainReceived, trace.Way{Packet: p, Chance: 1})
+			if len(ends) != 1 || (ends[0].Verdict == trace.Drop) != test.refused {
+				t.Errorf("%s, protocol %d from %s to port %d of %s: %+v, refused: %t", family, test.protocol, test.from, test.port,
+					test.to, ends, !test.refused)
+			}
+		}
+	}
+}
+
 // Nodes that have the same alias have none: what goes back to one might get to the other.
 func TestAliases(t *testing.T) {
 	a, twin, other := netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("172.2.1.1"), netip.MustParseAddr("10.2.1.2")
