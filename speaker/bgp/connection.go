@@ -90,7 +90,7 @@ func (c *connection) run(ctx context.Context) (up time.Duration, err error) {
 		err = c.ask(ctx)
 	}
 	if err == nil {
-		err = rest(ctx, c.s.pace.took(&c.s.pace.ups))
+		err = c.rest(ctx)
 	}
 	if err == nil {
 		began := time.Now()

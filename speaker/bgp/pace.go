@@ -52,12 +52,17 @@ func (r pacedReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// rest waits, unless ctx ends before.
-func rest(ctx context.Context, wait time.Duration) error {
+// rest waits until the session may come up. The peer, for which it is up already, hears that we are there: of a hold
+// time of 3 s little is left then.
+func (c *connection) rest(ctx context.Context) error {
+	wait := c.s.pace.took(&c.s.pace.ups)
+	if wait <= 0 {
+		return nil
+	}
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	case <-time.After(wait):
-		return nil
+		return c.write(keepalive())
 	}
 }

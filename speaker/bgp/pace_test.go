@@ -90,6 +90,7 @@ func TestSessionThatFlapsComesUpSeldom(t *testing.T) {
 			for range flaps {
 				far := p.calls(a)
 				far.handshakes(open)
+				go io.Copy(io.Discard, far.conn)
 				for status(a).State != Established {
 					time.Sleep(time.Millisecond)
 				}
@@ -102,6 +103,42 @@ func TestSessionThatFlapsComesUpSeldom(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A router with the least hold time hears of us within it, also while a session that has flapped waits to come up.
+func TestSessionThatFlapsStaysWithTheLeastHoldTime(t *testing.T) {
+	inBubble(t, "3 s", func(t *testing.T, p *fakePeer, a *Actor) {
+		p.refuseDials()
+		set(a, external(func(d *plan.BGPSession) { d.ConnectTime = time.Hour }))
+		synctest.Wait()
+		open := routerOpen()
+		open.hold = 3
+		for range newPace().ups.Burst - 1 {
+			far := p.calls(a)
+			far.handshakes(open)
+			synctest.Wait()
+			far.conn.Close()
+			synctest.Wait()
+		}
+		far := p.calls(a)
+		far.handshakes(open)
+		synctest.Wait()
+		if s := status(a); s.State == Established {
+			t.Error("it does not wait: the test shows nothing")
+		}
+		for range 3 {
+			heard := time.Now()
+			far.want(bgp.BGP_MSG_KEEPALIVE)
+			if silence := time.Since(heard); silence >= 3*time.Second {
+				t.Errorf("nothing heard for %v", silence)
+			}
+			far.write(keepalive())
+		}
+		if s := status(a); s.State != Established {
+			t.Errorf("%+v", s)
+		}
+		far.conn.Close()
+	})
 }
 
 func (o peerOpen) hasGracefulRestart() bool {
