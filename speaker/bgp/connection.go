@@ -15,6 +15,7 @@ import (
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -43,8 +44,8 @@ type connection struct {
 	from        reader
 	local, peer netip.AddrPort
 	n           Negotiated
-	endOfRIB    bool          // the peer wants to know when it has heard all
-	refresh     chan uint16   // AFIs of which the peer wants to hear all again
+	endOfRIB    bool // the peer wants to know when it has heard all
+	refresh     wishes
 	closing     atomic.Bool   // what is still received is of no interest
 	received    chan struct{} // closed when receive has returned; nil before it is started
 	failed      chan error    // what receive has returned
@@ -61,7 +62,7 @@ type connection struct {
 func newConnection(s *session, conn net.Conn, d plan.BGPSession) *connection {
 	return &connection{
 		s: s, conn: conn, d: d, from: reader{from: bufio.NewReaderSize(pacedReader{conn, &s.pace}, readSize)},
-		refresh: make(chan uint16, 8), failed: make(chan error, 1),
+		refresh: newWishes(), failed: make(chan error, 1),
 		accepting: d.AcceptRoutes,
 		leave:     make(chan struct{}, 1),
 		local:     addrPort(conn.LocalAddr()), peer: addrPort(conn.RemoteAddr()),
@@ -221,6 +222,12 @@ func (c *connection) serve(ctx context.Context) error {
 	preparing := c.s.opts.Prepare()
 	first := true
 	refresh, rested := c.refresh, (<-chan time.Time)(nil)
+	again := func(family lb.Family) {
+		c.s.forget(family)
+		if wait := c.s.pace.took(&c.s.pace.refreshes); wait > 0 {
+			refresh, rested = nil, time.After(wait)
+		}
+	}
 	for {
 		d := c.s.want()
 		if t := keepaliveTime(d, c.n.HoldTime); alive != nil && t != c.n.KeepaliveTime {
@@ -249,11 +256,10 @@ func (c *connection) serve(ctx context.Context) error {
 				return err
 			}
 		case <-c.s.routes:
-		case afi := <-refresh:
-			c.s.forget(familyOf(afi))
-			if wait := c.s.pace.took(&c.s.pace.refreshes); wait > 0 {
-				refresh, rested = nil, time.After(wait)
-			}
+		case <-refresh[lb.IPv4]:
+			again(lb.IPv4)
+		case <-refresh[lb.IPv6]:
+			again(lb.IPv6)
 		case <-rested:
 			refresh, rested = c.refresh, nil
 		}

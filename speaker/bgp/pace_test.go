@@ -19,6 +19,7 @@ import (
 	"golang.org/x/net/ipv6"
 
 	"github.com/landfall-lb/landfall/e2e/router/routertest"
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -74,6 +75,22 @@ func TestFloodOfRouteRefreshes(t *testing.T) {
 			t.Errorf("%d UPDATEs in 10 s", n)
 		}
 	})
+}
+
+// Wishes of one family do not crowd out those of the other.
+func TestRouteRefreshesOfBothFamilies(t *testing.T) {
+	c := &connection{refresh: newWishes()}
+	for range 20 {
+		if err := c.heardRefresh([]byte{0, bgp.AFI_IP, 0, bgp.SAFI_UNICAST}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.heardRefresh([]byte{0, bgp.AFI_IP6, 0, bgp.SAFI_UNICAST}); err != nil {
+		t.Fatal(err)
+	}
+	if v4, v6 := len(c.refresh[lb.IPv4]), len(c.refresh[lb.IPv6]); v4 != 1 || v6 != 1 {
+		t.Errorf("%d and %d wishes wait", v4, v6)
+	}
 }
 
 // A router whose sessions end as soon as they are up has one every two seconds, whoever connects.

@@ -57,22 +57,21 @@ func (c *connection) heardRefresh(body []byte) error {
 		return fault(bgp.BGP_ERROR_ROUTE_REFRESH_MESSAGE_ERROR, 1, nil, "a ROUTE-REFRESH of %d octets", len(body))
 	}
 	if body[3] == bgp.SAFI_UNICAST && body[2] == 0 { // the octet between is used by RFC 7313, which we do not offer
-		select {
-		case c.refresh <- binary.BigEndian.Uint16(body):
-		default: // more wishes than families: what is queued already covers it
+		switch binary.BigEndian.Uint16(body) {
+		case bgp.AFI_IP:
+			poke(c.refresh[lb.IPv4])
+		case bgp.AFI_IP6:
+			poke(c.refresh[lb.IPv6])
 		}
 	}
 	return nil
 }
 
-func familyOf(afi uint16) lb.Family {
-	switch afi {
-	case bgp.AFI_IP:
-		return lb.IPv4
-	case bgp.AFI_IP6:
-		return lb.IPv6
-	}
-	return ""
+// wishes hold a token for each family of which the peer wants to hear all again.
+type wishes map[lb.Family]chan struct{}
+
+func newWishes() wishes {
+	return wishes{lb.IPv4: make(chan struct{}, 1), lb.IPv6: make(chan struct{}, 1)}
 }
 
 // heardUpdate checks an UPDATE and keeps its routes if they are accepted. Faults that do not make
