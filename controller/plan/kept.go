@@ -36,9 +36,15 @@ type keptAddresses struct {
 	next time.Time
 	// lists are by pool; nil when they are to be made anew.
 	lists map[string]keptList
-	// excess is what namespaces keep beyond their shares, by pool, in the order in which it is given to others; nil
-	// when it is to be made anew.
-	excess map[poolFamily][]netip.Addr
+	// excess is what namespaces keep beyond their shares, by pool; nil when it is to be made anew.
+	excess map[poolFamily]excess
+}
+
+// excess is what namespaces keep of a pool beyond their shares, in the order in which it is given to others, and how
+// much of it is of each.
+type excess struct {
+	addrs []netip.Addr
+	of    map[string]int
 }
 
 type poolFamily struct {
@@ -208,14 +214,14 @@ const keptShare = 8
 
 // beyondShare returns what namespaces keep of a pool beyond their shares: first what the namespace keeps that has
 // most, and of that what was freed first.
-func (k *keptAddresses) beyondShare(p *pool, family lb.Family) []netip.Addr {
+func (k *keptAddresses) beyondShare(p *pool, family lb.Family) excess {
 	s := p.spaces[family]
 	if s == nil || p.PerNamespace > 0 || !s.usage.Total.IsInt64() {
-		return nil
+		return excess{}
 	}
 	where := poolFamily{p, family}
-	if excess, ok := k.excess[where]; ok {
-		return excess
+	if known, ok := k.excess[where]; ok {
+		return known
 	}
 	share := max(int(s.usage.Total.Int64()/keptShare), 1)
 	var list []lb.Released
@@ -234,15 +240,16 @@ func (k *keptAddresses) beyondShare(p *pool, family lb.Family) []netip.Addr {
 	slices.SortFunc(list, func(a, b lb.Released) int {
 		return cmp.Or(cmp.Compare(rank[b.Addr], rank[a.Addr]), a.At.Compare(b.At), a.Addr.Compare(b.Addr))
 	})
-	excess := make([]netip.Addr, 0, len(list))
+	beyond := excess{make([]netip.Addr, 0, len(list)), map[string]int{}}
 	for _, r := range list {
-		excess = append(excess, r.Addr)
+		beyond.addrs = append(beyond.addrs, r.Addr)
+		beyond.of[r.Service.Namespace]++
 	}
 	if k.excess == nil {
-		k.excess = map[poolFamily][]netip.Addr{}
+		k.excess = map[poolFamily]excess{}
 	}
-	k.excess[where] = excess
-	return excess
+	k.excess[where] = beyond
+	return beyond
 }
 
 // fromQuarantine adds to found an address that a namespace other than that of e keeps beyond its share. Otherwise a
@@ -250,7 +257,11 @@ func (k *keptAddresses) beyondShare(p *pool, family lb.Family) []netip.Addr {
 func (b *Book) fromQuarantine(e *entry, candidates []*pool, family lb.Family,
 	found []netip.Addr) ([]netip.Addr, bool) {
 	for _, p := range candidates {
-		for _, addr := range b.kept.beyondShare(p, family) {
+		beyond := b.kept.beyondShare(p, family)
+		if beyond.of[e.Key.Namespace] == len(beyond.addrs) {
+			continue // nothing of others, however many Services of the namespace wait
+		}
+		for _, addr := range beyond.addrs {
 			if b.kept.at[addr].Service.Namespace != e.Key.Namespace && len(b.at(addr)) == 0 && !slices.Contains(found, addr) {
 				return append(slices.Clip(found), addr), true
 			}
