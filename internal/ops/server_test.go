@@ -172,6 +172,11 @@ func TestClientsThatDoNotReadHarmNobody(t *testing.T) {
 		}
 	}
 	code, body, err := get(client("127.0.0.3"), "http://"+address+"/metrics", "")
+	for range 2 { // a busy machine may need longer than writeTimeout for one: the next scrape comes through
+		if err != nil {
+			code, body, err = get(client("127.0.0.3"), "http://"+address+"/metrics", "")
+		}
+	}
 	if err != nil || code != 200 || strings.Count(body, "\nlandfall_test{") != 5000 {
 		t.Errorf("Prometheus gets %d, %d bytes, %v", code, len(body), err)
 	}
