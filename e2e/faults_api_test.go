@@ -38,8 +38,10 @@ func apiAway(t *testing.T) time.Duration {
 func TestFaultWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	away := apiAway(t)
-	// A hold that is over before the last part, so that a proxy that waits is seen to be waited for.
-	l := startProductWith(t, lab.Options{Args: map[string][]string{"speaker": {"--hold=2s"}}})
+	// A hold in which a proxy starts also on a busy machine, and that is over before the last part, so that a proxy that
+	// waits is seen to be waited for.
+	const hold = 8 * time.Second
+	l := startProductWith(t, lab.Options{Args: map[string][]string{"speaker": {"--hold=" + hold.String()}}})
 	podsBesideAPI(t, l)
 	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
 	first := answerer(t, l, seedVIP.Addr())
@@ -50,7 +52,7 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	}
 	time.Sleep(away)
 	// A proxy that starts now knows nothing, and touches nothing.
-	other := l.Agent("proxy", worker(l, first))
+	other, killed := l.Agent("proxy", worker(l, first)), time.Now()
 	if err := errors.Join(other.Kill(), other.Start()); err != nil {
 		t.Fatal(err)
 	}
@@ -71,6 +73,7 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	time.Sleep(away)
 	run.wantLossless(t)
 
+	time.Sleep(time.Until(killed.Add(hold + time.Second)))
 	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
 	crash(t, l, second)
 	third := wantAnswererAmong(t, l, seedVIP.Addr(), without(workers(l), []string{first, second})...)

@@ -244,7 +244,7 @@ func (a *Agent) current() *process {
 	return a.process
 }
 
-// WaitReady waits until the chart's readiness probe succeeds, at most half a minute.
+// WaitReady waits until the chart's readiness probe succeeds, at most a minute and a half.
 func (a *Agent) WaitReady(ctx context.Context) error {
 	return a.lab.waitReady(ctx, a.Program+" on "+a.Node, []*Agent{a})
 }
@@ -253,7 +253,7 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 // end of its log.
 func (l *Lab) waitReady(ctx context.Context, what string, agents []*Agent) error {
 	ready := 0
-	err := WaitFor(ctx, l.progress, what, 30*time.Second, func(ctx context.Context) error {
+	err := WaitFor(ctx, l.progress, what, 90*time.Second, func(ctx context.Context) error {
 		for ready < len(agents) {
 			if err := agents[ready].probe(ctx); err != nil {
 				return err
