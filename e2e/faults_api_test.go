@@ -38,7 +38,7 @@ func apiAway(t *testing.T) time.Duration {
 func TestFaultWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	away := apiAway(t)
-	// A hold in which a proxy starts also on a busy machine, and that is over before the last part, so that a proxy that
+	// A hold in which a proxy starts also on a busy machine, and that is over before the next part, so that a proxy that
 	// waits is seen to be waited for.
 	const hold = 8 * time.Second
 	l := startProductWith(t, lab.Options{Args: map[string][]string{"speaker": {"--hold=" + hold.String()}}})
@@ -56,7 +56,7 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	if err := errors.Join(other.Kill(), other.Start()); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(away)
+	time.Sleep(max(away, time.Until(killed.Add(hold+time.Second))))
 	if now := answerer(t, l, seedVIP.Addr()); now != first {
 		t.Errorf("%s answers, it was %s, and nothing but the API server and another node's proxy has gone", now, first)
 	}
@@ -73,7 +73,6 @@ func TestFaultWithoutAPIServer(t *testing.T) {
 	time.Sleep(away)
 	run.wantLossless(t)
 
-	time.Sleep(time.Until(killed.Add(hold + time.Second)))
 	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
 	crash(t, l, second)
 	third := wantAnswererAmong(t, l, seedVIP.Addr(), without(workers(l), []string{first, second})...)
