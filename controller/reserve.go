@@ -282,8 +282,8 @@ func sameReservation(a, b lb.PendingReservation) bool {
 }
 
 // fitting returns those of wanted for which there is room beside those that are open. A namespace takes one only as
-// long as it has less than is left: one whose writes hang takes half, the next one half of the rest, and some is always
-// left for another.
+// long as it has less than is left: one whose writes hang takes half, the next one half of the rest, so that nine fill
+// it.
 func fitting(wanted, open []lb.PendingReservation) (fit []lb.PendingReservation) {
 	type taken struct{ n, size int }
 	var all taken

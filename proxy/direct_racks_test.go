@@ -182,7 +182,8 @@ func (s rackSite) turn(t *testing.T, i int) {
 	s.router.Run(t, "ip", "route", "replace", s.vips[lb.IPv6].String(), "via", fmt.Sprintf("fd02:%d::1", i))
 }
 
-// reach opens connections of all kinds, and calls each for what becomes of one. All three pods have to be reached.
+// reach opens 30 connections of each protocol and family, and calls each with every one. It wants answers from all three
+// pods.
 func (s rackSite) reach(t *testing.T, each func(f flow, pod, seen string)) {
 	t.Helper()
 	for family, vip := range s.vips {

@@ -165,7 +165,5 @@ func flowPort(word uint32) expr.Any {
 }
 
 func notFrom(name string) expr.List {
-	padded := make([]byte, unix.IFNAMSIZ)
-	copy(padded, name)
-	return expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg}, expr.Compare(expr.CmpOpNeq, padded...)}
+	return expr.CameIn(expr.CmpOpNeq, name)
 }

@@ -212,14 +212,11 @@ func (b builder) fromPod(pods plan.Detector, not bool) expr.List {
 		op = expr.CmpOpNeq
 	}
 	if pods.Interface != "" {
-		name := append([]byte(pods.Interface), 0)
 		if prefix, ok := strings.CutSuffix(pods.Interface, "+"); ok {
-			name = []byte(prefix)
-		} else {
-			name = append(name, make([]byte, unix.IFNAMSIZ)...)[:unix.IFNAMSIZ]
+			return expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg},
+				expr.Compare(op, []byte(prefix)...)}
 		}
-		return expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg},
-			expr.Compare(op, name...)}
+		return expr.CameIn(op, pods.Interface)
 	}
 	for _, p := range pods.Prefixes {
 		if lb.FamilyOf(p.Addr()) != b.family {

@@ -85,7 +85,7 @@ func (r *ruleset) handover(b builder, config plan.Config) {
 		b.rule("", b.isTTL(expr.CmpOpLt, 2), expr.Accept()),
 	}
 	for _, name := range config.VRFInterfaces {
-		toGroup = append(toGroup, b.rule("from a VRF", cameIn(name), expr.Accept()))
+		toGroup = append(toGroup, b.rule("from a VRF", expr.CameIn(expr.CmpOpEq, name), expr.Accept()))
 	}
 	if match := b.fromPod(config.Pods, false); match != nil {
 		toGroup = append(toGroup, b.rule("from a pod", match, expr.Accept()))
@@ -126,13 +126,6 @@ func (b builder) hands(change expr.List) []nft.Rule {
 		}
 	}
 	return append(rules, b.rule("", expr.Goto(chainStay)))
-}
-
-// cameIn matches packets that came in by an interface.
-func cameIn(name string) expr.List {
-	padded := make([]byte, unix.IFNAMSIZ)
-	copy(padded, name)
-	return expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg}, expr.Compare(expr.CmpOpEq, padded...)}
 }
 
 // isMarked matches TTLs by which nodes mark what they hand over, or move as the rescue does.

@@ -285,9 +285,7 @@ func (h header) offRing(t *table) expr.List {
 
 // inTunnel matches packets that come out of the tunnel.
 func (h header) inTunnel() expr.List {
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, lb.TunnelName(h.family))
-	return expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg}, expr.Compare(expr.CmpOpEq, name...)}
+	return expr.CameIn(expr.CmpOpEq, lb.TunnelName(h.family))
 }
 
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.

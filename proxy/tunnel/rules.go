@@ -74,9 +74,7 @@ func (h header) chains(port uint16, least, most byte) []chain {
 		expr.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, port)...)})
 	from, to := expr.List{load(h.source, h.size)}, expr.List{load(h.dest, h.size)}
 	here := expr.List{&expr.Fib{Register: expr.Reg}, expr.Compare(expr.CmpOpEq, expr.Host32(unix.RTN_LOCAL)...)}
-	name := make([]byte, unix.IFNAMSIZ)
-	copy(name, lb.TunnelName(h.family))
-	inside := expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg}, expr.Compare(expr.CmpOpEq, name...)}
+	inside := expr.CameIn(expr.CmpOpEq, lb.TunnelName(h.family))
 	const flags, syn = 13, 2 // of a TCP header (RFC 9293 section 3.1)
 	isSYN := expr.List{expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, flags, 1), expr.Keep(syn),
 		expr.Compare(expr.CmpOpNeq, 0)}

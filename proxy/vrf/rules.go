@@ -40,12 +40,9 @@ func (m Marks) chain(vrfs []marked) (rules []nft.Rule) {
 			&expr.Ct{Key: expr.CtKeyMARK, SourceRegister: true, Register: expr.Reg}}
 	}
 	for _, v := range vrfs {
-		name := make([]byte, unix.IFNAMSIZ)
-		copy(name, v.name)
 		rules = append(rules,
 			nft.Rule{Comment: "to a Service, through " + v.name, Exprs: expr.Join(
-				expr.List{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: expr.Reg}, expr.Compare(expr.CmpOpEq, name...)},
-				direction(fromClient),
+				expr.CameIn(expr.CmpOpEq, v.name), direction(fromClient),
 				expr.HasBits(&expr.Ct{Key: expr.CtKeySTATUS, Register: expr.Reg}, statusTranslated),
 				connection(v.mark), packet(m.inward()))},
 			nft.Rule{Comment: "back through " + v.name, Exprs: expr.Join(

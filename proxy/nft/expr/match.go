@@ -49,6 +49,13 @@ func IsProtocol(op CmpOp, protocol byte) List {
 	return List{&Meta{Key: MetaKeyL4PROTO, Register: Reg}, Compare(op, protocol)}
 }
 
+// CameIn matches packets that came in by the interface of a name (CmpOpEq) or not by it (CmpOpNeq).
+func CameIn(op CmpOp, name string) List {
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, name)
+	return List{&Meta{Key: MetaKeyIIFNAME, Register: Reg}, Compare(op, padded...)}
+}
+
 // HasBits matches if a number of 32 bits that load loads into Reg has some of the bits.
 func HasBits(load Any, bits uint32) List { return hasBits(load, bits, CmpOpNeq) }
 
