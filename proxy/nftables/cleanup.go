@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 	"github.com/landfall-lb/landfall/proxy/nft"
@@ -51,5 +53,8 @@ func (k netlinkKernel) relayedUDP() (all []netip.AddrPort, err error) {
 			}
 		})
 	})
+	if errors.Is(err, unix.ENOENT) { // the table is not there, or no longer
+		return nil, nil
+	}
 	return all, err
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/internal/seeds"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -32,4 +33,20 @@ func TestContract6ComingAndGoingBesideAnother(t *testing.T) {
 		b.Wait()
 	}
 	b.WantNoneLost(t)
+}
+
+// cleanup runs on nodes where the tables are not, or no longer: in iptables mode, and a second time.
+func TestEndRelayWithoutTables(t *testing.T) {
+	ns := nstest.New(t)
+	a := newTestActor(t, ns)
+	for _, when := range []string{"before there was a table", "of a table without a relay", "after the table has gone"} {
+		if relayed, err := EndRelay(a.netlink); err != nil || len(relayed) > 0 {
+			t.Errorf("%s: %v, %v", when, relayed, err)
+		}
+		if when == "before there was a table" {
+			a.settle(t, variety())
+		} else if err := Cleanup(a.netlink); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
