@@ -11,12 +11,11 @@ endif
 endif
 
 # Programs, tools, linters and end-to-end tests are compiled in one way, so that each package is compiled once for all
-# of them. Only the race detector needs another. Versions are stamped by LDFLAGS alone: what Go reads from git would make
-# other programs of a tree without it, and fails for root in a user's clone.
+# of them, in any folder; for the race detector once more. Versions are stamped by LDFLAGS alone: what Go reads from git
+# would make other programs of a tree without it, and fails for root in a user's clone.
 USER_GOFLAGS := $(filter-out -trimpath -buildvcs=%,$(shell go env GOFLAGS 2>/dev/null)) -buildvcs=false
 export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(USER_GOFLAGS) -trimpath)
-RACE_ENV = CGO_ENABLED=1 'GOFLAGS=$(strip $(USER_GOFLAGS))'
 GIT = git -c safe.directory='*'
 
 # The tag v0.1.0 is version 0.1.0. A tree without a tag is on the way to the version that the chart says.
@@ -38,11 +37,11 @@ BUILD = go build -v -o $(1) $(2) 2>&1 | { n=0; while IFS= read -r line; do \
 	if [[ $$line == *[!a-zA-Z0-9_./-]* ]]; then echo "$$line"; \
 	elif (( ++n % 20 == 0 )); then echo "  building $(notdir $(1)): $$n packages"; fi; done; }
 
-# Suites of tests, each a name, variables and arguments of "go test". Labs run side by side, as they wait a lot. "make
-# lint" does the work of vet.
+# Suites of tests, each a name, variables and arguments of "go test". Labs run side by side, as they wait a lot, but not
+# beside a compiler, which would have their clients wait for seconds. "make lint" does the work of vet.
 TEST = LANDFALL_PROGRAMS='$(CURDIR)/bin' LANDFALL_HELM="$$($(LAB) tool helm)" \
 	LANDFALL_CONTROLLER_GEN="$$($(LAB) tool controller-gen)" bin/landfall-test
-UNIT = unit $(RACE_ENV) -race -vet=off -timeout 30m
+UNIT = unit CGO_ENABLED=1 -race -vet=off -count=1 -timeout 30m
 NO_RACE = no-race -vet=off -run '^TestScale$$' ./speaker/members
 E2E = e2e -vet=off -count=1 -p 2 -parallel 2 -timeout 75m ./e2e/...
 

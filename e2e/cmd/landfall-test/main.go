@@ -1,4 +1,4 @@
-// Landfall-test runs suites of Go tests side by side and sums them up: the output of each test that
+// Landfall-test runs suites of Go tests one after the other and sums them up: the output of each test that
 // fails, a table of the slowest tests, and how many tests passed, failed and were skipped.
 package main
 
@@ -13,7 +13,6 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -21,7 +20,8 @@ import (
 const usage = `usage:
   landfall-test [--verbose SUITE] [--summary FILE] [--again N] SUITE [VARIABLE=VALUE...] ARGUMENT... [-- SUITE ...]
 
-Each suite is a run of "go test" with these arguments, under a name. Suites run side by side.
+Each suite is a run of "go test" with these arguments, under a name. Each suite begins when
+the one before it has ended, whether it passed or not.
   --verbose SUITE  print the output of each test of a suite, not only of those that fail
   --summary FILE   write the table and the counts to a file as well
   --again N        when at most N test functions fail, run each of them alone, three times. Those that pass every time
@@ -93,12 +93,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	began := time.Now()
 	r := newReport(out, *verbose)
 	quiet := r.beatEvery(beat, began)
-	var group sync.WaitGroup
 	errs := make([]error, len(suites))
 	for i, s := range suites {
-		group.Go(func() { errs[i] = s.run(ctx, r) })
+		errs[i] = s.run(ctx, r)
 	}
-	group.Wait()
 	if *again > 0 && ctx.Err() == nil {
 		runAgain(ctx, suites, errs, r, *again)
 	}
