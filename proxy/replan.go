@@ -1,0 +1,146 @@
+package main
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// plan plans the dirty Services, and those on which their plans bear, which become dirty too. It
+// returns those whose plans changed.
+func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
+	var concerned []lb.Key
+	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
+		concerned = append(concerned, p.planLive(key, now)...)
+	}
+	for _, key := range append(concerned, p.lingers.changed(now, p.claims)...) {
+		if _, ok := dirty[key]; !ok {
+			dirty[key] = now
+		}
+	}
+	touched := map[lb.Key]bool{}
+	for key, since := range dirty {
+		r := p.records[key]
+		planned := p.claims.Grant(r.live)
+		p.advise(r, planned)
+		if p.lingers.policy(key) {
+			planned = planned.AsCluster()
+		}
+		planned = planned.WithLingering(slices.Concat(p.lingers.of(key)...))
+		if p.replan(r, planned, since) {
+			touched[key] = true
+		} else if !r.pending() {
+			r.programming = time.Time{} // it changed nothing here
+		}
+	}
+	return touched
+}
+
+// planLive plans one Service by what the API server has, and lets the VIPs that it loses linger. It
+// returns the other Services on whose frontends that bears.
+func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
+	r := p.records[key]
+	if r == nil {
+		r = &record{live: plan.Service{Key: key}, planned: plan.Service{Key: key}, applied: plan.Service{Key: key}}
+		p.records[key] = r
+		p.counts.add(r, 1)
+	}
+	whole := plan.Service{Key: key}
+	svc, ok := p.from.services.Get(key)
+	named, _ := p.from.slices.Get(key)
+	named = p.admit(key, svc.Selector, named)
+	endpoints := named
+	if ok {
+		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
+		r.trigger(endpoints, p.began)
+	}
+	whole, endpoints = p.freeze(r, whole, svc, endpoints)
+	live := whole
+	if len(live.VIPs) > 0 {
+		live = live.Reaching(p.path.Lost)
+	}
+	live = p.answering(r, svc, endpoints, live)
+	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
+		p.lingers.add(key, gone, now.Add(p.settings.drain))
+	}
+	if plan.Tightened(r.live, live) && p.settings.drain > 0 {
+		p.lingers.addPolicy(key, now.Add(p.settings.drain))
+	}
+	if r.relayRefused = ""; live.Relay {
+		if r.relayRefused = plan.RefuseRelay(endpoints, p.scope); r.relayRefused != "" {
+			live.Relay, live.ProxyProtocol = false, 0
+		}
+	}
+	if r.whole = nil; !live.Equal(whole) {
+		r.whole = &whole
+	}
+	if !r.live.Equal(live) { // else they are worth keeping once
+		r.live, r.families = live, live.Families()
+	}
+	if svc.Forwarding != "" || p.direct.asking[key] || p.direct.held[key] {
+		p.forward(r, svc, named, now)
+	}
+	return p.claims.Set(r.live)
+}
+
+// freeze returns the plan of a Service and its endpoints cut down to what it had, if it is too large, and else
+// as they are. What routes and probes leave out of a plan it still has.
+func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []lb.Slice) (plan.Service, []lb.Slice) {
+	tooLarge, before := r.tooLarge, r.live
+	if r.whole != nil {
+		before = *r.whole
+	}
+	r.tooLarge = nil
+	if tooLarge != nil && now.Excess == nil && now.Equal(before) {
+		now.Excess = tooLarge
+	}
+	if now.Excess == nil {
+		return now, endpoints // fit stays, as the kernel's writer may refuse it
+	}
+	if r.fit == nil {
+		r.fit = &before
+	}
+	return r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc)), r.fit.Listed(endpoints)
+}
+
+// sized takes in whether the kernel's writer finds a Service too large, which then gets what it had. If
+// that is unknown, as after a restart, the kernel keeps what it has.
+func (p *proxy) sized(r *record) (frozen bool) {
+	var tooLarge plan.TooLarge
+	switch {
+	case r.planned.Excess != nil || r.pending() && r.failure == nil:
+	case r.failure == nil:
+		r.fit = nil
+	case errors.As(r.failure, &tooLarge) && len(r.applied.Ports) > 0 && r.applied.UID == r.live.UID:
+		if r.fit == nil {
+			before := r.applied
+			r.fit = &before
+		}
+		r.tooLarge = &tooLarge
+		p.mark(r.live.Key)
+		return true
+	}
+	return false
+}
+
+// replan notes a new plan, and returns whether it differs from the one before.
+func (p *proxy) replan(r *record, planned plan.Service, since time.Time) bool {
+	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs) &&
+		slices.Equal(planned.Denied, r.planned.Denied) && (planned.Excess == nil) == (r.planned.Excess == nil)
+	for i, family := range allFamilies {
+		if plan.SameRules(r.planned, planned, family) {
+			continue
+		}
+		same = false
+		if r.since[i].IsZero() {
+			r.since[i] = since
+			p.unconfirmed[planned.Key] = true
+		}
+	}
+	r.planned = planned
+	return !same
+}
