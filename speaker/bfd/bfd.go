@@ -206,7 +206,8 @@ func (a *Actor) serve(ctx context.Context) error {
 func processCommand() *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = []string{"landfall-bfd"} // what ps shows
-	cmd.Env = append(os.Environ(), processMark+"=1")
+	// Without the setting the runtime interrupts the wait for packets every 10 ms, to see whether others want to run.
+	cmd.Env = append(os.Environ(), processMark+"=1", "GODEBUG=asyncpreemptoff=1")
 	cmd.Stderr = os.Stderr
 	return cmd
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -36,6 +37,10 @@ type answered struct {
 	Outcome Outcome
 }
 
+// processors is how many threads of the process run Go at once: that of the sessions, which keeps its own, and one for
+// all else.
+const processors = 2
+
 // ProcessMain must be the first thing that a program with a Process does. In the process that keeps
 // the sessions it does not return, else it does so at once.
 func ProcessMain() {
@@ -45,6 +50,7 @@ func ProcessMain() {
 	// A signal to the whole group of processes is for the program, which then takes the sessions down
 	// in its own time.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	runtime.GOMAXPROCS(processors)
 	if err := keepFor(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -70,6 +76,13 @@ func keepFor(in io.Reader, out io.Writer) error {
 				default:
 				}
 			},
+		},
+		open: func() (wire, error) {
+			k, err := newKernel()
+			if err == nil {
+				k.keepsProcessor = true
+			}
+			return k, err
 		},
 		note: func(c change) { teller.tell(answer{Change: &c}) },
 	})

@@ -21,6 +21,10 @@ import (
 type kernel struct {
 	mu    sync.Mutex // guards event against wake after close
 	event int        // eventfd; -1 once closed
+	// keepsProcessor has wait keep the thread's processor of the Go runtime. If the runtime knew of each wait, it would
+	// have another thread look for work, and its monitor look every 20 µs whether there is some, which costs several
+	// times what the sessions do. There must be a second processor for all else.
+	keepsProcessor bool
 
 	sockets []*socket
 	fds     []unix.PollFd
@@ -47,19 +51,34 @@ func (k *kernel) watch() {
 	k.arrived = make([]datagram, 0, len(k.sockets)*batch)
 }
 
+// longestWait bounds how long the Go runtime waits for a thread in wait that keeps its processor, as before it collects
+// garbage.
+const longestWait = 100 * time.Millisecond
+
 func (k *kernel) wait(until time.Time) {
-	timeout := &k.timeout
-	if until.IsZero() {
-		timeout = nil
-	} else {
-		k.timeout = unix.NsecToTimespec(max(0, int64(time.Until(until))))
+	wait := longestWait
+	if !until.IsZero() {
+		wait = min(wait, max(0, time.Until(until)))
 	}
+	k.timeout = unix.NsecToTimespec(int64(wait))
 	// An error can only be an interruption by a signal: the caller looks at what is due either way.
-	if n, err := unix.Ppoll(k.fds, timeout, nil); err != nil || n == 0 || k.fds[0].Revents == 0 {
+	if n, err := k.poll(); err != nil || n == 0 || k.fds[0].Revents == 0 {
 		return
 	}
 	var count [8]byte
 	_, _ = unix.Read(k.event, count[:]) // empties it; fails only if it is empty
+}
+
+func (k *kernel) poll() (int, error) {
+	if !k.keepsProcessor {
+		return unix.Ppoll(k.fds, &k.timeout, nil)
+	}
+	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(k.fds))),
+		uintptr(len(k.fds)), uintptr(unsafe.Pointer(&k.timeout)), 0, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
 }
 
 func (k *kernel) wake() {
