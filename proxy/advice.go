@@ -30,6 +30,9 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		if said := plan.RelayLeavesUDP(svc, planned, !p.settings.relayUDP, p.mode == modeIptables); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
 		}
+		if said := plan.RelayLeavesVRFs(planned, p.facts.node); said != "" {
+			advice = append(advice, lb.Refusal{Reason: lb.ReasonRelayRefused, Message: said})
+		}
 		if said := plan.DirectDraws(svc, planned); said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})
 		}

@@ -182,7 +182,8 @@ type relayHead struct {
 	Node string `json:"node"`
 	// Ready is set while the proxy is connected and has said what to relay.
 	Ready bool `json:"ready"`
-	// Full is set while new connections go straight to endpoints, as the relay has as many as it may.
+	// Full is set while new connections go straight to endpoints, as the relay has as many as it may, or too little
+	// time or memory for more.
 	Full bool `json:"full"`
 	// Behind is set while new flows of UDP go straight to endpoints, as the relay takes them in too slowly.
 	Behind bool `json:"behind"`
@@ -230,11 +231,12 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 		expired: perService("expired_total", "Connections that came with a TTL (IPv6: hop limit) of 1 and were reset, and "+
 			"flows that did and ended, as when relays pass them to each other in a circle."),
 		isFull: desc("full",
-			"1 while the relay has about as many connections as it may, and new ones go straight to endpoints, else 0."),
+			"1 while the relay has about as many connections as it may, or too little time or memory for more, and new ones go "+
+				"straight to endpoints, else 0."),
 		isBehind: desc("udp_behind", "1 while the relay takes in new flows of UDP more slowly than they come, and those go "+
 			"straight to endpoints, else 0."),
-		limited: perService("limited_total", "Connections beyond the limit of their Service, which were reset, and flows "+
-			"that ended for others."),
+		limited: perService("limited_total", "Connections beyond the limit of their Service, or that held most of its "+
+			"when memory was scarce, which were reset, and flows that ended for others."),
 		bytes: perService("bytes_total", "Bytes of connections and flows that have ended, by direction: sent or received by "+
 			"the client.", "direction"),
 		reset: desc("refused_total", "Connections that were reset, and datagrams that were dropped, at once: beyond a "+
@@ -387,8 +389,8 @@ func describeRelay(st relayfeed.State) *relayState {
 	s := &relayState{State: st}
 	switch {
 	case st.Full:
-		s.Message = fmt.Sprintf("the relay has as many connections as it may (%d): new ones go straight to endpoints, "+
-			"until it has room again", st.Connections)
+		s.Message = fmt.Sprintf("the relay has as many connections as it may (%d open), or too little time or memory "+
+			"for more: new ones go straight to endpoints, until it has room again", st.Connections)
 	case st.OtherRelease:
 		s.Message = fmt.Sprintf("the relay is of another release than the proxy: connections to %d Services go straight to "+
 			"endpoints until both are of one", st.Services)

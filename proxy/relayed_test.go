@@ -189,6 +189,32 @@ func TestContract10RelayConnectsToPodsOnly(t *testing.T) {
 	}
 }
 
+// Who is relayed hears that connections from a VRF are not, as long as a router is in one.
+func TestContract10RelayLeavesVRFs(t *testing.T) {
+	b, _ := newRelayBench(t)
+	b.own = append(b.own, lb.Interface{Name: "red", VRF: "red", Table: 100},
+		lb.Interface{Name: "up0", VRF: "red", Enslaved: true})
+	b.run()
+	if len(b.warnings) > 0 {
+		t.Errorf("without a router in it: told %q", b.warnings)
+	}
+	b.routers.Set("tor", lb.Router{VRF: "red"})
+	b.run()
+	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "web RelayRefused ") ||
+		!strings.Contains(b.warnings[0], "come in through a VRF go straight to endpoints") ||
+		!slices.Equal(b.rules.config.VRFInterfaces, []string{"red", "up0"}) {
+		t.Errorf("told %q, in VRFs %q", b.warnings, b.rules.config.VRFInterfaces)
+	}
+	if !b.rules.wanted[key("web")].Relay {
+		t.Error("others are not relayed")
+	}
+	b.routers.Delete("tor")
+	b.run()
+	if advice := b.records[key("web")].advice; len(advice) > 0 {
+		t.Errorf("the router has gone: %v", advice)
+	}
+}
+
 // The status says what is relayed, and that connections go straight to endpoints while no relay is there.
 func TestRelayStatus(t *testing.T) {
 	b, _ := newRelayBench(t)

@@ -125,9 +125,9 @@ var Reasons = map[lb.Reason]Entry{
 		"docs/guide/relay.md says what the relay needs; the Event says what is missing"},
 	lb.ReasonRelayAway: {"A node's relay is not there, or not ready: connections to Services with landfall.dev/relay go " +
 		"straight to endpoints.", "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c relay"},
-	lb.ReasonRelayFull: {"A node's relay has as many connections as it may, or takes in UDP too slowly: new ones go " +
+	lb.ReasonRelayFull: {"A node's relay has as many connections as it may, or too little time or memory: new ones go " +
 		"straight to endpoints until it has room again.",
-		"raise relay.connections, spread the clients over more nodes, or lower relay.udpRate"},
+		"raise relay.connections or relay.resources, spread the clients over more nodes, or lower relay.udpRate"},
 	lb.ReasonRelayWithoutUDP: {"A node's relay cannot receive UDP, as another program has its port: UDP of Services " +
 		"with landfall.dev/relay goes straight to endpoints there.",
 		"end the program that has UDP port 7484 (ss -lunp), or set another relay.port"},

@@ -57,8 +57,9 @@ func newVRFNode(t *testing.T, family lb.Family, peerPort int32) *vrfNode {
 	n.router.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 	n.vrf = []string{
 		"link add red type vrf table 100", "link set red up", "link set up0 master red", "link set up0 up",
-		"addr replace " + n.own.String() + long + " dev up0 nodad", "route add default via " + n.to.String() + " vrf red",
-		"route add unreachable default metric 4278198272 vrf red", // as the kernel's documentation has it
+		"addr replace " + n.own.String() + long + " dev up0 nodad", "route replace default via " + n.to.String() + " vrf red",
+		// As the kernel's documentation has it. It stays in the table when the VRF goes.
+		"route replace unreachable default metric 4278198272 vrf red",
 	}
 	n.dash = dash
 	n.makeVRF(t)
@@ -114,7 +115,8 @@ func (n *vrfNode) watched() string {
 	return ""
 }
 
-// bird runs the router.
+// bird runs the router. It connects again soon after BFD was down: by default it waits for a minute, and twice as long
+// each time.
 func (n *vrfNode) bird(t *testing.T) {
 	config := filepath.Join(n.folder, "bird.conf")
 	text := fmt.Sprintf(`router id 10.99.0.2;
@@ -123,7 +125,7 @@ protocol direct { %[1]s; }
 protocol kernel { %[1]s { export where source = RTS_BGP; }; }
 protocol bfd { interface "eth0" { interval 500 ms; multiplier 10; }; }
 protocol bgp node { local %[2]s as %[3]d; neighbor %[4]s as %[5]d; password "secret"; bfd on; connect delay time 1;
-  connect retry time 2; %[1]s { import all; export none; }; }
+  connect retry time 2; error wait time 1, 2; %[1]s { import all; export none; }; }
 `, strings.ToLower(string(n.World.Family)), n.to, routerASN, n.own, nodeASN)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -227,6 +229,9 @@ func TestVRF(t *testing.T) {
 			eventually(t, "the router has the routes", func() bool { return n.hears(t) })
 			kept := n.open(t)
 			n.answered(t, "at first", kept)
+			// What docs/guide/bgp.md says of node ports, which nothing depends on.
+			t.Logf("a node port at the address in the VRF: %v",
+				n.Reach(t, "outside", netip.AddrPortFrom(n.own, cases.NodePort), cases.Long))
 			eventually(t, "BFD is up", func() bool { return n.watched() != "" })
 
 			handle, err := netns.GetFromName(n.Node.Name)
@@ -279,7 +284,8 @@ func TestVRF(t *testing.T) {
 			n.answered(t, "after somebody removed the rules", nil)
 
 			// Sockets follow the VRF, which is made anew before the speaker looks.
-			before := n.watched()
+			before := ""
+			eventually(t, "BFD is still up", func() bool { before = n.watched(); return before != "" })
 			n.makeVRF(t, "link del red")
 			eventually(t, "BFD is up in the new VRF", func() bool {
 				since := n.watched()

@@ -97,7 +97,7 @@ const (
 	ReasonRelayRefused Reason = "RelayRefused"
 	// a node's relay is not there, so connections to Services that ask for it go straight to endpoints
 	ReasonRelayAway Reason = "RelayAway"
-	// a node's relay has as many connections as it may, so new ones go straight to endpoints
+	// a node's relay has as many connections as it may, or too little time or memory, so new ones go straight to endpoints
 	ReasonRelayFull Reason = "RelayFull"
 	// a node's relay cannot receive UDP, as another program has its port, so UDP to Services that ask for it
 	// goes straight to endpoints

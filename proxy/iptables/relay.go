@@ -19,7 +19,8 @@ import (
 const ChainRelay = chainRelay
 
 // relay renders what sends connections to relayed frontends to the relay, as long as that is leased. Those of the node
-// itself go on: the relay's own would come back to it where an endpoint is an address of a relayed Service.
+// itself go on: the relay's own would come back to it where an endpoint is an address of a relayed Service. So do those
+// that come in through a VRF: the relay's sockets are in none, and the kernel would refuse them.
 //
 // Lists of the match recent are the only thing with a time that rules can ask about and a program can write. The mask
 // makes one of all clients, which a Lease writes into the list.
@@ -30,11 +31,12 @@ func (r renderer) relay() []string {
 	}
 	leased := fmt.Sprintf("-m recent --rcheck --seconds %d --name %s --mask %s --rsource",
 		int(plan.RelayLease/time.Second), leaseOf(to), everyoneOf(r.family))
-	return []string{
-		rule{match: fromLocalAddress, target: "RETURN"}.String(),
-		rule{protocol: lb.TCP, comment: "landfall: to the relay of this node", match: leased, portless: true,
-			target: "DNAT --to-destination " + to.String()}.String(),
+	rules := []string{rule{match: fromLocalAddress, target: "RETURN"}.String()}
+	for _, name := range r.config.VRFInterfaces {
+		rules = append(rules, rule{in: name, target: "RETURN"}.String())
 	}
+	return append(rules, rule{protocol: lb.TCP, comment: "landfall: to the relay of this node", match: leased,
+		portless: true, target: "DNAT --to-destination " + to.String()}.String())
 }
 
 // isRelayed reports whether the rules send connections to a frontend to the relay. UDP stays with the rules.

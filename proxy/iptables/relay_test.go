@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"net/netip"
@@ -35,7 +36,7 @@ func (w leasedWalker) Recent(list string, client netip.Addr) (float64, error) {
 
 // Each case of the table, with a Service that is relayed. Without a relay it ends where it would end
 // anyway. With one, what would end at an endpoint ends at the relay, except for UDP and SCTP, for the node itself,
-// and for pods where the policy is Local.
+// for pods where the policy is Local, and for what comes in through a VRF.
 func TestContract9RelayedOrAsWithout(t *testing.T) {
 	relayed := 0
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -49,16 +50,22 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 			for i := range service.Ports {
 				service.Ports[i].Relay = true
 			}
-			r := renderer{config, family}
-			rules := r.ruleset([]contribution{r.service(service)})
-			for _, leg := range c.Legs() {
-				for _, leased := range []float64{0, 1} {
-					walk := leasedWalker{walker{t: t, hooks: r.hooks(), rules: rules, local: c.LocalAddresses(w)}, leased}
+			for _, way := range []struct {
+				leased float64
+				vrf    bool
+			}{{0, false}, {1, false}, {1, true}} {
+				if config.VRFInterfaces = nil; way.vrf {
+					config.VRFInterfaces = []string{"red", cmp.Or(c.Interface(), "up0")}
+				}
+				r := renderer{config, family}
+				rules := r.ruleset([]contribution{r.service(service)})
+				for _, leg := range c.Legs() {
+					walk := leasedWalker{walker{t: t, hooks: r.hooks(), rules: rules, local: c.LocalAddresses(w)}, way.leased}
 					want, masqueraded := c.Ends(w), c.SNAT
 					known := config.Pods.Interface != "" || len(config.Pods.Prefixes) > 0
 					pod := known && (c.From == "pod" || c.From == "local")
 					toBackend := slices.ContainsFunc(want, func(end string) bool { return strings.Contains(end, ":") })
-					if leased == 1 && toBackend && c.Transport() == lb.TCP && c.Interface() != "" &&
+					if way.leased == 1 && !way.vrf && toBackend && c.Transport() == lb.TCP && c.Interface() != "" &&
 						(!pod || leg.To == "cluster" || service.Policy != lb.Local) {
 						want, masqueraded = []string{netip.AddrPortFrom(w.Node, relayPort).String()}, false
 						relayed++
@@ -66,8 +73,7 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 					ends, got := walk.through(walk, packet{src: netip.AddrPortFrom(c.Source(w), 40000), dst: leg.Destination(w),
 						in: c.Interface(), protocol: c.Transport(), invalid: c.Invalid})
 					if !slices.Equal(ends, want) || got != masqueraded {
-						t.Errorf("%s/%s, leased %v: ends at %v, masqueraded %v; want %v, %v", family, c.Name, leased, ends, got, want,
-							masqueraded)
+						t.Errorf("%s/%s, %+v: ends at %v, masqueraded %v; want %v, %v", family, c.Name, way, ends, got, want, masqueraded)
 					}
 				}
 			}

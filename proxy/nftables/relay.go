@@ -45,13 +45,18 @@ const (
 const CommentRelay = "relay"
 
 // relay renders what sends connections to relayed frontends to the relay. Those of the node itself go on:
-// the relay's own would come back to it where an endpoint is an address of a relayed Service.
+// the relay's own would come back to it where an endpoint is an address of a relayed Service. So do those that
+// come in through a VRF: the relay's sockets are in none, and the kernel would refuse them.
 func (b builder) relay(config plan.Config) []nft.Rule {
 	if !config.Relay {
 		return nil
 	}
-	relayed := func(p protocol, then ...expr.List) nft.Rule {
-		return b.rule(CommentRelay, append([]expr.List{b.isProtocol(p), b.in(setRelayed), b.notFromNode()}, then...)...)
+	outside := b.notFromNode()
+	for _, name := range config.VRFInterfaces {
+		outside = append(outside, expr.CameIn(expr.CmpOpNeq, name)...)
+	}
+	relayed := func(p protocol, then expr.List) nft.Rule {
+		return b.rule(CommentRelay, b.isProtocol(p), b.in(setRelayed), outside, then)
 	}
 	return []nft.Rule{relayed(tcp, b.toRelay()), relayed(udp, expr.Jump(chainRelayUDP))}
 }

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	gocmp "cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -21,7 +22,7 @@ const relayPort = 7486
 
 // Each case of the table, with a Service that is relayed. Without a relay it ends where it would end
 // anyway. With one, what would end at an endpoint ends at the relay, except for SCTP, for the node itself,
-// and for pods where the policy is Local.
+// for pods where the policy is Local, and for what comes in through a VRF.
 func TestContract9RelayedOrAsWithout(t *testing.T) {
 	t.Parallel()
 	relayed := 0
@@ -58,10 +59,11 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 				want = map[string]float64{netip.AddrPortFrom(w.Node, relayPort).String(): 1}
 				relayed++
 			}
-			walk.sets[relayMap] = map[string]string{}
+			relay := map[string]string{}
 			for _, protocol := range []lb.Protocol{lb.TCP, lb.UDP} {
-				walk.sets[relayMap][string(relayElement(protocol).Key)] = string(appendPort(w.Node.AsSlice(), relayPort))
+				relay[string(relayElement(protocol).Key)] = string(appendPort(w.Node.AsSlice(), relayPort))
 			}
+			walk.sets[relayMap] = relay
 			walk.reset()
 			got, masqueraded := walk.fate(packetOf(w, c))
 			if d := cmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got))); d != "" {
@@ -69,6 +71,13 @@ func TestContract9RelayedOrAsWithout(t *testing.T) {
 			}
 			if len(want) == 1 && len(straight) != 1 && masqueraded {
 				t.Errorf("%s/%s: what goes to the relay is masqueraded", family, c.Name)
+			}
+			config.VRFInterfaces = []string{"red", gocmp.Or(c.Interface(), "up0")}
+			walk = newWalker(t, newRuleset(family, config, neededBy(rendered)), c.LocalAddresses(w), rendered)
+			walk.sets[relayMap] = relay
+			got, _ = walk.fate(packetOf(w, c))
+			if d := cmp.Diff(slices.Sorted(maps.Keys(straight)), slices.Sorted(maps.Keys(got))); d != "" {
+				t.Errorf("%s/%s: from a VRF it ends (-want +got):\n%s", family, c.Name, d)
 			}
 		}
 	}

@@ -36,7 +36,7 @@ type Config struct {
 	// that it took would be the wrong one.
 	ServiceNetworks []netip.Prefix
 	// VRFInterfaces are the names of the VRFs that routers are in, and of their ports, sorted. What comes in by them
-	// is not handed to other nodes, which would answer outside of the VRF.
+	// is not handed to other nodes, which would answer outside of the VRF, nor relayed.
 	VRFInterfaces []string
 	// AnswerPing has the node answer echo requests to the addresses that it delivers, see
 	// Frontend.AnswersPing.

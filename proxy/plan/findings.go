@@ -94,8 +94,8 @@ func (h Host) unrelayed() (found []lb.Finding) {
 		found = append(found, lb.Find(lb.ReasonRelayAway, "the relay of %s is not there, or not ready: "+instead, h.Node,
 			r.Services))
 	case r.Full:
-		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s has as many connections as it may (%d): new "+
-			instead, h.Node, r.Connections, r.Services))
+		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s has as many connections as it may (%d open), "+
+			"or too little time or memory for more: new "+instead, h.Node, r.Connections, r.Services))
 	}
 	if h.Relay.Unled != "" {
 		found = append(found, lb.Find(lb.ReasonRelayLeaseFailed, "the proxy of %s cannot write the lease that has its rules "+

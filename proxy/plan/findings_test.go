@@ -175,7 +175,7 @@ func TestFindings(t *testing.T) {
 		"a relay of another release": {host: Host{Relay: &HostRelay{Services: 2, OtherRelease: true}},
 			want: "RelayAway: the relay of n is of another release than the proxy: connections to 2 Services go straight"},
 		"a full relay": {host: Host{Relay: &HostRelay{Services: 2, Connected: true, Full: true, Connections: 9000}},
-			want: "RelayFull: has as many connections as it may (9000): new connections"},
+			want: "RelayFull: has as many connections as it may (9000 open), or too little time or memory for more: new "},
 		"a relay that is behind": {host: Host{Relay: &HostRelay{Services: 2, UDP: 1, Connected: true, Behind: true}},
 			want: "RelayFull: more slowly than they come: those to 1 Services go straight to endpoints for a while"},
 		"a relay that is behind, and no UDP is relayed": {host: Host{Relay: &HostRelay{Services: 2, Connected: true,

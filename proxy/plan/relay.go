@@ -268,6 +268,16 @@ func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly, iptables bool) str
 	return ""
 }
 
+// RelayLeavesVRFs says that connections from VRFs are not relayed although the Service is, "" if the node has no VRF
+// that a router is in.
+func RelayLeavesVRFs(planned Service, node Node) string {
+	if !planned.Relay || len(planned.VIPs) == 0 || !node.VRFs {
+		return ""
+	}
+	return fmt.Sprintf("annotation %s: connections that come in through a VRF go straight to endpoints, as the relay's "+
+		"sockets are in none", lb.AnnotationRelay)
+}
+
 // RelayLease is for how long the rules lead to the relay, unless the proxy renews that.
 const RelayLease = 3 * time.Second
 

@@ -14,7 +14,8 @@ type Counts struct {
 	Open int `json:"open"`
 	// Connections were accepted. Tries are the connections to backends that were begun for them;
 	// Retried got a backend after the first was late or failed, Failures got none, and Refused and
-	// ClientRefused were beyond the limits of the Service and of one client of it. NodeFailures are
+	// ClientRefused were beyond the limits of the Service and of one client of it. Refused counts those too that were
+	// reset as memory was scarce. NodeFailures are
 	// the tries that failed on the node itself, as without a free file descriptor or source port. With UDP,
 	// connections are flows, and Refused and ClientRefused those that ended early, for others.
 	Connections   uint64 `json:"connections"`

@@ -226,6 +226,18 @@ func listenTCP(family lb.Family, port uint16) (listener, error) {
 	return listener{family: family, port: addr.Port(), socket: socket}, nil
 }
 
+// crowded reports whether more than a quarter of the connections that may wait to be accepted do.
+func (l listener) crowded() (crowded bool) {
+	_ = l.socket.control(func(fd int) error {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil { // of a socket that listens these are how many wait, and how many may
+			crowded = info.Unacked > info.Sacked/4
+		}
+		return err
+	})
+	return crowded
+}
+
 // accept waits for the next connection. It returns os.ErrDeadlineExceeded after the deadline.
 func (l listener) accept() (conn *Conn, from netip.AddrPort, err error) {
 	var fd int

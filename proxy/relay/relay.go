@@ -62,12 +62,15 @@ type Deps struct {
 	Times func() (flow, stream time.Duration)
 	// Overflows counts the datagrams for which sockets of the node had no room.
 	Overflows func() (uint64, error)
+	// Memory returns how many bytes the process has, with the kernel's buffers of its sockets, and may have; 0 for any
+	// number.
+	Memory func() (used, limit uint64)
 }
 
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
 	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP,
-		Times: conntrackTimes, Overflows: overflows}
+		Times: conntrackTimes, Overflows: overflows, Memory: ownMemory}
 }
 
 const (
@@ -83,7 +86,8 @@ const (
 	// acceptAfter is how long the relay accepts connections after the rules have stopped leading to it:
 	// what they have sent here may still be under way.
 	acceptAfter = 300 * time.Millisecond
-	// strainedFor is how long the rules do not lead here after the relay could not accept a connection.
+	// strainedFor is how long the rules do not lead here after the relay could not accept a connection, many waited for
+	// that, or memory was scarce.
 	strainedFor = 5 * time.Second
 	// behindFor is the same of flows of UDP, after so many waited for the proxy's word that others would wait for
 	// long, or the kernel had no room for what comes in.
@@ -107,6 +111,7 @@ type Relay struct {
 	receivers *receivers
 
 	pipes     *pipes
+	passing   *passing
 	flows     *flows
 	questions *questions
 	idle      atomic.Pointer[idleTimes]
@@ -117,7 +122,7 @@ type Relay struct {
 	lostSent, lostReceived atomic.Uint64
 
 	open, refused atomic.Int64
-	strained      atomic.Int64  // when a connection could last not be accepted, in nanoseconds of Unix time
+	strained      atomic.Int64  // see strainedFor, in nanoseconds of Unix time
 	behind        atomic.Int64  // when many flows of UDP last waited to be taken in, in the same
 	full          atomic.Bool   // as last said to the proxy
 	crossed       chan struct{} // holds a token once open has crossed high or low
@@ -135,8 +140,8 @@ func New(options Options, deps Deps) (*Relay, error) {
 		return nil, err
 	}
 	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), listeners: listeners,
-		receivers: receivers, ports: map[lb.Family]uint16{}, pipes: newPipes(maxPipes), crossed: make(chan struct{}, 1),
-		leaving: make(chan struct{}), left: make(chan struct{}),
+		receivers: receivers, ports: map[lb.Family]uint16{}, pipes: newPipes(maxPipes), passing: newPassing(),
+		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
 		questions: newQuestions()}
 	r.lookAtTimes()
@@ -230,11 +235,16 @@ func (r *Relay) high() int64 { return int64(r.options.Limit - r.options.Limit/10
 func (r *Relay) low() int64  { return int64(r.options.Limit - r.options.Limit/5) }
 
 // Full reports whether the relay has asked that new connections go straight to endpoints, as it has about
-// as many as it may.
+// as many as it may, or too little time or memory for more.
 func (r *Relay) Full() bool { return r.full.Load() }
 
-// isFull returns what Full is to be. The goroutine that tells the proxy calls it.
+// isFull returns what Full is to be. The goroutine that tells the proxy calls it. One Service's clients can open
+// connections faster than the relay accepts any, or a busy node gives it little time. All Services have one queue, and
+// the kernel drops what that has no room for.
 func (r *Relay) isFull() bool {
+	if slices.ContainsFunc(r.listeners, listener.crowded) {
+		r.strained.Store(r.deps.Now().UnixNano())
+	}
 	limit := r.high()
 	if r.full.Load() {
 		limit = r.low()
@@ -285,6 +295,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	var feed, accepting, connections, receiving, flows sync.WaitGroup
 	feed.Go(func() { _ = r.follow(talking) })
 	feed.Go(func() { r.followKernel(talking) })
+	feed.Go(func() { r.watchMemory(talking) })
 	for _, l := range r.listeners {
 		accepting.Go(func() { r.accept(serving, l, &connections) })
 		if !r.options.TCPOnly {
@@ -475,18 +486,31 @@ func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, from, to
 		}
 		_ = backend.file.SetWriteDeadline(time.Time{})
 	}
+	ctx, reset := context.WithCancelCause(ctx)
+	defer reset(nil)
+	c := &passed{w.service, client, backend, reset}
+	r.passing.add(c)
+	defer r.passing.remove(c)
 	return pass(ctx, r.pipes.of(w.service, from.Addr()), client, backend, r.options.Idle)
 }
 
+// log writes a connection or flow that has ended into the access log.
 func (r *Relay) log(protocol lb.Protocol, w way, from, to netip.AddrPort, tried []netip.AddrPort, end ended,
 	took time.Duration) {
 	if !r.options.AccessLog {
+		return
+	}
+	leftOut, ok := w.service.logs(r.deps.Now())
+	if !ok {
 		return
 	}
 	args := []any{"service", w.service.key, "protocol", protocol, "client", from, "frontend", to, "tried", tried,
 		"sent", end.sent, "received", end.received, "seconds", took.Seconds()}
 	if end.err != nil {
 		args = append(args, "error", end.err)
+	}
+	if leftOut > 0 {
+		args = append(args, "leftOut", leftOut)
 	}
 	r.deps.Log.Info("connection", args...)
 }

@@ -2,12 +2,14 @@ package relay
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -18,9 +20,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 )
@@ -47,6 +51,44 @@ type rig struct {
 	version int
 	// remembers is how long the kernel remembers flows of UDP.
 	remembers atomic.Int64
+	logged    logged
+	// scarce has the next look find little memory.
+	scarce atomic.Bool
+}
+
+// logged is what the relay has logged, as JSON.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// connections returns the lines of the access log, without what differs each time.
+func (l *logged) connections(t *testing.T) (all []map[string]any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for text := range strings.Lines(l.text.String()) {
+		var line map[string]any
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Fatal(err)
+		}
+		if line["msg"] != "connection" {
+			continue
+		}
+		for _, key := range []string{"time", "level", "msg", "client", "seconds"} {
+			if line[key] == nil {
+				t.Errorf("no %q in %s", key, text)
+			}
+			delete(line, key)
+		}
+		all = append(all, line)
+	}
+	return all
 }
 
 // newRig returns a running relay. tune changes its options; nil for as they are.
@@ -64,7 +106,7 @@ func newRigOf(t *testing.T, version int, tune func(*Options)) *rig {
 	if tune != nil {
 		tune(&options)
 	}
-	deps := NewDeps(slog.New(slog.DiscardHandler))
+	deps := NewDeps(slog.New(slog.NewJSONHandler(&g.logged, nil)))
 	dial := deps.Dial
 	deps.Dial = func(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 		if _, silent := g.dead.Load(backend); silent {
@@ -88,6 +130,12 @@ func newRigOf(t *testing.T, version int, tune func(*Options)) *rig {
 	deps.Times = func() (flow, stream time.Duration) {
 		d := time.Duration(g.remembers.Load())
 		return d, d
+	}
+	deps.Memory = func() (used, limit uint64) {
+		if g.scarce.Swap(false) {
+			return 80_001, 100_000
+		}
+		return 0, 0
 	}
 	deps.Original = func(*Conn, lb.Family) (netip.AddrPort, error) { return *g.original.Load(), nil }
 	listener, err := net.Listen("unix", options.Socket)
@@ -603,6 +651,117 @@ func TestFull(t *testing.T) {
 	g.strained.Store(time.Now().UnixNano())
 	g.cross()
 	g.says("after it could not accept a connection", func(h wire.Hello) bool { return h.Full })
+}
+
+// The access log has a line for each connection and flow: what was tried, what was passed on, and why it was reset.
+func TestAccessLog(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, func(o *Options) { o.AccessLog = true })
+	dead := refusing(t)
+	g.denied.Store(dead, true)
+	live := echo(t, "a")
+	g.relayed(func(r *plan.Relayed) { r.Scheduler = plan.RoundRobin }, dead, live)
+	ended := func(n int) []map[string]any {
+		var lines []map[string]any
+		g.until("it is logged", func() bool { lines = g.logged.connections(t); return len(lines) == n })
+		return lines
+	}
+	if got, err := g.ask("hello"); err != nil || got != "a: hello" {
+		t.Errorf("%q, %v", got, err)
+	}
+	ended(1)
+	g.relayed(nil, dead)
+	_ = g.end()
+	common := map[string]any{"service": map[string]any{"namespace": web.Namespace, "name": web.Name}, "protocol": "TCP",
+		"frontend": frontend.String()}
+	want := []map[string]any{
+		{"tried": []any{dead.String(), live.String()}, "sent": 5.0, "received": 8.0},
+		{"tried": []any{dead.String()}, "sent": 0.0, "received": 0.0,
+			"error": "no backend answered: " + unix.ECONNREFUSED.Error()},
+	}
+	for _, line := range want {
+		maps.Copy(line, common)
+	}
+	if d := cmp.Diff(want, ended(2)); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// One Service's connections fill no log: it gets so many lines a second, and the next line says how many it did not
+// get. Others get theirs.
+func TestContract11TheAccessLogIsBounded(t *testing.T) {
+	now := time.Unix(1_000, 0)
+	one, other := &service{}, &service{}
+	count := func(s *service, n int) (lines, leftOut int) {
+		for range n {
+			if left, ok := s.logs(now); ok {
+				lines, leftOut = lines+1, leftOut+left
+			}
+		}
+		return lines, leftOut
+	}
+	if lines, leftOut := count(one, 5*maxLines); lines != maxLines || leftOut != 0 {
+		t.Errorf("%d lines, %d left out", lines, leftOut)
+	}
+	if lines, _ := count(other, 1); lines != 1 {
+		t.Error("another Service gets no line")
+	}
+	now = now.Add(time.Second)
+	if lines, leftOut := count(one, 2); lines != 2 || leftOut != 4*maxLines {
+		t.Errorf("a second later %d lines, and %d are said to be left out, not %d", lines, leftOut, 4*maxLines)
+	}
+}
+
+// All Services have one queue of connections that wait to be accepted. Before one of them fills it, the relay asks that
+// connections go straight to endpoints, until that is 5 s ago.
+func TestContract11AQueueThatGrowsIsLeftToTheRules(t *testing.T) {
+	ns := nstest.New(t)
+	ns.Run(t, "sysctl", "-qw", "net.core.somaxconn=8")
+	now := time.Unix(1_000, 0)
+	deps := NewDeps(slog.New(slog.DiscardHandler))
+	deps.Now = func() time.Time { return now }
+	var r *Relay
+	ns.Do(t, func() (err error) {
+		r, err = New(Options{Limit: 100, TCPOnly: true}, deps)
+		return err
+	})
+	for _, l := range r.listeners {
+		t.Cleanup(l.socket.Close)
+		to := netip.AddrPortFrom(netip.IPv6Loopback(), l.port)
+		if l.family == lb.IPv4 {
+			to = netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", l.port))
+		}
+		for waiting := range 3 {
+			if r.isFull() {
+				t.Errorf("%s: full with %d of 8 that wait", l.family, waiting)
+			}
+			ns.Do(t, func() error {
+				conn, err := net.Dial("tcp", to.String())
+				if err == nil {
+					t.Cleanup(func() { conn.Close() })
+				}
+				return err
+			})
+		}
+		for deadline := time.Now().Add(time.Minute); !r.isFull(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: never full with 3 of 8 that wait", l.family)
+			}
+		}
+		for range 3 {
+			conn, _, err := l.accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+		}
+		if !r.isFull() {
+			t.Errorf("%s: not full any more at once", l.family)
+		}
+		if now = now.Add(strainedFor); r.isFull() {
+			t.Errorf("%s: full %s later", l.family, strainedFor)
+		}
+	}
 }
 
 // says waits until the relay says something to the proxy.

@@ -16,6 +16,9 @@ const (
 	// maxRemembered is how many clients a Service's session affinity remembers. Others get the backend
 	// that their address chooses.
 	maxRemembered = 10_000
+	// maxLines is how many lines of the access log a Service gets in a second: its clients decide how many connections
+	// end, and the node's logs are everybody's.
+	maxLines = 100
 	// suspectFor is how long a backend that did not answer is tried last.
 	suspectFor = 5 * time.Second
 )
@@ -70,6 +73,10 @@ type service struct {
 	remembered map[remembering]remembered
 	swept      time.Time
 	suspects   map[netip.AddrPort]time.Time
+	// logged are the lines of the access log in the second that began at loggedIn, and leftOut those that it did not get
+	// since its last line.
+	logged, leftOut int
+	loggedIn        time.Time
 }
 
 type remembering struct {
@@ -326,6 +333,22 @@ func (s *service) count(more Counts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.counts.add(more)
+}
+
+// logs reports whether the Service gets one more line of the access log, and how many it has not got before.
+func (s *service) logs(now time.Time) (leftOut int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if second := now.Truncate(time.Second); !second.Equal(s.loggedIn) {
+		s.logged, s.loggedIn = 0, second
+	}
+	if s.logged == maxLines {
+		s.leftOut++
+		return 0, false
+	}
+	s.logged++
+	leftOut, s.leftOut = s.leftOut, 0
+	return leftOut, true
 }
 
 // keeps reports whether a flow to a backend may go on.

@@ -194,7 +194,8 @@ type State struct {
 	Connected bool `json:"connected"`
 	// OtherRelease is set while a relay of another release is connected, and none of this one is ready.
 	OtherRelease bool `json:"otherRelease,omitempty"`
-	// Full is set while it has as many connections as it may, and new ones go straight to endpoints.
+	// Full is set while it has as many connections as it may, or too little time or memory for more, and new ones go
+	// straight to endpoints.
 	Full bool `json:"full,omitempty"`
 	// Behind is set while new flows of UDP go straight to endpoints, as it takes them in too slowly.
 	Behind bool `json:"behind,omitempty"`

@@ -82,8 +82,8 @@ type Hello struct {
 	Leaving bool `json:"leaving,omitempty"`
 	// Drain is how long open connections may go on after that, in nanoseconds; 0 for DefaultDrain.
 	Drain time.Duration `json:"drain,omitempty"`
-	// Full is set if the relay has about as many connections as it may: the rules shall not lead there, but
-	// straight to endpoints, until it has room again.
+	// Full is set if the relay has about as many connections as it may, or too little time or memory for more: the
+	// rules shall not lead there, but straight to endpoints, until it has room again.
 	Full bool `json:"full,omitempty"`
 	// Behind is set if the relay takes in new flows of UDP more slowly than they come: the rules shall lead them
 	// straight to endpoints for a while.
