@@ -20,13 +20,13 @@ import (
 type direct struct {
 	// asking are the Services that ask for it, held those with holders.
 	asking, held map[lb.Key]bool
-	// neighbors are the nodes to which packets can be handed, asked those behind routers, and senders those from
-	// which they come: see plan.Node.
+	// neighbors are the nodes to which packets can be handed, left says of those behind routers why not, and
+	// senders are those from which they come: see plan.Node.
 	neighbors map[string][]netip.Addr
-	asked     map[string]bool
+	left      map[plan.FarNode]plan.Unhanded
 	senders   []lb.MAC
-	// far are the addresses of all nodes behind routers, in order, and asks those to which each Service has
-	// something handed over if they answer.
+	// far are the addresses behind routers that plan.Share gives, in order, and asks those of them to which each
+	// Service has something handed over if they answer.
 	far  []netip.Addr
 	asks map[lb.Key][]netip.Addr
 	// serves are the addresses, by Service, that the rules in the kernel forward directly; fresh is set if the
@@ -64,37 +64,43 @@ func (d *direct) next(now time.Time) time.Duration {
 // Services that ask for it as dirty if that has changed.
 func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 	near, far := plan.Neighbors(p.self, nodes, p.facts.networks)
-	neighbors, asked, senders := near, map[string]bool(nil), p.direct.senders
+	neighbors, left, senders := near, map[plan.FarNode]plan.Unhanded(nil), p.direct.senders
 	if p.to.senders != nil {
 		senders = p.to.senders.Known()
 	}
+	share := plan.Share(far, across.MaxNodes)
 	if p.to.across != nil {
-		neighbors, asked = through(near, far, p.to.across.States(), senders)
+		neighbors, left = through(near, far, share, p.to.across.States(), senders)
 	}
-	addrs := slices.Concat(slices.Collect(maps.Values(far))...)
-	slices.SortFunc(addrs, netip.Addr.Compare)
 	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) || !slices.Equal(senders, p.direct.senders) ||
-		!maps.Equal(asked, p.direct.asked) || !slices.Equal(addrs, p.direct.far) {
-		p.direct.fresh = p.direct.fresh || !slices.Equal(addrs, p.direct.far)
-		p.direct.neighbors, p.direct.asked, p.direct.senders, p.direct.far = neighbors, asked, senders, addrs
+		!maps.Equal(left, p.direct.left) || !slices.Equal(share, p.direct.far) {
+		p.direct.fresh = p.direct.fresh || !slices.Equal(share, p.direct.far)
+		p.direct.neighbors, p.direct.left, p.direct.senders, p.direct.far = neighbors, left, senders, share
 		p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
 	}
 	p.direct.links = linksTo(p.facts.lans, near)
 	p.listen()
 }
 
-// through returns to which addresses packets can be handed with what nodes behind routers have answered, and which
-// of these are asked. The rules have to know a node's frames, in which packets may come back.
-func through(near, far map[string][]netip.Addr, states map[netip.Addr]across.State, senders []lb.MAC) (
-	neighbors map[string][]netip.Addr, asked map[string]bool) {
-	asked = map[string]bool{}
-	for name, addrs := range far {
-		asked[name] = slices.ContainsFunc(addrs, func(a netip.Addr) bool { return states[a] == across.Silent })
+// through returns to which addresses packets can be handed with what the nodes behind routers of this node's share have
+// answered, and why not to others. The rules have to know a node's frames, in which packets may come back.
+func through(near, far map[string][]netip.Addr, share []netip.Addr, states map[netip.Addr]across.State,
+	senders []lb.MAC) (neighbors map[string][]netip.Addr, left map[plan.FarNode]plan.Unhanded) {
+	why := func(a netip.Addr) plan.Unhanded {
+		_, shared := slices.BinarySearchFunc(share, a, netip.Addr.Compare)
+		switch state := states[a]; {
+		case !shared:
+			return plan.TooMany
+		case state == across.Silent:
+			return plan.Silent
+		case state == across.Diverted:
+			return plan.Diverted
+		case state == across.Answers && slices.Contains(senders, lb.MAC(tunnel.MAC(a))):
+			return plan.Handed
+		}
+		return plan.Unasked
 	}
-	answers := func(a netip.Addr) bool {
-		return states[a] == across.Answers && slices.Contains(senders, lb.MAC(tunnel.MAC(a)))
-	}
-	return plan.Reached(near, far, answers, tunnel.Alias), asked
+	return plan.Reached(near, far, why, tunnel.Alias)
 }
 
 // serve tells the tunnel for which addresses this node takes what is handed over, once it is known what the kernel
@@ -110,7 +116,7 @@ func (p *proxy) serve() {
 	}
 	slices.SortFunc(vips, netip.Addr.Compare)
 	if vips = slices.Compact(vips); len(vips) > 0 && p.to.across != nil {
-		far = p.direct.far[:min(len(p.direct.far), across.MaxNodes)]
+		far = p.direct.far
 	}
 	p.to.rescue.SetDirect(vips, far)
 }
@@ -216,7 +222,7 @@ func macsOf(near *links.Neighbors) func([]netip.Addr) (map[netip.Addr]lb.MAC, er
 func (p *proxy) nodeFor(svc lb.Service) plan.Node {
 	node := p.facts.node
 	if svc.Forwarding != "" {
-		node.Neighbors, node.Asked, node.Senders = p.direct.neighbors, p.direct.asked, p.direct.senders
+		node.Neighbors, node.Far, node.Senders = p.direct.neighbors, p.direct.left, p.direct.senders
 	}
 	return node
 }

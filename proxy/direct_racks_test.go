@@ -162,7 +162,7 @@ func (s rackSite) planRack(i int) plan.Service {
 	for _, addr := range s.others(i) {
 		planned.Senders = append(planned.Senders, tunnel.MAC(addr))
 	}
-	neighbors, _ := through(near, far, s.asking[i-1].States(), planned.Senders)
+	neighbors, _ := through(near, far, plan.Share(far, across.MaxNodes), s.asking[i-1].States(), planned.Senders)
 	for j := 1; j <= 3; j++ {
 		for _, to := range neighbors[siteNode(j)] {
 			form := "10.1.%d.2"
@@ -269,6 +269,50 @@ func TestDirectForwardingAcrossRouters(t *testing.T) {
 	s.wantSeen(t, "the tunnel to node 3 is back", 1, 2, 3)
 	s.nodes[0].Run(t, "sh", "-c", "ip link del landfall4; ip link del landfall6")
 	s.wantSeen(t, "the tunnel was made anew", 1, 2, 3)
+}
+
+// A rule ahead of the tunnel's that takes all traffic but that of the cluster and its clients, as some VPNs set one,
+// leaves questions alone, which name the tunnel, and swallows what is handed over. The node finds that out and
+// masquerades, and others hand nothing over to it, as it could not send it back.
+func TestContract1ARuleAheadOfTheTunnels(t *testing.T) {
+	t.Parallel()
+	s := newRackSite(t)
+	others := func(state across.State) {
+		t.Helper()
+		for _, j := range []int{2, 3} {
+			s.waitFor(t, 1, j, state)
+		}
+	}
+	others(across.Answers)
+	s.waitFor(t, 2, 1, across.Answers)
+	for i := 1; i <= 3; i++ {
+		s.program(t, i, s.planRack(i))
+	}
+	s.turn(t, 1)
+	s.wantSeen(t, "before", 1, 2, 3)
+	nstest.Veth(t, s.nodes[0], "vpn", "192.0.2.1/24", nstest.New(t), "eth0", "192.0.2.2/24")
+	s.nodes[0].Run(t, "ip", "route", "add", "throw", "10.0.0.0/8", "table", "52")
+	s.nodes[0].Run(t, "ip", "route", "add", "default", "dev", "vpn", "table", "52")
+	for _, cluster := range []string{"fd01::/16", "fd02::/16"} {
+		s.nodes[0].Run(t, "ip", "route", "add", "throw", cluster, "table", "52")
+	}
+	s.nodes[0].Run(t, "ip", "-6", "route", "add", "default", "dev", "vpn", "table", "52")
+	rule := func(what string) {
+		t.Helper()
+		for _, family := range []string{"-4", "-6"} {
+			s.nodes[0].Run(t, "ip", family, "rule", what, "priority", "5270", "table", "52")
+		}
+	}
+	rule("add")
+	others(across.Diverted)
+	s.program(t, 1, s.planRack(1))
+	s.wantSeen(t, "with a rule ahead", 1)
+	s.waitFor(t, 2, 1, across.Silent)
+	rule("del")
+	others(across.Answers)
+	s.waitFor(t, 2, 1, across.Answers)
+	s.program(t, 1, s.planRack(1))
+	s.wantSeen(t, "the rule is gone", 1, 2, 3)
 }
 
 // A node that does not forward the Service directly, as it has not heard of it yet, sends what is handed over to it

@@ -176,7 +176,7 @@ func (f *fakeSenders) Known() (all []lb.MAC) {
 	for _, node := range f.nodes {
 		mac, is := f.macs[node]
 		if !is {
-			mac = lb.MAC{2, node.As4()[3]}
+			mac = lb.MAC{2, node.As16()[15]}
 		}
 		all = append(all, mac)
 	}
@@ -296,4 +296,50 @@ func TestContract1DirectThroughTheTunnelToNodesThatAnswer(t *testing.T) {
 	if len(b.rescue.direct)+len(b.rescue.far)+len(b.proxy.direct.asks)+len(b.proxy.direct.serves) > 0 {
 		t.Errorf("not forwarded directly any more, and it takes packets for %v from %v", b.rescue.direct, b.rescue.far)
 	}
+}
+
+// Of more addresses behind routers than a node exchanges packets with, each family has its share, and a Service hears
+// of the node that is left out, as it hears of one to which the kernel has another way than the tunnel.
+func TestContract10NodesBeyondTheTunnelAreNamed(t *testing.T) {
+	b := newDirectBench(t)
+	asking, last := &fakeAcross{}, netip.MustParseAddr("172.32.0.4")
+	b.to.across, b.to.senders = asking, &fakeSenders{macs: map[netip.Addr]lb.MAC{last: tunnel.MAC(last)}}
+	addr, addr6 := netip.MustParseAddr("172.30.0.0"), netip.MustParseAddr("fd00::")
+	for i := range across.MaxNodes {
+		addr, addr6 = addr.Next(), addr6.Next()
+		node := fmt.Sprint("other-", i)
+		b.nodes.Set(node, lb.Node{Name: node, Addresses: []netip.Addr{addr, addr6}})
+		b.markNode(node)
+	}
+	b.run()
+	b.rules.confirm()
+	b.run()
+	want := func(what, told string, warnings int) {
+		t.Helper()
+		if len(b.warnings) != warnings || !strings.HasPrefix(b.warnings[warnings-1], "web DirectRefused ") ||
+			!strings.Contains(b.warnings[warnings-1], told) {
+			t.Errorf("%s: told %q", what, b.warnings)
+		}
+	}
+	want("257 nodes", "that this node exchanges packets with through the tunnel: node-4;", 1)
+	of6 := slices.IndexFunc(b.rescue.far, netip.Addr.Is6)
+	if len(asking.nodes.Others) > 0 || of6 != across.MaxNodes/2 || len(b.rescue.far) != across.MaxNodes {
+		t.Errorf("asked are %v; of %d addresses in the tunnel the first of IPv6 is number %d", asking.nodes.Others,
+			len(b.rescue.far), of6)
+	}
+	for i := range across.MaxNodes {
+		b.nodes.Delete(fmt.Sprint("other-", i))
+		b.markNode(fmt.Sprint("other-", i))
+	}
+	asking.states = map[netip.Addr]across.State{last: across.Diverted}
+	b.run()
+	want("a rule ahead of the tunnel's", "that takes elsewhere what is for node-4;", 2)
+	if !slices.Equal(asking.nodes.Others, []netip.Addr{last}) {
+		t.Errorf("asked are %v", asking.nodes.Others)
+	}
+	asking.states = nil
+	b.nodes.Set("twin", lb.Node{Name: "twin", Addresses: []netip.Addr{netip.MustParseAddr("10.32.0.4")}})
+	b.markNode("twin")
+	b.run()
+	want("a node with the same alias", "in the first byte alone: node-4;", 3)
 }

@@ -63,20 +63,28 @@ func (t Tunnels) Self(name string, network int) (self netip.Addr, found bool, er
 	return self.Unmap(), found, nil
 }
 
-// Set makes a tunnel as it shall be, and returns the interface's index and MTU. It changes only what
-// differs.
-func (t Tunnels) Set(want Tunnel) (index, mtu int, err error) {
+// TunnelState is how a tunnel is.
+type TunnelState struct {
+	// Link is the interface's index, and MTU its MTU.
+	Link, MTU int
+	// Diverted is set while the kernel has another way to Aliases than the tunnel, as by a rule ahead of the tunnel's.
+	Diverted bool
+}
+
+// Set makes a tunnel as it shall be, and returns how it is. It changes only what differs.
+func (t Tunnels) Set(want Tunnel) (s TunnelState, err error) {
 	link, err := t.find(want.Name, want.Network)
 	if err != nil {
-		return 0, 0, err
+		return s, err
 	}
 	if link, err = t.setLink(want, link); err != nil {
-		return 0, 0, err
+		return s, err
 	}
-	if err := t.setRoute(want, link.Index); err != nil {
-		return 0, 0, err
+	diverted, err := t.setRoute(want, link.Index)
+	if err != nil {
+		return s, err
 	}
-	return link.Index, link.MTU, t.setPeers(want, link.Index)
+	return TunnelState{link.Index, link.MTU, diverted}, t.setPeers(want, link.Index)
 }
 
 // Remove removes a tunnel, if it is there, and nothing else.
@@ -180,8 +188,9 @@ func familyNumber(family lb.Family) int {
 }
 
 // setRoute has the kernel take each node for being on the interface's link, if somebody asks for a
-// route over this interface, or to an alias. Nobody else follows the rules.
-func (t Tunnels) setRoute(want Tunnel, link int) error {
+// route over this interface, or to an alias. Nobody else follows the rules. It reports whether another rule takes
+// what is for an alias elsewhere.
+func (t Tunnels) setRoute(want Tunnel, link int) (diverted bool, err error) {
 	nowhere, all := netip.MustParseAddr("192.0.2.1"), netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	scope := netlink.Scope(unix.RT_SCOPE_LINK)
 	if want.Family == lb.IPv6 {
@@ -192,26 +201,26 @@ func (t Tunnels) setRoute(want Tunnel, link int) error {
 		found, err := t.handle.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{OifIndex: over})
 		return err == nil && len(found) == 1 && found[0].Table == want.Routes && found[0].LinkIndex == link
 	}
-	if leads(nowhere, link) && leads(want.Aliases.Addr().Next(), 0) {
-		return nil
+	alias, routed := want.Aliases.Addr().Next(), leads(nowhere, link)
+	if routed && leads(alias, 0) {
+		return false, nil
 	}
-	err := t.handle.RouteReplace(&netlink.Route{LinkIndex: link, Table: want.Routes, Scope: scope,
-		Family: familyNumber(want.Family),
-		Dst:    &net.IPNet{IP: all.Addr().AsSlice(), Mask: net.CIDRMask(0, all.Addr().BitLen())}})
-	if err != nil {
-		return fmt.Errorf("add the route: %w", err)
-	}
-	for _, end := range want.ends() {
-		if err := t.handle.RouteReplace(end); err != nil {
-			return fmt.Errorf("add the route: %w", err)
+	if !routed {
+		routes := append(want.ends(), &netlink.Route{LinkIndex: link, Table: want.Routes, Scope: scope,
+			Family: familyNumber(want.Family),
+			Dst:    &net.IPNet{IP: all.Addr().AsSlice(), Mask: net.CIDRMask(0, all.Addr().BitLen())}})
+		for _, route := range routes {
+			if err := t.handle.RouteReplace(route); err != nil {
+				return false, fmt.Errorf("add the route: %w", err)
+			}
 		}
 	}
 	for _, rule := range want.rules() {
 		if err := t.handle.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("add the rule: %w", err)
+			return false, fmt.Errorf("add the rule: %w", err)
 		}
 	}
-	return nil
+	return !leads(alias, 0), nil
 }
 
 // ends are the routes of the table that stay when the interface goes. A router would send back what is for an alias,

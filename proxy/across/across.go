@@ -20,8 +20,10 @@ import (
 )
 
 const (
-	// every is how often each node is asked.
-	every = time.Second
+	// every is how often a node that answers is asked, so that it is soon noticed when packets to it are lost. A node
+	// that does not answer is asked only each rarely-th time: many may not.
+	every  = 250 * time.Millisecond
+	rarely = 4
 	// soon is when the first answers are looked for.
 	soon = 20 * time.Millisecond
 	// MaxNodes is how many addresses of nodes are asked at most.
@@ -30,7 +32,8 @@ const (
 
 // Line is the way to other nodes.
 type Line interface {
-	// Ask sends a question through the tunnel. The error is errNoTunnel while there is none.
+	// Ask sends a question through the tunnel. The error is errNoTunnel while there is none, and errDiverted while what
+	// is handed over to the node would leave another way.
 	Ask(self, node netip.Addr, nonce Nonce) error
 	// Answers returns what has come since the last call.
 	Answers(family lb.Family) ([]Answer, error)
@@ -64,6 +67,7 @@ type Actor struct {
 	// The rest belongs to the goroutine that runs step.
 	tallies map[netip.Addr]*tally
 	due     time.Time
+	rounds  int // how often it was due
 }
 
 // New returns an Actor without nodes.
@@ -108,9 +112,11 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	due := !now.Before(a.due)
 	if due {
 		a.due = now.Add(every)
+		a.rounds++
 	}
 	for _, node := range nodes.Others {
-		if due || a.tallies[node] == nil {
+		t := a.tallies[node]
+		if t == nil || due && (t.state == Answers || a.rounds%rarely == 0) {
 			errs = append(errs, a.ask(nodes.Self, node))
 		}
 	}
@@ -162,9 +168,13 @@ func (a *Actor) ask(self []netip.Addr, node netip.Addr) error {
 		return nil
 	}
 	err := a.deps.Line.Ask(self[i], node, nonce)
-	if errors.Is(err, errNoTunnel) {
+	switch {
+	case errors.Is(err, errNoTunnel):
 		return nil // it is about to be made, or the Event TunnelUnavailable says why not
-	} else if err != nil {
+	case errors.Is(err, errDiverted):
+		t.divert()
+		return nil
+	case err != nil:
 		return fmt.Errorf("ask %s: %w", node, err)
 	}
 	return nil
@@ -184,5 +194,9 @@ func (a *Actor) publish() {
 	}
 }
 
-// errNoTunnel is for a node that has none.
-var errNoTunnel = errors.New("there is no tunnel")
+var (
+	// errNoTunnel is for a node that has none.
+	errNoTunnel = errors.New("there is no tunnel")
+	// errDiverted is for an alias to which the kernel has another route.
+	errDiverted = errors.New("the route leads elsewhere")
+)

@@ -34,6 +34,10 @@ func TestTally(t *testing.T) {
 		"back":                     {"+---+++", Answers},
 		"lost while it comes back": {"+---++-++", Silent},
 		"late, at first":           {"--+", Answers},
+		"diverted":                 {"+>", Diverted},
+		"diverted, and then lost":  {"+>---", Silent},
+		"free, but not for long":   {"+>++", Diverted},
+		"free":                     {"+>+++", Answers},
 	} {
 		var node tally
 		for i, answer := range test.answers {
@@ -41,6 +45,11 @@ func TestTally(t *testing.T) {
 			node.ask(nonce)
 			if node.answer(Nonce{byte(i)}) {
 				t.Errorf("%s: the answer to the question before counts", name)
+			}
+			if answer == '>' {
+				if node.divert(); node.answer(nonce) {
+					t.Errorf("%s: an answer to a question that was not sent counts", name)
+				}
 			}
 			if answer == '+' && (!node.answer(nonce) || node.answer(nonce)) {
 				t.Errorf("%s: an answer does not count, or twice", name)
@@ -55,16 +64,20 @@ func TestTally(t *testing.T) {
 
 // fakeLine answers for nodes.
 type fakeLine struct {
-	answers map[netip.Addr]bool
-	forged  []Answer
-	asked   map[netip.Addr]int
-	waiting []Answer
-	fail    error
+	answers  map[netip.Addr]bool
+	diverted map[netip.Addr]bool
+	forged   []Answer
+	asked    map[netip.Addr]int
+	waiting  []Answer
+	fail     error
 }
 
 func (f *fakeLine) Ask(from, node netip.Addr, nonce Nonce) error {
 	if lb.FamilyOf(from) != lb.FamilyOf(node) {
 		return errors.New("from an address of the other family")
+	}
+	if f.diverted[node] {
+		return errDiverted
 	}
 	if f.asked[node]++; f.answers[node] {
 		f.waiting = append(f.waiting, Answer{node, nonce})
@@ -85,7 +98,8 @@ func (f *fakeLine) Answers(family lb.Family) (all []Answer, err error) {
 	return all, nil
 }
 
-// Each node is asked once a second, whatever wakes the actor, and a change of what is known is told once.
+// A node that answers is asked four times a second and another once, whatever wakes the actor, and a change of what is
+// known is told once.
 func TestNodesAreAsked(t *testing.T) {
 	now, changes := time.Unix(0, 0), 0
 	line := &fakeLine{answers: map[netip.Addr]bool{near4: true, near6: true}, asked: map[netip.Addr]int{}}
@@ -107,14 +121,14 @@ func TestNodesAreAsked(t *testing.T) {
 	if again := step(); again != soon {
 		t.Errorf("looks for the first answers in %v", again)
 	}
-	if again := step(); again != time.Second || a.States()[near4] != Answers || a.States()[near6] != Answers {
+	if again := step(); again != every || a.States()[near4] != Answers || a.States()[near6] != Answers {
 		t.Errorf("%v, again in %v", a.States(), again)
 	}
 	for range 10 {
 		step()
 	}
 	if line.asked[near4] != 1 || line.asked[near6] != 1 {
-		t.Errorf("asked %v in one second", line.asked)
+		t.Errorf("asked %v at one time", line.asked)
 	}
 	before := changes
 	line.answers[near4] = false
@@ -125,6 +139,27 @@ func TestNodesAreAsked(t *testing.T) {
 	}
 	if a.States()[near4] != Silent || a.States()[near6] != Answers || changes != before+1 {
 		t.Errorf("%v after %d changes", a.States(), changes-before)
+	}
+	clear(line.asked)
+	for range rarely {
+		now = now.Add(every)
+		step()
+	}
+	if line.asked[near4] != 1 || line.asked[near6] != rarely {
+		t.Errorf("asked %v in one second", line.asked)
+	}
+	line.diverted = map[netip.Addr]bool{near6: true}
+	now = now.Add(every)
+	if step(); a.States()[near6] != Diverted || len(line.waiting) > 0 {
+		t.Errorf("the way to a node leads elsewhere: %v, waiting %v", a.States(), line.waiting)
+	}
+	line.diverted = nil
+	for range rarely * again {
+		now = now.Add(every)
+		step()
+	}
+	if step(); a.States()[near6] != Answers {
+		t.Errorf("the way leads there again: %v", a.States())
 	}
 	a.Set(Nodes{self, []netip.Addr{near6}})
 	if step(); len(a.States()) != 1 {
@@ -148,7 +183,7 @@ func TestContract11NodesThatAreAskedHaveABound(t *testing.T) {
 		nodes = append(nodes, addr)
 	}
 	a.Set(Nodes{self, nodes})
-	for range losses + 1 {
+	for range rarely * (losses + 1) {
 		if _, err := a.step(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
+	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
 
 // Kernel is the way through this node's tunnels: the questions are ICMP echo requests (RFC 792, RFC 4443) with the
@@ -18,6 +21,7 @@ import (
 // through the tunnel. It is not safe for concurrent use.
 type Kernel struct {
 	sockets map[lb.Family]int
+	routes  *links.FIB
 	// id tells our answers from those to others, and is not known to who cannot see our packets.
 	id       uint16
 	sequence uint16
@@ -30,7 +34,11 @@ const maxAnswers = 4 * MaxNodes
 func Open(families []lb.Family) (*Kernel, error) {
 	var id [2]byte
 	_, _ = rand.Read(id[:]) // never fails
-	k := &Kernel{sockets: map[lb.Family]int{}, id: binary.BigEndian.Uint16(id[:])}
+	routes, err := links.OpenFIB(netns.None())
+	if err != nil {
+		return nil, err
+	}
+	k := &Kernel{sockets: map[lb.Family]int{}, routes: routes, id: binary.BigEndian.Uint16(id[:])}
 	for _, family := range families {
 		socket, err := open(family, k.id)
 		if err != nil {
@@ -93,6 +101,7 @@ func filter(socket int, family lb.Family, reply byte, id uint16) error {
 
 // Close closes it.
 func (k *Kernel) Close() {
+	k.routes.Close()
 	for _, socket := range k.sockets {
 		_ = unix.Close(socket)
 	}
@@ -111,6 +120,15 @@ func (k *Kernel) Ask(self, node netip.Addr, nonce Nonce) error {
 	link, err := indexOf(socket, lb.TunnelName(family))
 	if err != nil {
 		return err
+	}
+	// A question names the interface, a packet that is handed over does not (nf_dup): it takes the kernel's way to the
+	// alias, which rules ahead of the tunnel's may change.
+	way, err := k.routes.Way(tunnel.Alias(node))
+	if err != nil {
+		return err
+	}
+	if way.Link != int(link) {
+		return errDiverted
 	}
 	k.sequence++
 	packet := append([]byte{icmpOf(family).request, 0, 0, 0}, make([]byte, 4)...)

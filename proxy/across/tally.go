@@ -5,11 +5,13 @@ import "net/netip"
 // State is what is known of a node behind a router.
 type State int
 
-// The states. A node is Silent if it has not answered, and Unknown before that can be said.
+// The states. A node is Silent if it has not answered, and Unknown before that can be said. It is Diverted while this
+// node's kernel would send elsewhere what is handed over to it.
 const (
 	Unknown State = iota
 	Answers
 	Silent
+	Diverted
 )
 
 const (
@@ -55,6 +57,9 @@ func (t *tally) answer(nonce Nonce) bool {
 	}
 	return true
 }
+
+// divert notes that the last question was not sent, as the tunnel is not the way to the node.
+func (t *tally) divert() { t.state, t.asked, t.row = Diverted, false, 0 }
 
 // missing reports whether a node's first answer has not come yet.
 func (t *tally) missing() bool { return t.asked && t.state == Unknown }

@@ -146,6 +146,38 @@ func nodesOf(endpoints []lb.Slice) map[string]bool {
 	return nodes
 }
 
+// FarNode is a node behind a router, with the family of its address.
+type FarNode struct {
+	Name   string
+	Family lb.Family
+}
+
+// Unhanded says why packets are not handed to a node behind a router.
+type Unhanded int
+
+// The reasons. A node is Unasked until it has had the time to answer, which is no news. Diverted is for one to whose
+// alias the kernel has another way than the tunnel, SameAlias for one that another node shares its alias with, and
+// TooMany for one that is not among those of Share.
+const (
+	Handed Unhanded = iota
+	Unasked
+	NoWay
+	Silent
+	Diverted
+	SameAlias
+	TooMany
+)
+
+// sentences end with the names of nodes.
+var sentences = map[Unhanded]string{
+	NoWay:    "no network of this node has an address of ",
+	Silent:   "behind a router, and without an answer through the tunnel: ",
+	Diverted: "this node has a routing rule ahead of the tunnel's, as some VPNs set, that takes elsewhere what is for ",
+	SameAlias: "known in the tunnel by the same address as another node, as their addresses differ in the first byte " +
+		"alone: ",
+	TooMany: "behind routers, and beyond the addresses that this node exchanges packets with through the tunnel: ",
+}
+
 // maxNamed is how many nodes a message names.
 const maxNamed = 5
 
@@ -155,25 +187,27 @@ func NotHanded(s Service, endpoints []lb.Slice, node Node) string {
 	if !s.Direct {
 		return ""
 	}
-	far, silent := map[string]bool{}, map[string]bool{}
+	nodes := map[Unhanded]map[string]bool{}
 	for _, slice := range endpoints {
 		for _, ep := range slice.Endpoints {
 			if _, handed := s.Handed[ep.Addr]; handed || !ep.Ready || ep.Node == node.Name {
 				continue
 			}
-			if is, asked := node.Asked[ep.Node]; !asked {
-				far[ep.Node] = true
-			} else if is {
-				silent[ep.Node] = true
+			why, far := node.Far[FarNode{ep.Node, slice.Family}]
+			if !far {
+				why = NoWay
 			}
+			if nodes[why] == nil {
+				nodes[why] = map[string]bool{}
+			}
+			nodes[why][ep.Node] = true
 		}
 	}
 	var why []string
-	if len(far) > 0 {
-		why = append(why, "no network of this node has an address of "+someOf(far))
-	}
-	if len(silent) > 0 {
-		why = append(why, "behind a router, and without an answer through the tunnel: "+someOf(silent))
+	for _, reason := range slices.Sorted(maps.Keys(nodes)) {
+		if sentence, said := sentences[reason]; said {
+			why = append(why, sentence+someOf(nodes[reason]))
+		}
 	}
 	if len(why) == 0 {
 		return ""
@@ -228,23 +262,47 @@ func Neighbors(self string, nodes map[string]lb.Node, networks []netip.Prefix) (
 	return neighbors, far
 }
 
-// Reached returns to which addresses packets for nodes are handed: those of the neighbors, and the alias of each
-// far address that answers through the tunnel. Nodes with the same alias get nothing.
-func Reached(neighbors, far map[string][]netip.Addr, answers func(netip.Addr) bool,
-	alias func(netip.Addr) netip.Addr) map[string][]netip.Addr {
+// Share returns with which far addresses, in order and at most so many, this node exchanges packets through the tunnel.
+// Each family gets half, and what the other leaves.
+func Share(far map[string][]netip.Addr, most int) []netip.Addr {
+	all := slices.Concat(slices.Collect(maps.Values(far))...)
+	slices.SortFunc(all, netip.Addr.Compare) // IPv4 comes first
+	all = slices.Compact(all)
+	of4 := slices.IndexFunc(all, netip.Addr.Is6)
+	if of4 < 0 {
+		of4 = len(all)
+	}
+	of6 := len(all) - of4
+	first := min(of4, max(most/2, most-of6))
+	return slices.Concat(all[:first], all[of4:of4+min(of6, most-first)])
+}
+
+// Reached returns to which addresses packets for nodes are handed: those of the neighbors, and the alias of each far
+// address of which why returns Handed. Nodes with the same alias get nothing. left says the same of the far nodes, by
+// the first address of each family.
+func Reached(neighbors, far map[string][]netip.Addr, why func(netip.Addr) Unhanded,
+	alias func(netip.Addr) netip.Addr) (reached map[string][]netip.Addr, left map[FarNode]Unhanded) {
 	count := map[netip.Addr]int{}
 	for _, addrs := range far {
 		for _, addr := range addrs {
 			count[alias(addr)]++
 		}
 	}
-	reached := maps.Clone(neighbors)
+	reached, left = maps.Clone(neighbors), map[FarNode]Unhanded{}
 	for name, addrs := range far {
 		for _, addr := range addrs {
-			if answers(addr) && count[alias(addr)] == 1 {
+			reason := why(addr)
+			if count[alias(addr)] > 1 {
+				reason = SameAlias
+			}
+			if reason == Handed {
 				reached[name] = append(slices.Clip(reached[name]), alias(addr))
+			}
+			at := FarNode{name, lb.FamilyOf(addr)}
+			if _, said := left[at]; !said {
+				left[at] = reason
 			}
 		}
 	}
-	return reached
+	return reached, left
 }

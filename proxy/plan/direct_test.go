@@ -61,10 +61,13 @@ func TestDirectPlan(t *testing.T) {
 	if got := NotHanded(s, endpoints, node); !strings.Contains(got, "has an address of c; connections") {
 		t.Errorf("not handed: %q", got)
 	}
-	for silent, want := range map[bool]string{false: "", true: "without an answer through the tunnel: c"} {
-		node.Asked = map[string]bool{"c": silent}
-		if got := NotHanded(s, endpoints, node); (got == "") != (want == "") || !strings.Contains(got, want) {
-			t.Errorf("silent %v: not handed: %q", silent, got)
+	for why, want := range map[Unhanded]string{Unasked: "", NoWay: "has an address of c;",
+		Silent: "without an answer through the tunnel: c;", Diverted: "takes elsewhere what is for c;",
+		SameAlias: "in the first byte alone: c;", TooMany: "exchanges packets with through the tunnel: c;"} {
+		node.Far = map[FarNode]Unhanded{{"c", lb.IPv4}: why, {"c", lb.IPv6}: Silent, {"b", lb.IPv4}: Silent}
+		got := NotHanded(s, endpoints, node)
+		if (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%d: not handed: %q", why, got)
 		}
 	}
 	node.Neighbors["c"] = []netip.Addr{netip.MustParseAddr("10.0.0.3")}
@@ -160,24 +163,63 @@ func TestNeighbors(t *testing.T) {
 }
 
 // Packets go to a neighbor as they are, to a node behind a router through the tunnel if it answers there, and to
-// others not, nor to two that a node could not tell apart.
+// others not, nor to two that a node could not tell apart: each with its reason.
 func TestReached(t *testing.T) {
 	addr := netip.MustParseAddr
 	near := map[string][]netip.Addr{"near": {addr("10.0.0.2")}}
-	far := map[string][]netip.Addr{"near": {addr("fd00::2")}, "far": {addr("10.0.1.2")}, "silent": {addr("10.0.1.3")},
-		"twin": {addr("10.0.1.4")}, "other twin": {addr("11.0.1.4")}}
-	got := Reached(near, far, func(a netip.Addr) bool { return a != addr("10.0.1.3") }, func(a netip.Addr) netip.Addr {
+	far := map[string][]netip.Addr{"near": {addr("fd00::2")}, "far": {addr("10.0.1.2"), addr("fd00::9"), addr("10.0.1.9")},
+		"silent": {addr("10.0.1.3")}, "twin": {addr("10.0.1.4")}, "other twin": {addr("11.0.1.4")}}
+	states := map[netip.Addr]Unhanded{addr("10.0.1.3"): Silent, addr("10.0.1.4"): TooMany, addr("fd00::9"): Diverted,
+		addr("10.0.1.9"): Unasked}
+	got, left := Reached(near, far, func(a netip.Addr) Unhanded { return states[a] }, func(a netip.Addr) netip.Addr {
 		if a.Is4() {
 			last := a.As4()
 			return netip.AddrFrom4([4]byte{255, last[1], last[2], last[3]})
 		}
-		return addr("fd11::2")
+		return addr("fd11::" + strings.TrimPrefix(a.String(), "fd00::"))
 	})
 	want := map[string][]netip.Addr{"near": {addr("10.0.0.2"), addr("fd11::2")}, "far": {addr("255.0.1.2")}}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
+	if d := cmp.Diff(map[FarNode]Unhanded{{"near", lb.IPv6}: Handed, {"far", lb.IPv4}: Handed, {"far", lb.IPv6}: Diverted,
+		{"silent", lb.IPv4}: Silent, {"twin", lb.IPv4}: SameAlias, {"other twin", lb.IPv4}: SameAlias}, left); d != "" {
+		t.Errorf("why not (-want +got):\n%s", d)
+	}
 	if len(near["near"]) != 1 {
 		t.Errorf("it changes what it is given: %v", near)
+	}
+}
+
+// Each family gets half of the places in the tunnel, and what the other leaves; always the first addresses.
+func TestContract11FamiliesShareTheTunnel(t *testing.T) {
+	for _, test := range []struct{ of4, of6, want4, want6 int }{
+		{0, 0, 0, 0}, {3, 3, 3, 3}, {300, 0, 256, 0}, {0, 300, 0, 256}, {300, 300, 128, 128}, {300, 10, 246, 10},
+		{10, 300, 10, 246}, {128, 300, 128, 128}, {127, 300, 127, 129},
+	} {
+		far := map[string][]netip.Addr{}
+		add := func(name string, addr netip.Addr, n int) {
+			for i := range n {
+				node := fmt.Sprint(name, i)
+				far[node] = append(far[node], addr)
+				addr = addr.Next()
+			}
+		}
+		first4, first6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+		add("n", first4, test.of4)
+		add("n", first6, test.of6)
+		var got4, got6 int
+		for _, addr := range Share(far, 256) {
+			if addr == first4 {
+				first4 = first4.Next()
+				got4++
+			} else if addr == first6 {
+				first6 = first6.Next()
+				got6++
+			}
+		}
+		if n := len(Share(far, 256)); got4 != test.want4 || got6 != test.want6 || n != got4+got6 {
+			t.Errorf("of %d and %d it takes %d and %d in order, %d in all", test.of4, test.of6, got4, got6, n)
+		}
 	}
 }

@@ -25,9 +25,8 @@ type Node struct {
 	// Neighbors are the addresses of the other nodes to which the node can hand packets as they are, by
 	// the nodes' names. They are there only for Services that ask for direct forwarding.
 	Neighbors map[string][]netip.Addr
-	// Asked are the nodes behind routers that are asked whether they take packets through the tunnel: true for those
-	// that do not answer.
-	Asked map[string]bool
+	// Far says of the nodes behind routers whether packets are handed to them through the tunnel, and why not.
+	Far map[FarNode]Unhanded
 	// Senders are the MAC addresses of nodes that may hand packets over to this one, in order.
 	Senders []lb.MAC
 	// VRFs is set while Config.VRFInterfaces has any.

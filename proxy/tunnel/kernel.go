@@ -20,6 +20,8 @@ type Kernel struct {
 	links       links.Tunnels
 	port        uint16
 	least, most byte
+	// diverted are the families in which nothing can be sent back, as the kernel has another way to aliases.
+	diverted map[lb.Family]bool
 }
 
 // Open opens the way to the kernel, in the network namespace of the calling thread. Only packets
@@ -34,7 +36,7 @@ func Open(port uint16, least, most byte) (*Kernel, error) {
 		tunnels.Close()
 		return nil, err
 	}
-	return &Kernel{conn, tunnels, port, least, most}, nil
+	return &Kernel{conn, tunnels, port, least, most, map[lb.Family]bool{}}, nil
 }
 
 // Close closes it. The tunnels stay.
@@ -71,7 +73,12 @@ func (k *Kernel) set(family lb.Family, d Desired) (s State, err error) {
 	want := tunnelOf(family)
 	want.Port, want.Self, want.Peers, want.MTU = k.port, d.Self, d.Peers, mtu(family, d.MTU)
 	want.Alias = apart(d.Peers)
-	s.Link, s.MTU, err = k.links.Set(want)
+	state, err := k.links.Set(want)
+	s.Link, s.MTU = state.Link, state.MTU
+	if err == nil && state.Diverted != k.diverted[family] {
+		k.diverted[family] = state.Diverted
+		_, err = k.setRules(h, d, adopt)
+	}
 	return s, err
 }
 
@@ -84,8 +91,9 @@ func tunnelOf(family lb.Family) links.Tunnel {
 // contents are elements of sets: keys, with values where the set is a map.
 type contents map[string]map[string]string
 
-// contents returns what the sets shall hold, and which of them keep what else they have.
-func (h header) contents(d Desired, adopt bool) (want contents, keep map[string]bool) {
+// contents returns what the sets shall hold, and which of them keep what else they have. Without senders, while they
+// are diverted, no question is answered: nodes do not hand over what could not be sent back.
+func (h header) contents(d Desired, adopt, diverted bool) (want contents, keep map[string]bool) {
 	want = contents{setNodes: {}, setDirect: {}, setSenders: {}}
 	for _, node := range slices.Concat(d.Nodes, d.Peers) {
 		want[setNodes][string(node.AsSlice())] = ""
@@ -95,7 +103,7 @@ func (h header) contents(d Desired, adopt bool) (want contents, keep map[string]
 	}
 	alias := apart(d.Peers)
 	for _, node := range d.Peers {
-		if at := alias(node); at.IsValid() {
+		if at := alias(node); at.IsValid() && !diverted {
 			mac := MAC(node)
 			want[setSenders][string(mac[:])] = string(at.AsSlice())
 		}
@@ -136,7 +144,7 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 	if err != nil {
 		return 0, err
 	}
-	want, keep := h.contents(d, adopt)
+	want, keep := h.contents(d, adopt, k.diverted[h.family])
 	b := nft.NewBatch(h.table())
 	b.AddTable()
 	right := !slices.ContainsFunc(h.sets(), func(s nft.Set) bool { return sets[s.Name] != s.Shape() })

@@ -70,7 +70,7 @@ func TestWhatIsHandedOver(t *testing.T) {
 			icmp = unix.IPPROTO_ICMPV6
 		}
 		want, _ := h.contents(Desired{Nodes: []netip.Addr{node.Addr(), other.Addr()}, Peers: []netip.Addr{node.Addr()},
-			Direct: []netip.Addr{vip.Addr()}, DirectKnown: true}, false)
+			Direct: []netip.Addr{vip.Addr()}, DirectKnown: true}, false, false)
 		for _, test := range []struct {
 			to       netip.AddrPort
 			protocol uint8
@@ -134,7 +134,8 @@ func TestContract11PodsSendNothingThroughTheTunnel(t *testing.T) {
 			self, pod, node, gateway, other = "fd02:1::1", "fd44:1::7", "fd02:2::1", "fd02:3::1", "2001:db8::9"
 		}
 		h := headerOf(family)
-		want, _ := h.contents(Desired{Nodes: []netip.Addr{netip.MustParseAddr(node), netip.MustParseAddr(gateway)}}, false)
+		want, _ := h.contents(Desired{Nodes: []netip.Addr{netip.MustParseAddr(node), netip.MustParseAddr(gateway)}}, false,
+			false)
 		for _, test := range []struct {
 			from, to string
 			port     uint16
@@ -173,8 +174,10 @@ func TestAliases(t *testing.T) {
 			t.Errorf("%s is known as %s", node, Alias(node))
 		}
 	}
-	want, _ := headerOf(lb.IPv4).contents(Desired{Peers: []netip.Addr{a, twin, other}}, false)
-	if len(want[setSenders]) != 1 {
-		t.Errorf("what goes back leads to %q", want[setSenders])
+	for diverted, n := range map[bool]int{false: 1, true: 0} {
+		want, _ := headerOf(lb.IPv4).contents(Desired{Peers: []netip.Addr{a, twin, other}}, false, diverted)
+		if len(want[setSenders]) != n {
+			t.Errorf("diverted %v: what goes back leads to %q", diverted, want[setSenders])
+		}
 	}
 }
