@@ -112,7 +112,7 @@ type controller struct {
 	// failing are those whose last write failed.
 	failing unwritable
 	// crowded are those for which a pool has no room for a reservation, and room is set once it may have.
-	crowded map[lb.Key]bool
+	crowded map[lb.Key]crowded
 	room    bool
 	// poolWrites are the last ones, by pool, as long as the table does not show them.
 	poolWrites map[string]poolWrite
@@ -217,7 +217,7 @@ func (c *controller) begin() {
 	maps.DeleteFunc(c.writes, func(key lb.Key, _ write) bool { return !c.writing[key] })
 	c.poolWrites, c.counted = map[string]poolWrite{}, time.Time{}
 	c.replaces, c.withdrawals, c.unwritable, c.failing = replaces{}, withdrawals{}, unwritable{}, unwritable{}
-	c.crowded = map[lb.Key]bool{}
+	c.crowded = map[lb.Key]crowded{}
 	c.terms++
 	c.registries, c.writer = map[string]*registry{}, fmt.Sprintf("%s/%d", c.identity, c.terms)
 }

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/controller/plan"
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -169,7 +171,7 @@ func (c *controller) reserve(ctx context.Context, p plan.Plan, pools map[string]
 	}
 	var allowed, refused []change
 	for _, ch := range changes {
-		if c.allReserved(ch) {
+		if c.withoutReservation(ch) == "" {
 			allowed = append(allowed, ch)
 		} else {
 			refused = append(refused, ch)
@@ -180,20 +182,46 @@ func (c *controller) reserve(ctx context.Context, p plan.Plan, pools map[string]
 		return allowed, errors.Join(failed...)
 	}
 	for _, ch := range refused {
-		c.crowded[ch.service.Key] = true
+		key := ch.service.Key
+		c.crowded[key] = crowded{key, c.withoutReservation(ch), ch.service.Created}
 	}
 	return allowed, nil
 }
 
+// crowded is a Service that waits until a pool has room for its reservation.
+type crowded struct {
+	key     lb.Key
+	pool    string
+	created time.Time
+}
+
 // uncrowd adds Services to keys for which a pool may have room now. They are no more than find room: a namespace with
-// many whose writes hang must not have all of them decided again whenever a write of another one ends.
+// many whose writes hang must not have all of them decided again whenever a write of another one ends. The namespaces
+// that wait for a pool take turns, each with its oldest Service first, so that those with few come with the first.
 func (c *controller) uncrowd(keys map[lb.Key]bool) {
-	n := 0
-	for key := range c.crowded {
-		if n++; n > maxReservations {
-			return
+	type row struct{ namespace, pool string }
+	rows := map[row][]crowded{}
+	for key, waits := range c.crowded {
+		at := row{key.Namespace, waits.pool}
+		rows[at] = append(rows[at], waits)
+	}
+	if len(c.crowded) > maxReservations {
+		for _, waiting := range rows {
+			slices.SortFunc(waiting, func(a, b crowded) int {
+				return cmp.Or(a.created.Compare(b.created), a.key.Compare(b.key))
+			})
 		}
-		keys[key] = true
+	}
+	for n := 0; len(rows) > 0; {
+		for at, waiting := range rows { // in another order each time, if there are more than have a turn
+			if n++; n > maxReservations {
+				return
+			}
+			keys[waiting[0].key] = true
+			if rows[at] = waiting[1:]; len(rows[at]) == 0 {
+				delete(rows, at)
+			}
+		}
 	}
 }
 
@@ -204,13 +232,14 @@ func (c *controller) retry(changes []change) {
 	}
 }
 
-func (c *controller) allReserved(ch change) bool {
+// withoutReservation returns a pool whose status lacks the reservation of a change; "" if none does.
+func (c *controller) withoutReservation(ch change) (pool string) {
 	for name, reservation := range ch.reservations {
 		if !c.reserved(name, reservation) {
-			return false
+			return name
 		}
 	}
-	return true
+	return ""
 }
 
 // reservationOf returns the reservation for a change: all addresses that the Service may turn out
@@ -282,8 +311,8 @@ func sameReservation(a, b lb.PendingReservation) bool {
 }
 
 // fitting returns those of wanted for which there is room beside those that are open. A namespace takes one only as
-// long as it has less than is left: one whose writes hang takes half, the next one half of the rest, so that nine fill
-// it.
+// long as it has less than is left: one whose writes hang takes half, the next one half of the rest. The last tenth of
+// the room is for namespaces that have none.
 func fitting(wanted, open []lb.PendingReservation) (fit []lb.PendingReservation) {
 	type taken struct{ n, size int }
 	var all taken
@@ -298,7 +327,11 @@ func fitting(wanted, open []lb.PendingReservation) (fit []lb.PendingReservation)
 	}
 	for _, r := range wanted {
 		in := of[r.Service.Namespace]
-		if in.n < maxReservations-all.n && in.size+sizeOf(r) <= maxReservationsSize-all.size {
+		n, size := maxReservations-all.n, maxReservationsSize-all.size
+		if in.n > 0 {
+			n, size = n-maxReservations/10, size-maxReservationsSize/10
+		}
+		if in.n < n && in.size+sizeOf(r) <= size {
 			fit = append(fit, r)
 			take(r)
 		}

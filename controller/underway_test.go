@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -84,6 +85,50 @@ func writesThatHang(t *testing.T, late bool) {
 	end()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// The reservations of a pool are never all of namespaces that have many: one that has none finds room. And many
+// Services that wait for room keep no other namespace from its turn, nor those for another pool.
+func TestContract11ManyThatWaitForRoomLeaveSome(t *testing.T) {
+	of := func(namespace string, i int) lb.PendingReservation {
+		return lb.PendingReservation{Service: lb.Key{Namespace: namespace, Name: fmt.Sprint("s", i)},
+			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
+	}
+	var open []lb.PendingReservation
+	for i := range 20 {
+		var wanted []lb.PendingReservation
+		for j := range maxReservations {
+			wanted = append(wanted, of(fmt.Sprint("hangs-", i), j))
+		}
+		open = append(open, fitting(wanted, open)...)
+	}
+	if fit := fitting([]lb.PendingReservation{of("bystander", 0), of("bystander", 1)}, open); len(fit) != 1 {
+		t.Errorf("beside %d reservations of 20 namespaces there is room for %d of another one, want 1", len(open), len(fit))
+	}
+
+	c := &controller{crowded: map[lb.Key]crowded{}}
+	wait := func(namespace, name, pool string, age time.Duration) lb.Key {
+		key := lb.Key{Namespace: namespace, Name: name}
+		c.crowded[key] = crowded{key, pool, time.Unix(1e9, 0).Add(-age)}
+		return key
+	}
+	for i := range 20 * maxReservations {
+		wait("many", fmt.Sprint("s", i), "full", 0)
+	}
+	want := []lb.Key{wait("many", "oldest", "full", time.Hour), wait("many", "other-pool", "free", 0),
+		wait("bystander", "s", "full", 0)}
+	for range 10 {
+		keys := map[lb.Key]bool{}
+		c.uncrowd(keys)
+		for _, key := range want {
+			if !keys[key] {
+				t.Fatalf("%s has no turn", key)
+			}
+		}
+		if len(keys) != maxReservations {
+			t.Fatalf("%d are decided again, want %d", len(keys), maxReservations)
+		}
 	}
 }
 

@@ -243,9 +243,9 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 			"limit, to the port of the relay itself, or to what is not relayed."),
 		withoutPort: desc("udp_without_port_total", "Flows of UDP that ended as the node had no free port for them "+
 			"(net.ipv4.ip_local_port_range)."),
-		lostDatagrams: desc("udp_lost_total", "Datagrams of UDP that the relay's sockets had no room for, by direction: "+
-			"sent or received by the client. Those for the client that wait at a flow's socket are counted when the flow ends.",
-			"direction"),
+		lostDatagrams: desc("udp_lost_total", "Datagrams of UDP that the kernel dropped at the relay's sockets, which had "+
+			"no room, or as their checksum is wrong, by direction: sent or received by the client. Those for the client that "+
+			"wait at a flow's socket are counted when the flow ends.", "direction"),
 		connected: desc("connected", "1 while the proxy is connected and has said what to relay, else 0."),
 	}
 }

@@ -207,8 +207,8 @@ func (to routeSinks) sessions() map[string]routes.Session {
 	sessions := make(map[string]routes.Session, len(brief))
 	for name, s := range brief {
 		session := routes.Session{
-			Established: s.State == bgp.Established, Since: s.Since, Synced: s.Synced, Status: s.PeerNode(), Reason: s.Reason,
-			LastError: s.LastError,
+			Established: s.State == bgp.Established, Since: s.Since, Synced: s.Synced, Heard: s.Heard, Status: s.PeerNode(),
+			Reason: s.Reason, LastError: s.LastError,
 		}
 		if s.Negotiated != nil {
 			session.Peer = s.Negotiated.Peer.Addr()

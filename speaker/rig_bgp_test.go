@@ -31,6 +31,7 @@ type fakeRouters struct {
 	since   map[string]time.Time
 	heard   map[string]map[netip.Prefix]plan.Route
 	log     []string // what each peer has heard, in order
+	changes uint64   // how often what they hear has changed
 }
 
 const flushTime = time.Millisecond
@@ -87,6 +88,7 @@ func (f *fakeRouters) update(name string, routes map[netip.Prefix]plan.Route) {
 }
 
 func (f *fakeRouters) note(format string, args ...any) {
+	f.changes++
 	f.log = append(f.log, fmt.Sprintf(format, args...))
 }
 
@@ -126,7 +128,8 @@ func (f *fakeRouters) Brief() map[string]bgp.Status {
 			LastError: "connection refused"}
 		switch {
 		case f.heard[name] != nil:
-			s = bgp.Status{State: bgp.Established, Since: f.since[name], Synced: f.flushed, Prefixes: len(f.heard[name])}
+			s = bgp.Status{State: bgp.Established, Since: f.since[name], Synced: f.flushed, Prefixes: len(f.heard[name]),
+				Heard: f.changes}
 		case d.BFDDown:
 			s.Reason, s.LastError = lb.ReasonBFDDown, "BFD says that the path to the peer is lost"
 		}

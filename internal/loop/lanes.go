@@ -3,14 +3,19 @@ package loop
 import (
 	"slices"
 	"sync"
+	"time"
 )
 
-// maxFailing is how many owners are remembered for what has failed of theirs.
-const maxFailing = 1000
+const (
+	// maxFailing is how many owners are remembered for what has failed of theirs.
+	maxFailing = 1000
+	// tooSlow is how long something takes that counts as failed: it may have hung, and succeeded in the end.
+	tooSlow = 2 * time.Second
+)
 
 // Lanes do things that may hang, each in a goroutine of its own: at most so many at once, and fewer of one owner.
-// Owners take turns. Those whose last one failed have half of the room, one at a time each: what hangs of theirs leaves
-// room for the others'. Lanes are safe for concurrent use.
+// Owners take turns. Those whose last one failed, or was slow, have half of the room, one at a time each: what hangs of
+// theirs leaves room for the others'. Lanes are safe for concurrent use.
 type Lanes struct {
 	most, each int
 
@@ -73,7 +78,11 @@ func (l *Lanes) start() {
 		if suspect {
 			l.suspect++
 		}
-		go func() { l.end(owner, suspect, do()) }()
+		go func() {
+			began := time.Now()
+			failed := do() != nil
+			l.end(owner, suspect, failed || time.Since(began) >= tooSlow)
+		}()
 	}
 }
 
@@ -84,7 +93,7 @@ func (l *Lanes) hasRoom(owner string) bool {
 	return l.busy[owner] < l.each
 }
 
-func (l *Lanes) end(owner string, suspect bool, err error) {
+func (l *Lanes) end(owner string, suspect, failed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.running--
@@ -95,7 +104,7 @@ func (l *Lanes) end(owner string, suspect bool, err error) {
 		delete(l.busy, owner)
 	}
 	switch {
-	case err == nil:
+	case !failed:
 		delete(l.failing, owner)
 	case len(l.failing) < maxFailing || l.failing[owner]:
 		l.failing[owner] = true

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // lanesTest calls Do with things that last until they are told to end.
@@ -96,5 +97,24 @@ func TestLanes(t *testing.T) {
 		if n := len(l.lanes.failing); n > maxFailing {
 			t.Errorf("%d owners are remembered", n)
 		}
+	})
+}
+
+// What hangs and then succeeds leaves room for others' things like what fails.
+func TestLanesOfWhoIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lanesTest{lanes: NewLanes(4, 2), ends: map[string]chan error{}}
+		l.do("a/1", "a/2", "a/3", "a/4", "b/1", "b/2", "b/3", "b/4")
+		l.want(t, "two of each owner", "a/1", "a/2", "b/1", "b/2")
+		time.Sleep(tooSlow)
+		l.end(nil, "a/1", "a/2", "b/1", "b/2")
+		l.want(t, "one at a time of who is slow", "a/3", "b/3")
+		l.do("c/1", "c/2")
+		l.want(t, "there is room for others", "c/1", "c/2")
+		l.end(nil, "a/3", "c/1", "c/2")
+		l.do("a/5")
+		l.want(t, "who is quick again is as the others", "a/4", "a/5")
+		l.end(nil, "b/3", "a/4", "a/5", "b/4")
+		l.lanes.Wait()
 	})
 }

@@ -113,14 +113,17 @@ func advertise(ctx context.Context, asked <-chan struct{}, send, solicit func() 
 
 // advertisements are where router advertisements and solicitations come from.
 type advertisements interface {
-	ReadFrom() (ndp.Message, *ipv6.ControlMessage, netip.Addr, error)
+	ReadRaw(b []byte) (int, *ipv6.ControlMessage, netip.Addr, error)
 }
 
 // listen reports the senders of router advertisements until the connection's deadline passes.
 func listen(conn advertisements, own netip.Addr, iface string, asked chan struct{}, found func(netip.Addr)) error {
 	pace := loop.Allowance{Every: heedEvery, Burst: heedBurst}
+	// Who sends is all that counts. Options are not looked at: there may be hundreds, and also what makes no sense
+	// is read at the pace.
+	var header [16]byte
 	for {
-		m, control, from, err := conn.ReadFrom()
+		n, control, from, err := conn.ReadRaw(header[:])
 		if err != nil {
 			return err
 		}
@@ -132,10 +135,10 @@ func listen(conn advertisements, own netip.Addr, iface string, asked chan struct
 		if !from.IsLinkLocalUnicast() || from == own.WithZone("") {
 			continue
 		}
-		switch m.(type) {
-		case *ndp.RouterAdvertisement:
+		switch kind := ipv6.ICMPType(header[0]); {
+		case kind == ipv6.ICMPTypeRouterAdvertisement && n == len(header):
 			found(from.WithZone(iface))
-		case *ndp.RouterSolicitation:
+		case kind == ipv6.ICMPTypeRouterSolicitation && n >= 8:
 			poke(asked)
 		}
 	}

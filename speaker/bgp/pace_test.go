@@ -244,7 +244,10 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 }
 
 // endless is where a flood comes from; it ends after so many.
-type endless struct{ left int }
+type endless struct {
+	left    int
+	message []byte
+}
 
 func (e *endless) next() error {
 	if e.left--; e.left < 0 {
@@ -253,9 +256,8 @@ func (e *endless) next() error {
 	return nil
 }
 
-func (e *endless) ReadFrom() (ndp.Message, *ipv6.ControlMessage, netip.Addr, error) {
-	return &ndp.RouterAdvertisement{}, &ipv6.ControlMessage{HopLimit: ndp.HopLimit}, netip.MustParseAddr("fe80::2"),
-		e.next()
+func (e *endless) ReadRaw(b []byte) (int, *ipv6.ControlMessage, netip.Addr, error) {
+	return copy(b, e.message), &ipv6.ControlMessage{HopLimit: ndp.HopLimit}, netip.MustParseAddr("fe80::2"), e.next()
 }
 
 func (e *endless) Accept() (net.Conn, error) { near, _ := net.Pipe(); return near, e.next() }
@@ -267,7 +269,16 @@ func TestFloodsOfStrangersHaveAPace(t *testing.T) {
 	const many = 10_000
 	for name, flood := range map[string]func(e *endless){
 		"router advertisements": func(e *endless) {
-			listen(e, netip.Addr{}, "eth0", nil, func(netip.Addr) {})
+			e.message = append([]byte{134}, make([]byte, 39)...)
+			found := 0
+			listen(e, netip.Addr{}, "eth0", nil, func(netip.Addr) { found++ })
+			if found != many {
+				t.Errorf("%d of them count", found)
+			}
+		},
+		"what is no message": func(e *endless) {
+			e.message = []byte{134, 0, 0, 0}
+			listen(e, netip.Addr{}, "eth0", nil, func(netip.Addr) { t.Error("it counts") })
 		},
 		"connections": func(e *endless) {
 			accepted := make(chan net.Conn, many)

@@ -138,6 +138,9 @@ func (s *session) flushed(out outgoing, version int, held map[lb.Family]lb.Refus
 	for _, p := range out.gone {
 		delete(s.heard, p)
 	}
+	if len(out.set)+len(out.gone) > 0 {
+		s.status.Heard++
+	}
 	s.status.Held = held
 	s.flushedVersion = version
 	s.mu.Unlock()

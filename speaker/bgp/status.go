@@ -35,8 +35,9 @@ type Status struct {
 	Negotiated *Negotiated `json:"negotiated,omitempty"`
 	// Synced is set when all that the peer shall hear is on the wire, and nothing else.
 	Synced bool `json:"synced"`
-	// Prefixes is how many prefixes the peer hears.
-	Prefixes int `json:"prefixes"`
+	// Prefixes is how many prefixes the peer hears, Heard how often that has changed within sessions.
+	Prefixes int    `json:"prefixes"`
+	Heard    uint64 `json:"-"`
 	// Held are routes that cannot be sent over this session, by family, with the reason.
 	Held map[lb.Family]lb.Refusal `json:"held,omitempty"`
 	// Received is how many prefixes the peer announces, if it may; Routes are the first of them.

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
-	"github.com/mdlayher/ndp"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
@@ -123,9 +122,8 @@ func TestProbeBytes(t *testing.T) {
 	if read.Destination.String() != "33:33:ff:00:01:80" {
 		t.Errorf("to %v", read.Destination)
 	}
-	question, isQuestion := read.message.(*ndp.NeighborSolicitation)
-	if !ok || !isQuestion || !read.source.IsUnspecified() || read.destination != group(t, vip6) ||
-		question.TargetAddress != vip6 || len(question.Options) > 0 {
+	if !ok || read.kind != solicitation || !read.source.IsUnspecified() || read.destination != group(t, vip6) ||
+		read.target != vip6 || len(frame) > ethernetHeader+ipv6Header+ndpHeader {
 		t.Errorf("%+v", read)
 	}
 }

@@ -85,8 +85,19 @@ func (s ndpSocket) Join(group netip.Addr) (func(), error) {
 type ndpFrame struct {
 	ethernet.Frame
 	source, destination netip.Addr
-	message             ndp.Message
+	kind                byte // solicitation or advertisement
+	target              netip.Addr
+	// given is the link-layer address that a solicitation gives of its sender, an advertisement of its target;
+	// nil for none.
+	given net.HardwareAddr
 }
+
+// What an NDP message begins with before its options, and the options that are heeded (RFC 4861, 4.3 to 4.6).
+const (
+	ndpHeader       = 24
+	sourceLinkLayer = 1
+	targetLinkLayer = 2
+)
 
 // readNDP takes a frame apart.
 func readNDP(b []byte) (f ndpFrame, ok bool) {
@@ -95,23 +106,29 @@ func readNDP(b []byte) (f ndpFrame, ok bool) {
 	}
 	var body []byte
 	f.source, f.destination, body, ok = icmp(f.Payload)
-	if !ok || body[0] != solicitation && body[0] != advertisement || body[1] != 0 {
+	if !ok || len(body) < ndpHeader || body[1] != 0 {
 		return f, false
 	}
-	var err error
-	f.message, err = ndp.ParseMessage(body)
-	return f, err == nil
+	f.kind, f.target = body[0], netip.AddrFrom16([16]byte(body[8:ndpHeader]))
+	switch f.kind {
+	case solicitation:
+		f.given, ok = linkLayer(body[ndpHeader:], sourceLinkLayer)
+	case advertisement:
+		f.given, ok = linkLayer(body[ndpHeader:], targetLinkLayer)
+	default:
+		ok = false
+	}
+	return f, ok
 }
 
 // answer returns the frame that answers a received solicitation (RFC 4861, 7.2.4), and for which
 // address, or why there is none.
 func (f ndpFrame) answer(own net.HardwareAddr,
 	answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop) {
-	question, ok := f.message.(*ndp.NeighborSolicitation)
-	if !ok {
+	if f.kind != solicitation {
 		return nil, asked, dropNotRequest
 	}
-	asked = question.TargetAddress
+	asked = f.target
 	group := f.Destination[0] == 0x33 && f.Destination[1] == 0x33
 	switch {
 	case asked.IsMulticast(), len(own) != 6:
@@ -127,8 +144,8 @@ func (f ndpFrame) answer(own net.HardwareAddr,
 	to, mac, solicited := f.source, f.Source, true
 	if f.source.IsUnspecified() { // somebody is about to take the address for himself (RFC 4862, 5.4)
 		to, mac, solicited = allNodes, multicastMAC(allNodes), false
-	} else if given := linkLayer(question.Options, ndp.Source); given != nil {
-		mac = given
+	} else if f.given != nil {
+		mac = f.given
 	}
 	reply, err := advertise(own, asked, solicited, to, mac)
 	if err != nil {
@@ -137,14 +154,21 @@ func (f ndpFrame) answer(own net.HardwareAddr,
 	return reply, asked, dropNone
 }
 
-// linkLayer returns the link-layer address that the options name, if it is one of a single device.
-func linkLayer(options []ndp.Option, direction ndp.Direction) net.HardwareAddr {
-	for _, option := range options {
-		if l, ok := option.(*ndp.LinkLayerAddress); ok && l.Direction == direction && len(l.Addr) == 6 && l.Addr[0]&1 == 0 {
-			return l.Addr
+// linkLayer returns the first link-layer address of a single device among the options of a kind; nil if there is
+// none. It passes other options over unread (RFC 4861, 7.1.1), as a packet has room for hundreds of them. ok is
+// false if an option has no length, or ends beyond the packet.
+func linkLayer(options []byte, kind byte) (mac net.HardwareAddr, ok bool) {
+	for len(options) > 0 {
+		if len(options) < 2 || options[1] == 0 || len(options) < 8*int(options[1]) {
+			return nil, false
 		}
+		size := 8 * int(options[1])
+		if mac == nil && options[0] == kind && size == 8 && options[2]&1 == 0 {
+			mac = net.HardwareAddr(options[2:8])
+		}
+		options = options[size:]
 	}
-	return nil
+	return mac, true
 }
 
 // uses returns which address another device uses, as the packet shows: the one that it advertises,
@@ -156,22 +180,19 @@ func (f ndpFrame) uses(own net.HardwareAddr,
 	if bytes.Equal(mac, own) || mac[0]&1 == 1 {
 		return vip, nil, false
 	}
-	switch m := f.message.(type) {
-	case *ndp.NeighborAdvertisement:
-		if given := linkLayer(m.Options, ndp.Target); given != nil {
-			mac = given
+	switch {
+	case f.kind == advertisement:
+		if f.given != nil {
+			mac = f.given
 		}
-		_, ok = heeded[m.TargetAddress]
-		return m.TargetAddress, mac, ok && !bytes.Equal(mac, own)
-	case *ndp.NeighborSolicitation:
-		if f.source.IsUnspecified() {
-			answered, ok := heeded[m.TargetAddress]
-			return m.TargetAddress, mac, ok && !answered
-		}
-		_, ok = heeded[f.source]
-		return f.source, mac, ok
+		_, ok = heeded[f.target]
+		return f.target, mac, ok && !bytes.Equal(mac, own)
+	case f.source.IsUnspecified():
+		answered, ok := heeded[f.target]
+		return f.target, mac, ok && !answered
 	}
-	return vip, nil, false
+	_, ok = heeded[f.source]
+	return f.source, mac, ok
 }
 
 // icmp takes an ICMPv6 message out of an IPv6 packet that has passed no router, has no other

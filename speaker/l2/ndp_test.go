@@ -1,6 +1,7 @@
 package l2
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -27,6 +28,7 @@ type solicit struct {
 	source, destination, target netip.Addr
 	to                          net.HardwareAddr
 	option                      bool
+	options                     []byte // others
 	tweak                       func(frame []byte)
 }
 
@@ -38,6 +40,11 @@ func (q solicit) frame(t testing.TB) []byte {
 	body, err := ndp.MarshalMessageChecksum(message, q.source, q.destination)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if len(q.options) > 0 {
+		body = append(body, q.options...)
+		binary.BigEndian.PutUint16(body[2:], 0)
+		binary.BigEndian.PutUint16(body[2:], checksumOf(q.source, q.destination, body))
 	}
 	header := make([]byte, ipv6Header)
 	header[0] = 6 << 4
@@ -54,6 +61,20 @@ func (q solicit) frame(t testing.TB) []byte {
 		q.tweak(frame)
 	}
 	return frame
+}
+
+// checksumOf returns the checksum of an ICMPv6 message of an even size whose own is 0 (RFC 8200 section 8.1).
+func checksumOf(source, destination netip.Addr, body []byte) uint16 {
+	sum := uint32(len(body)) + protocolICMPv6
+	for _, part := range [][]byte{source.AsSlice(), destination.AsSlice(), body} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
 }
 
 func group(t testing.TB, vip netip.Addr) netip.Addr {
@@ -136,6 +157,37 @@ func TestAnswerNDP(t *testing.T) {
 			}
 			if l := a.Options[0].(*ndp.LinkLayerAddress); !slices.Equal(l.Addr, ownMAC) || l.Direction != ndp.Target {
 				t.Errorf("%+v", l)
+			}
+		})
+	}
+}
+
+// A solicitation is answered whatever options it has beside the one that counts (RFC 4861 section 7.1.1), also those
+// that make no sense, and they cost nothing: anybody on the LAN may fill packets with them.
+func TestOtherOptionsOfNDPCostNothing(t *testing.T) {
+	g := group(t, vip6)
+	for name, option := range map[string][]byte{
+		"an MTU of 16 bytes":           append([]byte{5, 2}, make([]byte, 14)...),
+		"a nonce":                      {14, 1, 1, 2, 3, 4, 5, 6},
+		"an address of 16 bytes":       append([]byte{1, 2}, make([]byte, 14)...),
+		"280 bytes that nobody knows":  append([]byte{200, 35}, make([]byte, 278)...),
+		"a name of a domain in puny":   append([]byte{31, 3, 0, 0, 0, 0, 0, 9, 13}, "xn--bcher-kva\x00\x00"...),
+		"a route to everywhere, often": bytes.Repeat([]byte{24, 1, 0, 0, 0, 0, 0, 0}, 5),
+	} {
+		t.Run(name, func(t *testing.T) {
+			plain := solicit{source: client6, destination: g, target: vip6, to: multicastMAC(g), option: true}
+			full := plain
+			full.options = bytes.Repeat(option, 1400/len(option))
+			cost := func(q solicit) float64 {
+				frame := q.frame(t)
+				return testing.AllocsPerRun(10, func() {
+					if _, _, drop := answerNDP(frame, ownMAC, func(a netip.Addr) bool { return a == vip6 }); drop != dropNone {
+						t.Errorf("it is dropped: %s", drop)
+					}
+				})
+			}
+			if few, many := cost(plain), cost(full); many > few {
+				t.Errorf("%.0f allocations, and %.0f without the options", many, few)
 			}
 		})
 	}

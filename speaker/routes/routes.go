@@ -44,6 +44,8 @@ type Session struct {
 	Since       time.Time // when it became what it is
 	// Synced is set when all that the peer shall hear is on the wire, and nothing else.
 	Synced bool
+	// Heard counts how often what the peer hears has changed while it was established.
+	Heard uint64
 	// Peer is the peer's address; not valid unless the session is established.
 	Peer netip.Addr
 	// Status is what a BGPPeer shows of it.
@@ -207,9 +209,11 @@ func (s *State) missing(now time.Time, f Facts) (what string, wait time.Duration
 // look notes which sessions are up, and which peers hear of the VIPs whose peers may have changed.
 // It adds to changed each VIP that this is news about.
 func (s *State) look(seen Seen, changed map[netip.Addr]bool) (news []News) {
-	settled := true
-	for _, now := range seen.Sessions {
+	settled, moved := true, false
+	for name, now := range seen.Sessions {
 		settled = settled && (now.Synced || !now.Established)
+		before := s.sessions[name]
+		moved = moved || now.Synced != before.Synced || now.Heard != before.Heard
 	}
 	flapped := len(seen.Sessions) != len(s.sessions)
 	for name := range s.book.Sessions() {
@@ -222,9 +226,11 @@ func (s *State) look(seen Seen, changed map[netip.Addr]bool) (news []News) {
 		news = differing(s.sessions, seen.Sessions)
 	}
 	s.sessions = seen.Sessions
-	for vip := range s.pending {
-		if s.hear(vip, seen.Hears) {
-			changed[vip] = true
+	if moved || flapped { // a peer that takes nothing must not have each step ask for all VIPs
+		for vip := range s.pending {
+			if s.hear(vip, seen.Hears) {
+				changed[vip] = true
+			}
 		}
 	}
 	if settled {

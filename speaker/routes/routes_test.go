@@ -126,7 +126,7 @@ func (w *world) settle() Step {
 	for p := range w.desired["tor"].Routes {
 		w.hears[p] = true
 	}
-	w.session(func(s *Session) { s.Synced = true })
+	w.session(func(s *Session) { s.Synced, s.Heard = true, s.Heard+1 })
 	return w.step()
 }
 
@@ -763,4 +763,43 @@ func TestContract11FlappingRoutesStayInGracefulShutdown(t *testing.T) {
 	if announced < 20 || announced > 20+60 {
 		t.Errorf("announced %d times in a minute", announced)
 	}
+}
+
+// After a session has flapped, no step asks for all VIPs only because a router takes nothing of what it shall hear.
+func TestContract11APeerThatTakesNothingCostsNothing(t *testing.T) {
+	w := newWorld(t)
+	const many = 200
+	for i := range many {
+		w.hold(vip(i), served)
+	}
+	w.facts.BGP.Peers["slow"] = lb.Peer{Name: "slow", LocalASN: 64500, PeerASN: 64502, Addr: netip.MustParseAddr("10.0.0.3"),
+		Port: 179}
+	w.step()
+	w.up(true)
+	w.facts.Seen.Sessions["slow"] = Session{Established: true, Since: w.now}
+	w.settle()
+	asked := 0
+	hears := w.facts.Seen.Hears
+	w.facts.Seen.Hears = func(p netip.Prefix) []string { asked++; return hears(p) }
+	w.up(false)
+	w.step()
+	if asked < many {
+		t.Errorf("%d VIPs were looked at when a session was lost, want %d", asked, many)
+	}
+	asked = 0
+	for range 10 {
+		w.hold(vip1, served)
+		w.step()
+	}
+	if asked > 10 {
+		t.Errorf("%d VIPs were looked at in 10 steps with one change each", asked)
+	}
+	w.up(true)
+	w.settle()
+	w.want("the session is up again", vip1, true, true)
+	w.want("the session is up again", vip2, true, true)
+	delete(w.hears, netip.PrefixFrom(vip2, 32))
+	w.session(func(s *Session) { s.Heard++ })
+	w.step()
+	w.want("the router hears less than it shall", vip2, true, false)
 }
