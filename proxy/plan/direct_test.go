@@ -210,10 +210,11 @@ func TestContract11FamiliesShareTheTunnel(t *testing.T) {
 		add("n", first6, test.of6)
 		var got4, got6 int
 		for _, addr := range Share(far, 256) {
-			if addr == first4 {
+			switch addr {
+			case first4:
 				first4 = first4.Next()
 				got4++
-			} else if addr == first6 {
+			case first6:
 				first6 = first6.Next()
 				got6++
 			}

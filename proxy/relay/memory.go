@@ -20,8 +20,9 @@ import (
 )
 
 // A connection whose reader does not read holds as much as the kernel's buffers have grown to, at most 36 MiB in each
-// direction by the settings of Linux 6.18 (net.ipv4.tcp_rmem and tcp_wmem). The container's limit of memory counts that (cgroup v2), and the
-// kernel kills a relay that comes to it, with the connections of all. So the relay resets some before.
+// direction by the settings of Linux 6.18 (net.ipv4.tcp_rmem and tcp_wmem). The container's limit of memory counts that
+// (cgroup v2), and the kernel kills a relay that comes to it, with the connections of all. So the relay resets some
+// before.
 
 // memoryEvery is how often the relay looks how much memory it has left.
 const memoryEvery = 100 * time.Millisecond
