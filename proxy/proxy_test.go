@@ -679,7 +679,7 @@ func TestNodePortsAreNotServedAtLeftovers(t *testing.T) {
 			"[2001:db8::7]"},
 		{"nftables, and an address in a VRF", func(s *settings) { s.allAddresses = true }, []lb.Interface{{Name: "up0",
 			VRF: "red", Up: true, Enslaved: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.99.0.1/24")}}},
-			"[10.99.0.1 172.31.0.1]", "[2001:db8::7]"},
+			"[10.9.0.1 10.99.0.1 172.31.0.1]", "[2001:db8::7]"},
 		{"iptables", func(s *settings) { s.loopbackNodePorts = true }, leftovers(400),
 			"[10.8.0.1 10.9.0.1 172.31.0.1 127.0.0.1]", "[2001:db8::7]"},
 		{"iptables, not at 127.0.0.1", func(*settings) {}, leftovers(400), "[10.8.0.1 10.9.0.1 172.31.0.1]",
