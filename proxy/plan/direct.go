@@ -155,9 +155,8 @@ type FarNode struct {
 // Unhanded says why packets are not handed to a node behind a router.
 type Unhanded int
 
-// The reasons. A node is Unasked until it has had the time to answer, which is no news. Diverted is for one to whose
-// alias the kernel has another way than the tunnel, SameAlias for one that another node shares its alias with, and
-// TooMany for one that is not among those of Share.
+// The reasons. Unasked: the node has not had the time to answer yet, which is no news. Diverted: the kernel has another
+// way to its alias than the tunnel. SameAlias: another node has the same alias. TooMany: Share leaves it out.
 const (
 	Handed Unhanded = iota
 	Unasked

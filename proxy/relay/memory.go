@@ -163,8 +163,7 @@ func (r *Relay) relieve(beyond uint64) (victims []*passed) {
 	return victims
 }
 
-// held returns how many bytes the kernel holds for the connection: what the other end has sent and nobody has read, and
-// what is to be sent.
+// held returns how many bytes the kernel holds for the connection, received and sent together.
 func (c *Conn) held() (n uint64) {
 	const soMeminfo, received, queued = 55, 0, 5 // of linux/sock_diag.h, SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_WMEM_QUEUED
 	_ = c.control(func(fd int) error {

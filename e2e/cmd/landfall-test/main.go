@@ -20,8 +20,8 @@ import (
 const usage = `usage:
   landfall-test [--verbose SUITE] [--summary FILE] [--again N] SUITE [VARIABLE=VALUE...] ARGUMENT... [-- SUITE ...]
 
-Each suite is a run of "go test" with these arguments, under a name. Each suite begins when
-the one before it has ended, whether it passed or not.
+Each suite is a run of "go test" with these arguments, under a name. Each begins when the one before
+it has ended, whether that passed or not.
   --verbose SUITE  print the output of each test of a suite, not only of those that fail
   --summary FILE   write the table and the counts to a file as well
   --again N        when at most N test functions fail, run each of them alone, three times. Those that pass every time
