@@ -158,7 +158,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	defer d.m.pulses.Begin()()
 	if _, ok := d.m.learn(b); ok {
 		d.m.understood.Add(1)
-		d.m.meet()
+		d.m.told()
 	}
 }
 
