@@ -25,7 +25,9 @@ func TestContract11MadeUpPacketsForManyVIPs(t *testing.T) {
 		sender func(second, i int) net.HardwareAddr
 	}{
 		{"of a device", func(second, _ int) net.HardwareAddr { return net.HardwareAddr{2, 0xad, 0, 0, 0, byte(second)} }},
-		{"of two nodes in turn", func(second, _ int) net.HardwareAddr { return net.HardwareAddr{2, 0xaa, 0, 0, 0, byte(second % 2)} }},
+		{"of two nodes in turn", func(second, _ int) net.HardwareAddr {
+			return net.HardwareAddr{2, 0xaa, 0, 0, 0, byte(second % 2)}
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

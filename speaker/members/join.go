@@ -418,15 +418,3 @@ func (m *Members) met(began time.Time) {
 		m.opts.Changed([]netip.Addr{}) // of no VIP, but Met is later
 	}
 }
-
-// told notes that a whole state came that could be read. It may have come by a connection that another
-// opened, and then be a recorded one: so this node asks a live one itself before it counts as joined.
-func (m *Members) told() {
-	m.mu.Lock()
-	joined := m.joined
-	m.wasTold = true
-	m.mu.Unlock()
-	if !joined {
-		m.seek.Poke()
-	}
-}

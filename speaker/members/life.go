@@ -18,8 +18,13 @@ import (
 // has recorded it could end a live member with it, without the key. So this process counts from the time of its
 // start: memberlist refutes a suspicion by counting on from the incarnation that it names.
 
-// typeSuspect is memberlist's type of a suspicion.
-const typeSuspect = 3
+const (
+	typeSuspect = 3 // memberlist's type of a suspicion
+	// refutation begins the line that memberlist logs when it has refuted one: nothing else tells of that.
+	refutation = "Refuting a suspect message"
+	// ageTimeout bounds the wait for it. It takes microseconds.
+	ageTimeout = time.Second
+)
 
 // transport is a network into which a packet can be put as if it had been received.
 type transport interface {
@@ -53,6 +58,20 @@ func (m *Members) ageing(from netip.AddrPort, label string) (*memberlist.Packet,
 		nil
 }
 
+// refuted notes that memberlist counts on from a suspicion.
+func (m *Members) refuted() { m.ageOnce.Do(func() { close(m.aged) }) }
+
+// age has memberlist count from the time of this process's start, and waits until it does: before that nobody may
+// be told of it.
+func (m *Members) age(over transport, packet *memberlist.Packet) {
+	over.inject(packet)
+	select {
+	case <-m.aged:
+	case <-time.After(ageTimeout):
+		m.opts.Log.Warn("recorded gossip of earlier processes of this node may count", "waited", ageTimeout)
+	}
+}
+
 // seal encrypts a message as memberlist does.
 func seal(key, message, data []byte) ([]byte, error) {
 	block, err := aes.NewCipher(key)
@@ -75,5 +94,17 @@ func (n *network) inject(p *memberlist.Packet) {
 	select {
 	case n.packets <- p:
 	case <-n.done:
+	}
+}
+
+// told notes that a whole state came that could be read. It may have come by a connection that another
+// opened, and then be a recorded one: so this node asks a live one itself before it counts as joined.
+func (m *Members) told() {
+	m.mu.Lock()
+	joined := m.joined
+	m.wasTold = true
+	m.mu.Unlock()
+	if !joined {
+		m.seek.Poke()
 	}
 }

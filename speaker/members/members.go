@@ -91,6 +91,9 @@ type Members struct {
 	// seeking are the calls to live nodes, and understood counts the whole states that could be read.
 	seeking    sync.WaitGroup
 	understood atomic.Uint64
+	// aged is closed once memberlist counts from the time of this process's start: see age.
+	aged    chan struct{}
+	ageOnce sync.Once
 
 	mu  sync.Mutex
 	own *journal
@@ -136,7 +139,8 @@ func New(opts Options) *Members {
 	m := &Members{
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		book: newBook(), past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		aged: make(chan struct{}), book: newBook(), past: map[uint64]*page{},
+		live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		macs: map[string][]string{}, former: map[string]bool{}, called: map[string]bool{}, strange: map[string]bool{},
 	}
 	m.queue.NumNodes = m.size
@@ -309,7 +313,7 @@ func (m *Members) open(bind netip.Addr) (*memberlist.Memberlist, error) {
 	ml, err := memberlist.Create(c)
 	switch {
 	case err == nil:
-		over.inject(aged)
+		m.age(over, aged)
 	case m.opts.transport == nil:
 		err = errors.Join(err, over.Shutdown())
 	}
