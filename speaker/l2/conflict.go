@@ -97,9 +97,22 @@ func (v *probing) due() time.Time {
 	return v.since.Add(time.Duration(v.step) * probeEvery)
 }
 
+// bounds are for all VIPs together, beside those of each: whoever makes up packets for every VIP must not have us
+// flood the segment, nor decide anew about all of them all the time.
+type bounds struct {
+	rivals    allowance // changes of the other node that was the last to announce a VIP
+	defenses  allowance // announcements against conflicting hosts
+	questions allowance // rows of questions for VIPs that this node answers for anyway
+}
+
+func newBounds() bounds {
+	each := allowance{rate: reclaimRate, most: reclaimsKept}
+	return bounds{each, each, each}
+}
+
 // probe sends what is due of the questions and returns when the next one is; the zero time means
-// never.
-func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err error) {
+// never. Questions for VIPs that this node does not announce have no common bound: before them nothing is announced.
+func (p *port) probe(w work, seen seenOn, rows *allowance, now time.Time) (next time.Time, err error) {
 	due := maps.Clone(w.probes)
 	for vip := range seen {
 		if w.heeds(vip) {
@@ -110,11 +123,19 @@ func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err er
 	for vip := range due {
 		v := p.probes[vip]
 		if v == nil {
-			v = &probing{since: now}
+			v = &probing{since: now, step: probeCount + 1}
+			if w.probes[vip] {
+				v.step = 0
+			} else {
+				v.since = now.Add(-probeAgain)
+			}
 			p.probes[vip] = v
 		}
 		for !v.due().After(now) {
 			switch {
+			case v.step > probeCount && !w.probes[vip] && !rows.take(now):
+				v.since = now.Add(rows.wait() - probeAgain) // until then nothing is due
+				continue
 			case v.step > probeCount:
 				v.since, v.step = now, 0
 				continue
@@ -136,11 +157,11 @@ func (p *port) probe(w work, seen seenOn, now time.Time) (next time.Time, err er
 // defend announces the VIPs that a conflicting host has used since they were last defended, seldom
 // enough that two who both defend do not flood the segment (RFC 5227 section 2.4, case c). A VIP that
 // is still probed is not defended: whoever uses it was there first.
-func (p *port) defend(w work, seen seenOn, now time.Time) error {
+func (p *port) defend(w work, seen seenOn, allowed *allowance, now time.Time) error {
 	for vip, holders := range seen {
 		v := p.vips[vip]
 		if v == nil || w.probes[vip] || now.Before(v.defended.Add(defendInterval)) ||
-			!slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) {
+			!slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) || !allowed.take(now) {
 			continue
 		}
 		if err := p.responder.announce(vip); err != nil {

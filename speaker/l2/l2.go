@@ -155,6 +155,7 @@ type Actor struct {
 	ports    map[place]*port
 	reclaims allowance
 	ahead    allowance
+	against  bounds
 }
 
 // place is where VIPs of one family are answered for.
@@ -182,8 +183,8 @@ func New(opts Options) *Actor {
 	}
 	a := &Actor{opts: opts, ports: map[place]*port{}, broken: map[responder]error{}, seen: sightings{},
 		rivals: rivals{}, serve: func(f func()) { go f() },
-		reclaims: allowance{rate: reclaimRate, most: reclaimsKept},
-		ahead:    allowance{rate: opts.AheadRate, most: probeCount}}
+		reclaims: allowance{rate: reclaimRate, most: reclaimsKept}, against: newBounds(),
+		ahead: allowance{rate: opts.AheadRate, most: probeCount}}
 	a.awake.Store(&wakefulness{})
 	often := loop.Bulk()
 	often.Every, often.Burst = interval, 25
@@ -277,7 +278,7 @@ func (a *Actor) apply(now time.Time) time.Duration {
 				probes: map[netip.Addr]*probing{}, ahead: map[netip.Addr]*scouting{}, stat: a.opts.Stats,
 				backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
 		}
-		a.ports[at].claimed(rivals[at], wanted[at], now)
+		a.ports[at].claimed(rivals[at], wanted[at], &a.against.rivals, now)
 		next = earlier(next, a.applyPort(a.ports[at], wanted[at], noticed{seen[at], heard[at]}, now))
 	}
 	a.publish(now)
@@ -324,11 +325,11 @@ func (a *Actor) applyPort(p *port, w work, noticed noticed, now time.Time) time.
 	next, err := p.announce(w, now, a.opts.Repeat)
 	next = earlier(next, p.rivalDue(now))
 	if err == nil {
-		err = p.defend(w, noticed.seen, now)
+		err = p.defend(w, noticed.seen, &a.against.defenses, now)
 	}
 	if err == nil {
 		var due time.Time
-		due, err = p.probe(w, noticed.seen, now)
+		due, err = p.probe(w, noticed.seen, &a.against.questions, now)
 		next = earlier(next, due)
 	}
 	if err == nil && a.opts.AheadRate > 0 {

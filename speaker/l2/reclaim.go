@@ -27,7 +27,8 @@ const (
 	// rivalEvery is the least time between two other nodes that count as the last to have announced a
 	// VIP: each change of that is told to the proxy.
 	rivalEvery = time.Second
-	// All VIPs together are reclaimed so many times a second, and so many at once.
+	// All VIPs together are reclaimed so many times a second, and so many at once. The same holds for what else a
+	// neighbor may cause with made-up packets for every VIP.
 	reclaimRate  = 50
 	reclaimsKept = 500
 )
@@ -69,11 +70,12 @@ type rivalry struct {
 	wait    time.Duration
 }
 
-// announced takes in which node announces the VIP. Of two that do so in turn, one counts for a while.
-func (r *rivalry) announced(node string, now time.Time) {
+// announced takes in which node announces the VIP. Of two that do so in turn, one counts for a while, and of many VIPs
+// for longer.
+func (r *rivalry) announced(node string, changes *allowance, now time.Time) {
 	switch {
 	case r.current(now) == node:
-	case r.current(now) != "" && now.Before(r.changed.Add(rivalEvery)):
+	case r.current(now) != "" && (now.Before(r.changed.Add(rivalEvery)) || !changes.take(now)):
 		return
 	default:
 		r.node, r.changed = node, now
@@ -109,13 +111,13 @@ func (r *rivalry) reclaimed(now time.Time) {
 }
 
 // claimed takes in which VIPs other nodes announce.
-func (p *port) claimed(vips map[netip.Addr]string, w work, now time.Time) {
+func (p *port) claimed(vips map[netip.Addr]string, w work, changes *allowance, now time.Time) {
 	for vip, node := range vips {
 		v := p.vips[vip]
 		if v == nil {
 			continue
 		}
-		v.rival.announced(node, now)
+		v.rival.announced(node, changes, now)
 		if w.owned[vip] {
 			v.rival.seen(now)
 		}

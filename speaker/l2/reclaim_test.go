@@ -127,23 +127,24 @@ func TestContract11WhoDoesNotOwnFallsSilent(t *testing.T) {
 func TestRivalsComeAndGo(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	var r rivalry
+	often := &allowance{rate: 1000, most: 1000}
 	if r.current(now) != "" {
 		t.Error("there is a rival from the first")
 	}
-	r.announced("b", now)
+	r.announced("b", often, now)
 	for range 5 {
 		now = now.Add(sightingLasts - time.Millisecond)
 		if r.current(now) != "b" {
 			t.Error("the rival is forgotten while it is heard")
 		}
-		r.announced("b", now)
+		r.announced("b", often, now)
 	}
 	if now = now.Add(sightingLasts); r.current(now) != "" {
 		t.Error("the rival is never forgotten")
 	}
 	changes, last := 0, ""
 	for i := range 1000 {
-		r.announced([]string{"b", "c"}[i%2], now)
+		r.announced([]string{"b", "c"}[i%2], often, now)
 		if r.current(now) != last {
 			changes, last = changes+1, r.current(now)
 		}

@@ -137,8 +137,9 @@ func (m *Members) heard(name string) bool {
 	return m.live[name] != nil && m.book.pages[name].whole()
 }
 
-// seekStep calls some of the live nodes while this node has to hear one, and at first others too.
-// It waits for none of them: one that has died does not hold up the others.
+// seekStep calls some of the live nodes while this node has to hear one, also while it is unknown which
+// nodes there are, and at first others too. It waits for none of them: one that has died does not hold up
+// the others.
 func (m *Members) seekStep(ctx context.Context) (time.Duration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -146,12 +147,14 @@ func (m *Members) seekStep(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	}
 	var live, others []string
-	for name, addrs := range m.peers {
-		switch {
-		case len(addrs) == 0 || m.called[name]:
-		case m.live[name] != nil:
+	for name := range m.live {
+		if !m.called[name] && (m.peers == nil || m.knows(name)) {
 			live = append(live, name)
-		case m.anew: // a round of joinStep may have begun before it could succeed
+		}
+	}
+	for name, addrs := range m.peers {
+		// A round of joinStep may have begun before it could succeed.
+		if m.anew && len(addrs) > 0 && m.live[name] == nil && !m.called[name] {
 			others = append(others, name)
 		}
 	}
@@ -161,7 +164,7 @@ func (m *Members) seekStep(ctx context.Context) (time.Duration, error) {
 	live, others = live[:min(len(live), seeksAtOnce)], others[:min(len(others), joinsAtOnce)]
 	for _, name := range slices.Concat(live, others) {
 		m.called[name] = true
-		ml, bind, addrs := m.ml, m.bind, m.peers[name]
+		ml, bind, addrs := m.ml, m.bind, m.whereabouts(name)
 		m.seeking.Go(func() {
 			found := silent
 			if ctx.Err() == nil {
@@ -177,6 +180,17 @@ func (m *Members) seekStep(ctx context.Context) (time.Duration, error) {
 		})
 	}
 	return m.pauseSeeking(), nil
+}
+
+// whereabouts returns the addresses of a node: those of its Node, or else the one that gossip knows. It needs mu.
+func (m *Members) whereabouts(name string) []netip.Addr {
+	addrs := m.peers[name]
+	if n := m.live[name]; n != nil && len(addrs) == 0 {
+		if addr, ok := netip.AddrFromSlice(n.Addr); ok {
+			addrs = []netip.Addr{addr.Unmap()}
+		}
+	}
+	return addrs
 }
 
 // pause returns the time until the next round of calls.
@@ -242,13 +256,17 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	if m.calling.IsZero() {
 		m.calling = began
 	}
-	joined, seeks, called := m.joined, !m.seeks.IsZero(), now.Sub(m.calling)
+	joined, told, seeks, called := m.joined, m.wasTold, !m.seeks.IsZero(), now.Sub(m.calling)
 	wait, may := m.opts.pace.lonely(m.opts.Self, found)
 	m.tellTrouble(found, called)
 	m.mu.Unlock()
 	switch {
 	case len(found) == 0 && !live:
 		m.met(now) // there is nobody else
+		return false
+	case !joined && live && told && called >= m.opts.pace.alone:
+		// A filter drops this node's calls and no others' calls. Those who are live have answered gossip's probes since.
+		m.met(began)
 		return false
 	case !joined && !live && may && called >= wait:
 		if wait == m.opts.pace.silent {
@@ -398,16 +416,5 @@ func (m *Members) met(began time.Time) {
 		m.opts.Changed(nil)
 	case seeks:
 		m.opts.Changed([]netip.Addr{}) // of no VIP, but Met is later
-	}
-}
-
-// meet notes that another node has told this one all that it knows, in words that this one knows.
-func (m *Members) meet() {
-	m.mu.Lock()
-	was := m.joined
-	m.joined = true
-	m.mu.Unlock()
-	if !was {
-		m.opts.Changed(nil)
 	}
 }

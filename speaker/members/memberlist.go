@@ -59,7 +59,7 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.HandoffQueueDepth = 4096
 
 	c.Delegate, c.Events, c.Alive = delegate{m}, events{m}, admission{m}
-	c.Logger = log.New(&logBridge{log: m.opts.Log}, "", 0)
+	c.Logger = log.New(&logBridge{log: m.opts.Log, refuted: m.refuted}, "", 0)
 	return c
 }
 
@@ -158,7 +158,7 @@ func (d delegate) MergeRemoteState(b []byte, _ bool) {
 	defer d.m.pulses.Begin()()
 	if _, ok := d.m.learn(b); ok {
 		d.m.understood.Add(1)
-		d.m.meet()
+		d.m.told()
 	}
 }
 
@@ -360,7 +360,8 @@ const maxLines = 50
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:
 // a node that does not answer is its daily work.
 type logBridge struct {
-	log *slog.Logger
+	log     *slog.Logger
+	refuted func() // called when this node has refuted a suspicion
 
 	mu      sync.Mutex
 	second  time.Time // when the current second began
@@ -399,6 +400,9 @@ func (b *logBridge) Write(line []byte) (int, error) {
 		}
 	}
 	text = strings.TrimPrefix(text, "memberlist: ")
+	if strings.HasPrefix(text, refutation) && b.refuted != nil {
+		b.refuted()
+	}
 	if strings.HasPrefix(text, "ignoring alive message") {
 		level = slog.LevelInfo // a speaker may be heard of before its Node
 	}

@@ -54,7 +54,7 @@ type Options struct {
 	// says that it cannot: clients wait for the next. It must not block.
 	Ended func()
 	// transport and pace replace the network and usualPace in tests.
-	transport memberlist.NodeAwareTransport
+	transport transport
 	pace      pace
 }
 
@@ -91,6 +91,9 @@ type Members struct {
 	// seeking are the calls to live nodes, and understood counts the whole states that could be read.
 	seeking    sync.WaitGroup
 	understood atomic.Uint64
+	// aged is closed once memberlist counts from the time of this process's start: see age.
+	aged    chan struct{}
+	ageOnce sync.Once
 
 	mu  sync.Mutex
 	own *journal
@@ -106,6 +109,7 @@ type Members struct {
 	at       map[netip.Addr]bool         // the addresses of peers
 	partial  map[string]int              // how many changes after a gap were known at the last look, by node
 	joined   bool
+	wasTold  bool                // another node's whole state was read, whoever asked for it
 	macs     map[string][]string // of the other nodes, by name, also of those that have gone
 	ownMACs  []string
 	seeks    time.Time       // since when another speaker has to be heard; the zero time if none has
@@ -135,7 +139,8 @@ func New(opts Options) *Members {
 	m := &Members{
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		book: newBook(), past: map[uint64]*page{}, live: map[string]*memberlist.Node{}, greet: map[string]bool{},
+		aged: make(chan struct{}), book: newBook(), past: map[uint64]*page{},
+		live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		macs: map[string][]string{}, former: map[string]bool{}, called: map[string]bool{}, strange: map[string]bool{},
 	}
 	m.queue.NumNodes = m.size
@@ -195,8 +200,8 @@ func (m *Members) Restarted(vip netip.Addr) bool {
 	return announced
 }
 
-// Joined reports whether this node has met another one, or has called all that it knows of for a
-// while and is alone.
+// Joined reports whether another node has answered a call of this one with all that it knows, or this
+// one has called all that it knows of for a while and is alone.
 func (m *Members) Joined() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -293,18 +298,24 @@ func (m *Members) start(ctx context.Context) (ml *memberlist.Memberlist, err err
 // open opens the sockets and begins to gossip.
 func (m *Members) open(bind netip.Addr) (*memberlist.Memberlist, error) {
 	c := m.config(bind)
-	transport := m.opts.transport
-	if transport == nil {
-		opened, err := openNetwork(netip.AddrPortFrom(bind, uint16(m.opts.Port)), m.keys != nil, m.isNode, m.opts.Log)
-		if err != nil {
+	at := netip.AddrPortFrom(bind, uint16(m.opts.Port))
+	aged, err := m.ageing(at, c.Label)
+	if err != nil {
+		return nil, err
+	}
+	over := m.opts.transport
+	if over == nil {
+		if over, err = openNetwork(at, m.keys != nil, m.isNode, m.opts.Log); err != nil {
 			return nil, err
 		}
-		transport = opened
 	}
-	c.Transport = transport
+	c.Transport = over
 	ml, err := memberlist.Create(c)
-	if err != nil && m.opts.transport == nil {
-		err = errors.Join(err, transport.Shutdown())
+	switch {
+	case err == nil:
+		m.age(over, aged)
+	case m.opts.transport == nil:
+		err = errors.Join(err, over.Shutdown())
 	}
 	return ml, err
 }

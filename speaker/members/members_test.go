@@ -382,7 +382,7 @@ func TestContractNothingIsKnownBeforeJoining(t *testing.T) {
 	if !a.Joined() || !slices.Equal(a.Live(), []string{"a"}) {
 		t.Errorf("joined %v with %v", a.Joined(), a.Live())
 	}
-	// And a node that is called counts as joined, whether or not it knows whom to call.
+	// And a node that is called calls back and counts as joined, whether or not it knows which others there are.
 	b := r.start("b")
 	r.eventually("a calls b by itself, and b sees both",
 		func() bool { return b.Joined() && slices.Equal(b.Live(), []string{"a", "b"}) })

@@ -102,7 +102,14 @@ type simPorts struct {
 	end     sync.Once
 }
 
-var _ memberlist.NodeAwareTransport = (*simPorts)(nil)
+var _ transport = (*simPorts)(nil)
+
+func (p *simPorts) inject(packet *memberlist.Packet) {
+	select {
+	case p.packets <- packet:
+	case <-p.done:
+	}
+}
 
 func (n *simNet) open(addr netip.Addr) *simPorts {
 	p := &simPorts{net: n, addr: addr, packets: make(chan *memberlist.Packet, simSocket),
