@@ -186,7 +186,7 @@ func New(opts Options) *Actor {
 		ahead:    allowance{rate: opts.AheadRate, most: probeCount}}
 	a.awake.Store(&wakefulness{})
 	often := loop.Bulk()
-	often.Every, often.Burst = interval, 25
+	often.Every, often.Burst, often.Regain = interval, 25, interval
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, often)
 	return a
 }
