@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -172,16 +173,20 @@ func TestRunsAtAModerateRateDoNotWait(t *testing.T) {
 func TestRunsAboveTheRateThatIsRegainedAreFolded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const every = 100 * time.Millisecond
-		runner, runs := start(t, Options{Every: every, Burst: 12, Regain: every / 2},
-			func(context.Context) (time.Duration, error) { return 0, nil })
-		comes := func(d time.Duration) (ran int) { // as often as a quarter of every would regain
-			before := len(*runs)
+		var runs atomic.Int64
+		runner, _ := start(t, Options{Every: every, Burst: 12, Regain: every / 2},
+			func(context.Context) (time.Duration, error) {
+				runs.Add(1)
+				return 0, nil
+			})
+		comes := func(d time.Duration) (ran int64) { // as often as a quarter of every would regain
+			before := runs.Load()
 			for began := time.Now(); time.Since(began) < d; {
 				runner.Poke()
 				time.Sleep(every / 4)
 			}
 			synctest.Wait()
-			return len(*runs) - before
+			return runs.Load() - before
 		}
 		if n := comes(5 * every); n != 20 {
 			t.Errorf("%d runs at first, want one for each poke", n)
