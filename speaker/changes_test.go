@@ -31,8 +31,8 @@ func TestStepsAreFolded(t *testing.T) {
 			synctest.Wait()
 			return len(all) - before
 		}
-		if n := keepComing(time.Second); n < 100 || n > 150 {
-			t.Errorf("%d steps in the first second, want a hundred, what is regained meanwhile, and few more", n)
+		if n := keepComing(time.Second); n < 60 || n > 90 {
+			t.Errorf("%d steps in the first second, want sixty, what is regained meanwhile, and few more", n)
 		}
 		if n := keepComing(9995 * time.Millisecond); n < 90 || n > 110 {
 			t.Errorf("%d steps in the 10 s after that, want ten a second", n)

@@ -97,10 +97,11 @@ func newSpeaker(self string, opts options, log *slog.Logger) *speaker {
 }
 
 // often returns how often the step runs. Each new Service causes a dozen changes on every node: those of
-// its object, what the proxy reports, the claims of the others and what this node then answers for. A
-// few Services a second do not use up the burst; while more keep coming, ten steps a second take them in.
+// its object, what the proxy reports, the claims of the others and what this node then answers for. One or
+// two Services a second do not use up the burst; while more keep coming, ten steps a second take them in.
+// Without a burst, the rest of loop.Bulk alone allows 40 a second, so more than half of these are no moderate rate.
 func often() loop.Options {
 	o := loop.Bulk()
-	o.Every, o.Burst = 100*time.Millisecond, 100
+	o.Every, o.Burst, o.Regain = 100*time.Millisecond, 60, 50*time.Millisecond
 	return o
 }

@@ -14,8 +14,9 @@ const (
 )
 
 // Lanes do things that may hang, each in a goroutine of its own: at most so many at once, and fewer of one owner.
-// Owners take turns. Those whose last one failed, or was slow, have half of the room, one at a time each: what hangs of
-// theirs leaves room for the others'. Lanes are safe for concurrent use.
+// Owners take turns. Half of the room is for the first thing of each owner that has nothing else under way: so few owners
+// whose things hang do not fill it. Those whose last one failed, or was slow, have half of the room, one at a time each:
+// what hangs of theirs leaves room for the others'. Lanes are safe for concurrent use.
 type Lanes struct {
 	most, each int
 
@@ -87,10 +88,12 @@ func (l *Lanes) start() {
 }
 
 func (l *Lanes) hasRoom(owner string) bool {
+	half := max(l.most/2, 1)
 	if l.failing[owner] {
-		return l.busy[owner] == 0 && l.suspect < max(l.most/2, 1)
+		return l.busy[owner] == 0 && l.suspect < half
 	}
-	return l.busy[owner] < l.each
+	further := l.running - len(l.busy) // beyond the first of each owner
+	return l.busy[owner] == 0 || l.busy[owner] < l.each && further < half
 }
 
 func (l *Lanes) end(owner string, suspect, failed bool) {

@@ -118,3 +118,20 @@ func TestLanesOfWhoIsSlow(t *testing.T) {
 		l.lanes.Wait()
 	})
 }
+
+// Owners whose things hang for the first time share half of the room, beyond one place for each.
+func TestFewOwnersDoNotFillTheLanes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &lanesTest{lanes: NewLanes(8, 3), ends: map[string]chan error{}}
+		l.do("a/1", "a/2", "a/3", "b/1", "b/2", "b/3", "c/1", "c/2")
+		l.want(t, "four beyond the first of each", "a/1", "a/2", "a/3", "b/1", "b/2", "b/3", "c/1")
+		l.do("d/1", "d/2")
+		l.want(t, "there is room for one who has nothing under way", "d/1")
+		l.end(nil, "d/1")
+		l.want(t, "one after the other", "d/2")
+		l.end(nil, "a/1")
+		l.want(t, "in the place of one of many", "c/2")
+		l.end(nil, "a/2", "a/3", "b/1", "b/2", "b/3", "c/1", "c/2", "d/2")
+		l.lanes.Wait()
+	})
+}

@@ -23,10 +23,12 @@ type Options struct {
 	Rest    int
 	MaxRest time.Duration
 	// Every is the time between runs while pokes do not end, and Burst how many may come sooner, at least
-	// one: a change and what follows from it are done at once, and changes that do not end are folded. See
-	// Allowance. 0 for no limit.
+	// one: a change and what follows from it are done at once, and changes that do not end are folded.
+	// Regain is how long until one more may come sooner; 0 for a quarter of Every. See Allowance. 0 for no
+	// limit.
 	Every      time.Duration
 	Burst      int
+	Regain     time.Duration
 	MinBackoff time.Duration // wait after the first failure; default 100 ms
 	MaxBackoff time.Duration // longest wait after failures; default 10 s
 }
@@ -84,7 +86,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer timer.Stop()
 	followed := context.WithValue(ctx, pulseKey{}, &r.pulse)
 	backoff := Backoff{Min: r.opts.MinBackoff, Max: r.opts.MaxBackoff}
-	allowance := Allowance{Every: r.opts.Every, Burst: r.opts.Burst}
+	allowance := Allowance{Every: r.opts.Every, Burst: r.opts.Burst, Regain: r.opts.Regain}
 	var rested time.Time // when a run may begin that need not begin at once
 	for {
 		select {

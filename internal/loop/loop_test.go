@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,19 +150,50 @@ func TestRunsThatNeverEndAreFolded(t *testing.T) {
 
 // What comes several times in each interval, but not without an end, never waits.
 func TestRunsAtAModerateRateDoNotWait(t *testing.T) {
+	const every = 100 * time.Millisecond
+	for set, regain := range map[time.Duration]time.Duration{0: every / 4, every / 2: every / 2} {
+		synctest.Test(t, func(t *testing.T) {
+			runner, runs := start(t, Options{Every: every, Burst: 12, Regain: set},
+				func(context.Context) (time.Duration, error) { return 0, nil })
+			for i := range 100 {
+				for j := range 11 { // one thing has many that follow from it
+					runner.Poke()
+					synctest.Wait()
+					if want := 11*i + j + 1; len(*runs) != want {
+						t.Fatalf("%d runs, want %d", len(*runs), want)
+					}
+				}
+				time.Sleep(11 * regain)
+			}
+		})
+	}
+}
+
+// What comes at a higher rate than is regained is folded in the end.
+func TestRunsAboveTheRateThatIsRegainedAreFolded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const every = 100 * time.Millisecond
-		runner, runs := start(t, Options{Every: every, Burst: 12},
-			func(context.Context) (time.Duration, error) { return 0, nil })
-		for i := range 100 {
-			for j := range 11 { // one thing has many that follow from it
+		var runs atomic.Int64
+		runner, _ := start(t, Options{Every: every, Burst: 12, Regain: every / 2},
+			func(context.Context) (time.Duration, error) {
+				runs.Add(1)
+				return 0, nil
+			})
+		comes := func(d time.Duration) (ran int64) { // as often as a quarter of every would regain
+			before := runs.Load()
+			for began := time.Now(); time.Since(began) < d; {
 				runner.Poke()
-				synctest.Wait()
-				if want := 11*i + j + 1; len(*runs) != want {
-					t.Fatalf("%d runs, want %d", len(*runs), want)
-				}
+				time.Sleep(every / 4)
 			}
-			time.Sleep(11 * every / 4)
+			synctest.Wait()
+			return runs.Load() - before
+		}
+		if n := comes(5 * every); n != 20 {
+			t.Errorf("%d runs at first, want one for each poke", n)
+		}
+		comes(10 * every)
+		if n := comes(100 * every); n < 99 || n > 101 {
+			t.Errorf("%d runs in 100 intervals, want one in each", n)
 		}
 	})
 }

@@ -92,8 +92,23 @@ func errands(ahead map[netip.Addr]plan.Scout, at func(name string, vip netip.Add
 func stagger(rank int) time.Duration { return time.Duration(min(rank, aheadRanks)) * aheadStagger }
 
 // scout sends what is due of the questions, as far as is allowed, and returns when there is more to
-// do; the zero time means never.
+// do; the zero time means never. While nothing else is desired, nothing was noticed and nothing is due,
+// it goes through no address.
 func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time) (next time.Time, err error) {
+	due := !p.scoutAt.IsZero() && !now.Before(p.scoutAt)
+	if p.scoutedFor != 0 && p.scoutedFor == p.heeds && len(noticed.heard)+len(noticed.seen) == 0 && !due {
+		p.calm = true
+		return p.scoutAt, nil
+	}
+	p.scoutedFor = 0
+	if next, err = p.scoutAll(w, noticed, allowed, now); err == nil {
+		p.scoutedFor, p.scoutAt = p.heeds, next
+	}
+	return next, err
+}
+
+// scoutAll goes through all addresses that are probed ahead or listened for.
+func (p *port) scoutAll(w work, noticed noticed, allowed *allowance, now time.Time) (next time.Time, err error) {
 	for _, e := range w.ahead {
 		v := p.ahead[e.addr]
 		if v == nil {
@@ -173,6 +188,17 @@ func (v *scouting) scouted(self string, now time.Time) string {
 		return v.by
 	}
 	return ""
+}
+
+// calm reports whether nothing else is known of the addresses that are probed ahead than in the last
+// outcome. It needs mu.
+func (a *Actor) calm() bool {
+	calm := len(a.seen) == 0 && a.published.quiet && a.published.ports == len(a.ports)
+	a.published.quiet, a.published.ports = len(a.seen) == 0, len(a.ports)
+	for _, p := range a.ports {
+		calm = calm && p.calm
+	}
+	return calm
 }
 
 // scouted returns what is known of the addresses that are probed ahead: see Outcome. It needs mu.

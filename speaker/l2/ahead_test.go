@@ -294,3 +294,40 @@ func TestProbingAheadOnALAN(t *testing.T) {
 		}
 	}
 }
+
+// A look goes through the addresses that are listened for only if something may be otherwise than
+// before.
+func TestCalmLooksGoThroughNoAddress(t *testing.T) {
+	a := New(Options{Self: "self", AheadRate: 100, Log: newTestActor(nil, nil).opts.Log, Stats: noStats{},
+		Listen: newSegment().Listen})
+	defer stopServing(a)
+	addr, at, now := netip.MustParseAddr("172.26.240.1"), place{"eth0", lb.IPv4}, time.Now()
+	d := desire([]lb.Interface{iface("eth0", 2, 1)}, map[netip.Addr]Answer{})
+	d.Ahead = map[netip.Addr]plan.Scout{addr: {On: []string{"eth0"}, Rank: -1}}
+	look := func(why string, after time.Duration, calm, known bool) {
+		t.Helper()
+		now = now.Add(after)
+		a.apply(now)
+		_, knows := a.Outcome().Scouted[addr]
+		if a.ports[at].calm != calm || knows != known {
+			t.Errorf("%s: calm is %t and the address known %t, want %t and %t", why, a.ports[at].calm, knows, calm, known)
+		}
+	}
+	hear := func() {
+		a.mu.Lock()
+		a.overhear(at, addr, "other")
+		a.mu.Unlock()
+	}
+	a.Set(d)
+	look("the first look opens the interface", 0, false, false)
+	look("the second is the first that heeds what is desired", 0, false, false)
+	look("nothing is otherwise", time.Second, true, false)
+	hear()
+	look("another node was heard", time.Second, false, true)
+	look("nothing is otherwise", time.Second, true, true)
+	a.Set(d)
+	look("something was desired", time.Second, false, true)
+	look("nothing is otherwise", aheadFresh-2*time.Second-time.Nanosecond, true, true)
+	look("what was heard is over", time.Second, false, false)
+	look("nothing is otherwise", time.Second, true, false)
+}

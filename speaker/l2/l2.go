@@ -126,11 +126,11 @@ type Outcome struct {
 	Scouted map[netip.Addr]map[string]string
 }
 
+// equal reports whether two outcomes are equal but for what is scouted.
 func (o Outcome) equal(other Outcome) bool {
 	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
 		maps.Equal(o.Probed, other.Probed) && maps.Equal(o.Rivals, other.Rivals) &&
-		maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal) &&
-		maps.EqualFunc(o.Scouted, other.Scouted, maps.Equal)
+		maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal)
 }
 
 // Actor keeps responders and announcements as desired.
@@ -152,7 +152,12 @@ type Actor struct {
 
 	awake atomic.Pointer[wakefulness] // what was last applied
 	// Only apply touches what follows.
-	ports    map[place]*port
+	ports map[place]*port
+	// published says of the last outcome how many ports there were, and whether no other device was seen.
+	published struct {
+		ports int
+		quiet bool
+	}
 	reclaims allowance
 	ahead    allowance
 	against  bounds
@@ -187,7 +192,7 @@ func New(opts Options) *Actor {
 		ahead: allowance{rate: opts.AheadRate, most: probeCount}}
 	a.awake.Store(&wakefulness{})
 	often := loop.Bulk()
-	often.Every, often.Burst = interval, 25
+	often.Every, often.Burst, often.Regain = interval, 25, interval
 	a.runner = loop.New(func(context.Context) (time.Duration, error) { return a.apply(time.Now()), nil }, often)
 	return a
 }
@@ -240,6 +245,7 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	if a.awake.Load().wakes != desired.Wakes {
 		for _, p := range a.ports {
 			clear(p.ahead) // nobody has listened for a while
+			p.scoutedFor = 0
 		}
 	}
 	for at, p := range a.ports {
@@ -298,6 +304,7 @@ type noticed struct {
 // applyPort brings one interface up to date and returns when it is to be looked at again; the zero
 // time means never.
 func (a *Actor) applyPort(p *port, w work, noticed noticed, now time.Time) time.Time {
+	p.calm = false
 	if now.Before(p.retryAt) {
 		return p.retryAt
 	}
@@ -378,8 +385,12 @@ func (a *Actor) publish(now time.Time) {
 	}
 	a.mu.Lock()
 	outcome.Probed, outcome.ConflictingHosts = a.probed(a.desired.Probes), a.seen.conflicts()
-	outcome.Scouted = a.scouted(now)
-	same := a.outcome.equal(outcome)
+	same := a.calm()
+	if outcome.Scouted = a.outcome.Scouted; !same {
+		outcome.Scouted = a.scouted(now)
+		same = maps.EqualFunc(a.outcome.Scouted, outcome.Scouted, maps.Equal)
+	}
+	same = same && a.outcome.equal(outcome)
 	a.outcome = outcome
 	a.mu.Unlock()
 	if !same && a.opts.Changed != nil {

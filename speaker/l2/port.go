@@ -19,12 +19,18 @@ type port struct {
 	ahead     map[netip.Addr]*scouting
 	heeds     uint64 // how often something had been desired when the responder was last told
 	// heeded is what the responder was told: the addresses to listen for, and with true to answer for.
-	heeded  map[netip.Addr]bool
-	stat    Stats
-	awake   func() bool
-	problem error
-	retryAt time.Time
-	backoff loop.Backoff
+	heeded map[netip.Addr]bool
+	// scoutedFor is heeds when all addresses ahead were last gone through, or 0 where they have to be again,
+	// and scoutAt when they have to be in any case; the zero time for never. calm is set while the last look
+	// has not gone through them.
+	scoutedFor uint64
+	scoutAt    time.Time
+	calm       bool
+	stat       Stats
+	awake      func() bool
+	problem    error
+	retryAt    time.Time
+	backoff    loop.Backoff
 }
 
 // announcement is the state of one VIP on one interface.
@@ -128,7 +134,7 @@ func (p *port) fail(now time.Time, err error) {
 }
 
 func (p *port) delay(now time.Time, err error) {
-	p.problem = err
+	p.problem, p.scoutedFor = err, 0
 	p.retryAt = now.Add(p.backoff.Next())
 }
 
