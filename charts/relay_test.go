@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// TestRelayOwnPods has the relay in a DaemonSet whose pods of two releases run side by side: with a surge, and without
-// a port that the scheduler of the API server would compare. Of the node's sockets both and the proxy see one directory.
+// TestRelayOwnPods has the relay in a DaemonSet whose pods of two releases run side by side: with a surge, and
+// without a port that the scheduler would compare. They and the proxy share the directory of the node's sockets.
 func TestRelayOwnPods(t *testing.T) {
 	t.Parallel()
 	for _, separate := range []string{"false", "true"} {

@@ -33,8 +33,8 @@ const relayArgument = "relay"
 const relayName = "landfall-relay"
 
 // relayUsage is what --help of the relay says.
-const relayUsage = `The argument status prints the state of the running relay as JSON. The argument ready fails until it has
-taken over from its predecessor.`
+const relayUsage = `The argument status prints the state of the running relay as JSON. The argument ready
+fails until it has taken over from its predecessor.`
 
 // relayFlags are the relay's.
 type relayFlags struct {

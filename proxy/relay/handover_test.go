@@ -204,7 +204,7 @@ func TestHandOverOfBytesInPipes(t *testing.T) {
 			_, _ = conn.Write(noise)
 		}
 	})
-	first := newRig(t, handsOver(filepath.Join(t.TempDir(), "handover.sock"), 0))
+	first := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
 	first.hears(server)
 	client := first.connect()
 	if err := client.SetReadBuffer(16 << 10); err != nil {
@@ -268,7 +268,7 @@ func begins(p *courier) letter {
 // that was there, and new ones do.
 func TestHandOverToASuccessorThatDies(t *testing.T) {
 	server := echo(t, "a")
-	g := newRig(t, handsOver(filepath.Join(t.TempDir(), "handover.sock"), 0))
+	g := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
 	g.hears(server)
 	const connections = 40 // more than one letter has
 	var clients []*net.TCPConn
@@ -322,7 +322,7 @@ func TestHandOverToASuccessorThatDies(t *testing.T) {
 
 // A successor of another version is refused, and gets nothing.
 func TestHandOverToAnotherVersion(t *testing.T) {
-	g := newRig(t, handsOver(filepath.Join(t.TempDir(), "handover.sock"), 0))
+	g := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
 	_, answer := playSuccessor(t, g.options.HandOver, successionVersion+1)
 	if answer.Refused == "" {
 		t.Errorf("the relay answers %+v", answer)
@@ -332,7 +332,7 @@ func TestHandOverToAnotherVersion(t *testing.T) {
 // A relay that hangs hands nothing over, and its successor waits for the port, as without a hand-over. What it takes too
 // late to tell goes on with the relay that was there.
 func TestHandOverAnswersThatComeTooLate(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "handover.sock")
+	path := filepath.Join(t.TempDir(), "own", "handover.sock")
 	l, err := listenAt(path)
 	if err != nil {
 		t.Fatal(err)
