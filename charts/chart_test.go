@@ -415,7 +415,7 @@ func TestCleanupHook(t *testing.T) {
 	job := as[batchv1.Job](t, objects, "Job landfall-cleanup").Spec
 	c := container(t, job.Template.Spec, "cleanup")
 	selector := "app.kubernetes.io/name=lf,app.kubernetes.io/instance=landfall," +
-		"app.kubernetes.io/component in (controller,node,proxy,speaker)"
+		"app.kubernetes.io/component in (controller,node,proxy,relay,speaker)"
 	if want := []string{"cleanup", "--log-level=info", "--log-format=text", "--api-servers=192.0.2.1:6443",
 		"--namespace=landfall-system",
 		"--pod-selector=" + selector, "--load-balancer-class=example.com/x",

@@ -22,7 +22,7 @@ import (
 
 const (
 	// componentSelector selects the pods of Landfall whatever the release is called, and maybe others.
-	componentSelector = "app.kubernetes.io/component in (node,speaker,proxy,controller)"
+	componentSelector = "app.kubernetes.io/component in (node,speaker,proxy,relay,controller)"
 	defaultNamespace  = "landfall-system"
 	// askAtOnce is how many programs are asked at a time, and askTime how long each may take.
 	askAtOnce = 32

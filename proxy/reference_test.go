@@ -19,7 +19,8 @@ kubectl -n landfall-system exec daemonset/landfall-node -c relay -- landfall-pro
 
 The relay ends TCP connections to Services that ask for it, and tries another backend when one does not answer
 ([the relay](../guide/relay.md)). It is a process of its own, in a container beside the proxy. With the argument
-`+"`status`"+` it prints the state of the relay that runs in the pod.
+`+"`status`"+` it prints the state of the relay that runs in the pod. With `+"`ready`"+` it fails until that has taken over
+from the relay before ([upgrades](../guide/relay.md#upgrades-without-a-broken-connection)).
 
 `+reference.Program(t, "relay", program.FlagSet(), newRelayCollector(nil)))
 }

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,7 +33,8 @@ const relayArgument = "relay"
 const relayName = "landfall-relay"
 
 // relayUsage is what --help of the relay says.
-const relayUsage = `The argument status prints the state of the running relay as JSON.`
+const relayUsage = `The argument status prints the state of the running relay as JSON. The argument ready
+fails until it has taken over from its predecessor.`
 
 // relayFlags are the relay's.
 type relayFlags struct {
@@ -76,6 +79,9 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 	set.DurationVar(&o.UDPIdle, "udp-idle-timeout", 100*time.Second,
 		"how long both ends of a flow of UDP may be silent before it ends, at most five sixths of what the kernel's "+
 			"nf_conntrack_udp_timeout and nf_conntrack_udp_timeout_stream say")
+	set.StringVar(&o.HandOver, "hand-over-socket", "",
+		"Unix socket, in a directory of its own, over which the relay hands its port and its open connections to the next "+
+			"relay of the node, which has the same flag and starts before this one ends (default: none)")
 	set.BoolVar(&o.AccessLog, "access-log", false,
 		"log each connection and flow at its end: client, Service, backends that were tried, bytes, and why it was reset")
 }
@@ -110,7 +116,7 @@ func relayProgram(f *relayFlags) ops.Program {
 		Name:    relayName,
 		Summary: "ends connections to Services on this node, and tries another backend when one does not answer",
 		Usage:   relayUsage, MetricsBindAddress: "localhost:7483", StatusSocket: "/run/landfall/relay-status.sock",
-		Flags: f.add, Run: f.run,
+		Flags: f.add, Run: f.run, Succeeds: true,
 	}
 }
 
@@ -118,7 +124,8 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	rt.Ready("relay", func() error { return nil }) // the rules do without it, so no pod waits for it
+	settled := newSettled()
+	rt.Ready("relay", settled.check) // only a predecessor that hands over waits for it: the rules do without a relay
 	o := &f.options
 	f.fit(rt.Log)
 	o.ServiceLimit = min(o.ServiceLimit, max(o.Limit/2, 1))
@@ -130,7 +137,9 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 		UserAgent: relayName, Log: rt.Log}); err == nil {
 		rt.ReviewMetrics(client.ReviewMetrics)
 	}
-	r := f.open(ctx, rt.Log)
+	deps := relay.NewDeps(rt.Log)
+	deps.Succeeded = rt.StopMetrics
+	r := f.open(ctx, deps, settled)
 	if r == nil {
 		return nil
 	}
@@ -143,19 +152,42 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	return r.Run(ctx)
 }
 
-// open returns a relay that is listening; nil if ctx ends before the port is free. A relay that is not
+// settled says whether the relay has taken over from its predecessor, as far as it can: it is not before it has looked
+// for one.
+type settled struct{ atomic.Pointer[func() error] }
+
+func newSettled() *settled {
+	s := &settled{}
+	starts := func() error { return errors.New("it starts") }
+	s.Store(&starts)
+	return s
+}
+
+func (s *settled) check() error { return (*s.Load())() }
+
+// tried notes what came of looking; nil if the predecessor hands nothing over, and has to end first.
+func (s *settled) tried(r *relay.Relay) {
+	now := func() error { return nil }
+	if r != nil {
+		now = r.Settled
+	}
+	s.Store(&now)
+}
+
+// open returns a relay that is listening, or is about to; nil if ctx ends before the port is free. A relay that is not
 // there harms nobody, so it waits and does not fail, which would count as a failure of the proxy's pod.
-func (f *relayFlags) open(ctx context.Context, log *slog.Logger) (r *relay.Relay) {
+func (f *relayFlags) open(ctx context.Context, deps relay.Deps, settled *settled) (r *relay.Relay) {
 	var failures loop.Failures
 	backoff := loop.Backoff{Min: time.Second, Max: time.Second}
 	ctx, opened := context.WithCancel(ctx)
 	defer opened()
 	_ = loop.Retry(ctx, backoff, func(ctx context.Context) bool {
-		now, err := relay.New(f.options, relay.NewDeps(log))
-		if failures.Log(log, "cannot open the relay's port; trying again", "opened the relay's port", err); err == nil {
+		now, err := relay.New(f.options, deps)
+		if failures.Log(deps.Log, "cannot open the relay's port; trying again", "opened the relay's port", err); err == nil {
 			r = now
 			opened()
 		}
+		settled.tried(now)
 		return err == nil
 	})
 	return r

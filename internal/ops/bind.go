@@ -1,10 +1,15 @@
 package ops
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Names that --metrics-bind-address takes for addresses.
@@ -76,3 +81,23 @@ func openAll(addresses []string) ([]net.Listener, error) {
 	}
 	return all, nil
 }
+
+// openLater opens the sockets once another process has closed them; none if ctx ends before.
+func openLater(ctx context.Context, log *slog.Logger, addresses []string) []net.Listener {
+	failures := loop.Failures{Repeat: time.Hour}
+	for {
+		listeners, err := openAll(addresses)
+		failures.Log(log, "cannot serve metrics yet; trying again", "serving metrics", err)
+		if err == nil {
+			return listeners
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(openEvery):
+		}
+	}
+}
+
+// openEvery is how often it tries.
+const openEvery = 500 * time.Millisecond

@@ -44,6 +44,9 @@ type Program struct {
 	MetricsBindAddress string
 	// StatusSocket is the default of --status-socket; empty if the program has no status.
 	StatusSocket string
+	// Succeeds is set if another process of the program may run before it on the node, and hand over to it: the program
+	// waits for the addresses of metrics that this one has, and has the argument ready.
+	Succeeds bool
 	// Flags registers the program's own flags. It may be nil.
 	Flags func(*pflag.FlagSet)
 	// Usage is the text of --help between the summary and the flags. It may be empty.
@@ -65,7 +68,8 @@ type Runtime struct {
 	Args   []string
 	Stdout io.Writer
 
-	server *server
+	stopMetrics func()
+	server      *server
 }
 
 // Ready adds a check to /readyz: the program is ready when there is a check and none returns an error.
@@ -89,6 +93,9 @@ func (rt *Runtime) Live(loop string, busy func() time.Duration) {
 		return nil
 	})
 }
+
+// StopMetrics closes the addresses of metrics, which the program's successor on the node waits for.
+func (rt *Runtime) StopMetrics() { rt.stopMetrics() }
 
 // ReviewMetrics has review decide who reads metrics, where --metrics-secure is set. Until it is
 // called, nobody does.
@@ -165,6 +172,9 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	if p.StatusSocket != "" && slices.Equal(rt.Args, []string{statusArgument}) {
 		return printStatus(context.Background(), common.statusSocket, common.statusOnly, stdout)
 	}
+	if p.Succeeds && slices.Equal(rt.Args, []string{readyArgument}) {
+		return printReady(context.Background(), common.statusSocket, stdout)
+	}
 	if common.otlpEndpoint != "" {
 		if rt.Traces, err = otlp.New(otlp.Options{Endpoint: common.otlpEndpoint, SecretDir: common.otlpSecretDir,
 			Program: p.Name, Version: BuildVersion(), Node: rt.NodeName, Log: rt.Log}); err != nil {
@@ -202,13 +212,24 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 	if err != nil {
 		return err
 	}
-	listeners, err := common.listen(rt, env)
+	addresses, err := common.listen(rt, env)
 	if err != nil {
+		return err
+	}
+	listeners, err := openAll(addresses)
+	if err != nil && !(p.Succeeds && errors.Is(err, syscall.EADDRINUSE)) {
 		return err
 	}
 	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.Go(func() error { return rt.server.run(serverCtx, listeners) })
+	metricsCtx, stopMetrics := context.WithCancel(serverCtx)
+	rt.stopMetrics = stopMetrics
+	group.Go(func() error {
+		if err != nil {
+			listeners = openLater(metricsCtx, rt.Log, addresses)
+		}
+		return rt.server.run(metricsCtx, listeners)
+	})
 	if common.statusSocket != "" {
 		group.Go(func() error { rt.server.runLocal(serverCtx, common.statusSocket); return nil })
 	}
@@ -225,8 +246,8 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 	return group.Wait()
 }
 
-// listen opens the sockets of the metrics server, and prepares what it needs to be secure.
-func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, error) {
+// listen returns the addresses of the metrics server, and prepares what it needs to be secure.
+func (c *commonFlags) listen(rt *Runtime, env environment) ([]string, error) {
 	addresses, err := bindAddresses(c.metricsBindAddress, env)
 	if err != nil {
 		return nil, err
@@ -246,7 +267,7 @@ func (c *commonFlags) listen(rt *Runtime, env environment) ([]net.Listener, erro
 		}
 		rt.server.secure(certificate)
 	}
-	return openAll(addresses)
+	return addresses, nil
 }
 
 type commonFlags struct {

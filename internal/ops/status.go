@@ -85,32 +85,50 @@ func (s *server) runLocal(ctx context.Context, path string) {
 
 // printStatus prints what a running program answers on its status socket.
 func printStatus(ctx context.Context, path, only string, stdout io.Writer) error {
+	at := "/v1/status?only=" + url.QueryEscape(only)
+	if only == onlyMetrics {
+		at = "/metrics"
+	}
+	return printPage(ctx, path, statusArgument, at, stdout)
+}
+
+// readyArgument is the argument by which a probe of Kubernetes asks whether the running program is ready: its port of
+// metrics may be that of another process for a while.
+const readyArgument = "ready"
+
+// printReady prints whether a running program is ready. It is an error if that is not.
+func printReady(ctx context.Context, path string, stdout io.Writer) error {
+	return printPage(ctx, path, readyArgument, "/readyz", stdout)
+}
+
+// printPage prints a page of the status socket.
+func printPage(ctx context.Context, path, argument, page string, stdout io.Writer) error {
 	client := &http.Client{Timeout: statusTimeout, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		},
 	}}
-	at := "http://status/v1/status?only=" + url.QueryEscape(only)
-	if only == onlyMetrics {
-		at = "http://status/metrics"
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://status"+page, nil)
 	if err != nil {
 		return err
 	}
 	response, err := client.Do(request)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("status: no program serves %s; --status-socket names another", path)
+		return fmt.Errorf("%s: no program serves %s; --status-socket names another", argument, path)
 	case err != nil:
-		return fmt.Errorf("status: %w", errors.Unwrap(err))
+		return fmt.Errorf("%s: %w", argument, errors.Unwrap(err))
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("status: the program answers %s: it has just started", response.Status)
+		if argument == readyArgument {
+			text, _ := io.ReadAll(io.LimitReader(response.Body, 4<<10))
+			return fmt.Errorf("%s: %s", argument, bytes.TrimSpace(text))
+		}
+		return fmt.Errorf("%s: the program answers %s: it has just started", argument, response.Status)
 	}
 	if _, err := io.Copy(stdout, response.Body); err != nil {
-		return fmt.Errorf("status: %w", err)
+		return fmt.Errorf("%s: %w", argument, err)
 	}
 	return nil
 }

@@ -57,13 +57,16 @@ func (r *Relay) talk(ctx context.Context) error {
 			Drain: r.options.Drain, Full: r.isFull(), Behind: r.Behind(), Connections: int(r.open.Load()),
 			Flows: r.questions.next()}
 		if r.sameVersion.Load() {
-			hello.Ports = r.ports
+			hello.Ports = r.sockets.ports()
 		}
 		if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
 			return err
 		}
 		if err := encoder.Encode(hello); err != nil {
 			return err
+		}
+		if len(hello.Ports) > 0 {
+			r.saidPorts()
 		}
 		select {
 		case err := <-heard:

@@ -194,7 +194,7 @@ func TestContract11ARelayThatIsBehindSaysSo(t *testing.T) {
 			asked++
 			from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 1, byte(i / maxClientAsking)}), 0)
 			conn, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(from),
-				&net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.ports[lb.IPv4])})
+				&net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.sockets.ports()[lb.IPv4])})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -307,7 +307,7 @@ func TestContract10APortThatAnotherHas(t *testing.T) {
 	for h.Ports == nil { // it has not heard of the proxy's version yet
 		h = <-g.said
 	}
-	if h.Ports[lb.IPv4] != g.ports[lb.IPv4] || h.NoUDP[lb.IPv4] == "" || h.NoUDP[lb.IPv6] != "" {
+	if h.Ports[lb.IPv4] != g.sockets.ports()[lb.IPv4] || h.NoUDP[lb.IPv4] == "" || h.NoUDP[lb.IPv6] != "" {
 		t.Errorf("it says %+v", h)
 	}
 	other.Close()

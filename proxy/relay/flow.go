@@ -94,12 +94,12 @@ func (r *Relay) receiveUDP(ctx context.Context, l listener, running *sync.WaitGr
 	r.receiveAll(ctx, l, r.receivers.of(l.family), running)
 }
 
-// receiveAll passes on the datagrams that come in at a socket, until that closes.
+// receiveAll passes on the datagrams that come in at a socket, until that closes or has a deadline.
 func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, running *sync.WaitGroup) {
 	into, control := make([]byte, maxDatagram), make([]byte, controlSize)
 	for {
 		d, err := socket.receiveFrom(into, control)
-		if errors.Is(err, os.ErrClosed) {
+		if errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) { // or a successor receives
 			return
 		}
 		if err != nil { // of one datagram
@@ -135,7 +135,7 @@ func (f *flow) run(ctx context.Context) {
 	w := f.way
 	if f.ttl == 1 {
 		w.service.count(Counts{Expired: 1})
-		f.log(lb.UDP, w, f.from, f.to, nil, ended{err: errExpired}, f.deps.Now().Sub(f.began))
+		f.log(lb.UDP, w.service, f.from, f.to, nil, ended{err: errExpired}, f.deps.Now().Sub(f.began))
 		return
 	}
 	victim, beyond := f.flows.admit(f, w.service)
@@ -151,7 +151,7 @@ func (f *flow) run(ctx context.Context) {
 	end := f.end
 	f.mu.Unlock()
 	f.table.ended(w.service, Counts{Sent: end.sent, Received: end.received})
-	f.log(lb.UDP, w, f.from, f.to, f.all, end, f.deps.Now().Sub(f.began))
+	f.log(lb.UDP, w.service, f.from, f.to, f.all, end, f.deps.Now().Sub(f.began))
 }
 
 // lead finds out where the flow leads, by the proxy's answer.

@@ -91,6 +91,56 @@ type listener struct {
 	socket *Conn
 }
 
+// sockets are those that accept connections. It is safe for concurrent use.
+type sockets struct {
+	mu  sync.Mutex
+	all []listener
+	// handing is held while they are handed to a successor, or end. handed is set once it has them, and ending once no
+	// more are to be handed over.
+	handing        sync.Mutex
+	handed, ending bool
+}
+
+// end has who accepts stop in a moment, unless a successor accepts.
+func (s *sockets) end() {
+	s.handing.Lock()
+	defer s.handing.Unlock()
+	if s.ending = true; s.handed {
+		return
+	}
+	for _, l := range s.listeners() {
+		_ = l.socket.file.SetReadDeadline(time.Now().Add(acceptAfter))
+	}
+}
+
+func (s *sockets) close() {
+	for _, l := range s.listeners() {
+		l.socket.Close()
+	}
+}
+
+func (s *sockets) set(all []listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = all
+}
+
+// listeners returns them. What it returns does not change.
+func (s *sockets) listeners() []listener {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all
+}
+
+// ports returns their ports, by family.
+func (s *sockets) ports() map[lb.Family]uint16 {
+	ports := map[lb.Family]uint16{}
+	for _, l := range s.listeners() {
+		ports[l.family] = l.port
+	}
+	return ports
+}
+
 // receivers are the sockets at which the relay receives UDP, at the ports of the same numbers as those of TCP. It
 // is safe for concurrent use.
 type receivers struct {
@@ -98,6 +148,10 @@ type receivers struct {
 	open map[lb.Family]*Conn
 	// lacking says why a family has none.
 	lacking map[lb.Family]string
+}
+
+func newReceivers() *receivers {
+	return &receivers{open: map[lb.Family]*Conn{}, lacking: map[lb.Family]string{}}
 }
 
 // set takes a socket over, or notes why there is none.
@@ -148,10 +202,9 @@ const backlog = 4096
 
 // listen opens a port at all addresses of each family that the node has; any free port for 0. Where another
 // program has the port of UDP, TCP does without.
-func listen(port uint16, tcpOnly bool) (all []listener, udp *receivers, err error) {
-	udp = &receivers{open: map[lb.Family]*Conn{}, lacking: map[lb.Family]string{}}
+func (r *receivers) listen(port uint16, tcpOnly bool) (all []listener, err error) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		l, failed := udp.listenAt(family, port, tcpOnly)
+		l, failed := r.listenAt(family, port, tcpOnly)
 		if failed != nil {
 			err = fmt.Errorf("listen (%s): %w", family, failed)
 			continue
@@ -159,9 +212,9 @@ func listen(port uint16, tcpOnly bool) (all []listener, udp *receivers, err erro
 		all = append(all, l)
 	}
 	if len(all) == 0 {
-		return nil, nil, err
+		return nil, err
 	}
-	return all, udp, nil
+	return all, nil
 }
 
 // maxListens is how many free ports of TCP are tried, of which that of UDP may be taken.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,9 +64,13 @@ type passing struct {
 
 // passed is one of them.
 type passed struct {
-	service         *service
-	client, backend *Conn
-	reset           func(error)
+	*passage
+	service *service
+	// from, to and at are the addresses of the client, the frontend and the backend.
+	from, to, at netip.AddrPort
+	tried        []netip.AddrPort
+	began        time.Time
+	reset        func(error)
 }
 
 func newPassing() *passing { return &passing{all: map[*passed]bool{}} }

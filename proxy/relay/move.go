@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"sync"
 	"syscall"
 
@@ -30,18 +31,7 @@ const (
 // the receiving socket until the other has taken them, so neither an idle connection nor one whose reader
 // is slow holds memory of the process.
 func move(to, from *Conn, pipes *share) (moved uint64, err error) {
-	m := mover{pipes: pipes, from: from.raw, to: to.raw}
-	m.take, m.give = m.receive, m.send // once, and not for each chunk
-	for {
-		n, err := m.chunk()
-		moved += uint64(n)
-		if errors.Is(err, io.EOF) {
-			return moved, nil
-		}
-		if err != nil {
-			return moved, fmt.Errorf("pass on bytes: %w", err)
-		}
-	}
+	return newMover(to, from, pipes).run()
 }
 
 // mover moves bytes in one direction. At most one of pipe and buffer is set.
@@ -57,26 +47,65 @@ type mover struct {
 	failed error
 }
 
-// chunk moves what is there, and waits for something first. The error is io.EOF at the end.
+func newMover(to, from *Conn, pipes *share) *mover {
+	m := &mover{pipes: pipes, from: from.raw, to: to.raw}
+	m.take, m.give = m.receive, m.send // once, and not for each chunk
+	return m
+}
+
+// errPaused is the error of a mover that a deadline of its sockets has stopped. It can run again.
+var errPaused = errors.New("paused")
+
+// run moves bytes until their end. After errPaused, what is between the ends is in the pipe, of which left tells.
+func (m *mover) run() (moved uint64, err error) {
+	for {
+		n, err := m.chunk()
+		moved += uint64(n)
+		switch {
+		case errors.Is(err, io.EOF):
+			return moved, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return moved, errPaused
+		case err != nil:
+			return moved, fmt.Errorf("pass on bytes: %w", err)
+		}
+	}
+}
+
+// left returns how many bytes are in the pipe of a paused mover.
+func (m *mover) left() int {
+	if m.pipe == nil {
+		return 0
+	}
+	return m.n - m.sent
+}
+
+// chunk moves what is there, and waits for something first. What was in the pipe when it was paused comes first. The
+// error is io.EOF at the end.
 func (m *mover) chunk() (moved int, err error) {
-	m.n, m.sent, m.failed = 0, 0, nil
-	defer m.drop()
-	if err := m.from.Read(m.take); err != nil || m.failed != nil {
-		return 0, cmp.Or(m.failed, err)
+	defer func() {
+		if m.left() == 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			m.drop()
+		}
+	}()
+	if m.pipe == nil {
+		m.n, m.sent, m.failed = 0, 0, nil
+		if err := m.from.Read(m.take); err != nil || m.failed != nil {
+			return 0, cmp.Or(m.failed, err)
+		}
+		if m.n == 0 {
+			return 0, io.EOF
+		}
 	}
-	if m.n == 0 {
-		return 0, io.EOF
-	}
+	before := m.sent
 	if err := m.to.Write(m.give); err != nil || m.failed != nil {
-		return m.sent, cmp.Or(m.failed, err)
+		return m.sent - before, cmp.Or(m.failed, err)
 	}
 	if m.buffer == nil {
-		return m.sent, nil
+		return m.sent - before, nil
 	}
-	err = m.from.Read(func(fd uintptr) bool { // what was copied is still there
-		_, m.failed = receive(int(fd), m.buffer[:m.sent], unix.MSG_TRUNC)
-		return true
-	})
+	// What was copied is still there, so this does not wait, and no deadline may stop it.
+	err = m.from.Control(func(fd uintptr) { _, m.failed = receive(int(fd), m.buffer[:m.sent], unix.MSG_TRUNC) })
 	return m.sent, cmp.Or(m.failed, err)
 }
 
@@ -127,10 +156,14 @@ func (m *mover) send(fd uintptr) (done bool) {
 
 // drop gives the pipe or the buffer back.
 func (m *mover) drop() {
-	if m.pipe != nil {
+	switch {
+	case m.pipe == nil:
+	case m.pipe.inherited:
+		m.pipe.close()
+	default:
 		m.pipes.put(m.pipe, m.sent == m.n)
-		m.pipe = nil
 	}
+	m.pipe = nil
 	if m.buffer != nil {
 		buffers.Put(m.buffer)
 		m.buffer = nil
@@ -167,8 +200,12 @@ func send(fd int, p []byte) (n int, err error) {
 	}
 }
 
-// pipe is a pipe of the kernel.
-type pipe struct{ out, in int }
+// pipe is a pipe of the kernel. One that is inherited is the end to read from alone, of a pipe of the relay's
+// predecessor, and belongs to no share.
+type pipe struct {
+	out, in   int
+	inherited bool
+}
 
 // pipes are those that are not in use, and how many there are. It is safe for concurrent use.
 type pipes struct {
@@ -214,7 +251,7 @@ func (s share) get() *pipe {
 		if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
 			return nil
 		}
-		one = &pipe{fds[0], fds[1]}
+		one = &pipe{out: fds[0], in: fds[1]}
 		p.made++
 	}
 	p.used[s]++
@@ -252,5 +289,7 @@ func (p *pipes) close() {
 
 func (p *pipe) close() {
 	unix.Close(p.out)
-	unix.Close(p.in)
+	if !p.inherited {
+		unix.Close(p.in)
+	}
 }

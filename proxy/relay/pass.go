@@ -17,41 +17,165 @@ type ended struct {
 	sent, received uint64
 	// err is why the connection was reset; nil if both ends closed it.
 	err error
+	// handedOn is set if the successor of the relay has the connection, which goes on.
+	handedOn bool
 }
 
 // pass passes on what either end sends until both have ended what they send, one of them fails, neither
 // has sent anything for idle, or ctx ends. An end that ends what it sends can still receive.
-func pass(ctx context.Context, pipes *share, client, backend *Conn, idle time.Duration) (end ended) {
-	var once sync.Once
-	reset := func(why error) {
-		once.Do(func() {
-			end.err = why
-			abort(client, backend)
-		})
-	}
-	stop := context.AfterFunc(ctx, func() { reset(context.Cause(ctx)) })
+func pass(ctx context.Context, pipes *share, client, backend *Conn, idle time.Duration) ended {
+	return newPassage(pipes, client, backend).run(ctx, idle)
+}
+
+// passage passes on the bytes of one connection. Another goroutine than that of run may pause it: then no byte moves,
+// and what is between the ends is in the pipes of its movers, until that resumes or releases it.
+type passage struct {
+	client, backend *Conn
+	out, back       *mover // of what the client sends, and of what the backend does
+	// These belong to run, and to who has paused it. outEnded and backEnded are set once an end has ended what it sends.
+	end                 ended
+	outEnded, backEnded bool
+
+	mu   sync.Mutex
+	done bool  // the connection has ended
+	why  error // it was reset; nil if it was not
+	// pausing is told once nothing moves any more, and whether the connection has ended; nil without a pause. While it
+	// is paused a reset waits.
+	pausing chan bool
+	paused  bool
+	verdict chan bool // whether the connection goes on here
+}
+
+func newPassage(pipes *share, client, backend *Conn) *passage {
+	return &passage{client: client, backend: backend, out: newMover(backend, client, pipes),
+		back: newMover(client, backend, pipes), verdict: make(chan bool)}
+}
+
+// run passes on until the connection has ended or is released.
+func (p *passage) run(ctx context.Context, idle time.Duration) ended {
+	stop := context.AfterFunc(ctx, func() { p.abort(context.Cause(ctx)) })
 	defer stop()
-	timer := watch(idle, client, backend, reset)
+	timer := watch(idle, p.client, p.backend, p.abort)
 	defer timer.Stop()
-	var ended atomic.Int32
-	half := func(to, from *Conn) uint64 {
-		n, err := move(to, from, pipes)
-		if err == nil && ended.Add(1) == 1 { // when both have, closing says so
+	for p.both(); p.pauses(); p.both() {
+		if !<-p.verdict {
+			p.end.handedOn = true
+			return p.end
+		}
+		p.goOn()
+	}
+	p.end.err = p.why
+	return p.end
+}
+
+// abort resets the connection, unless it has ended. What is paused is reset once it goes on.
+func (p *passage) abort(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.done || p.why != nil {
+		return
+	}
+	if p.why = why; !p.paused {
+		abort(p.client, p.backend)
+	}
+}
+
+// both moves bytes both ways until both ends have ended what they send, it fails, or is paused.
+func (p *passage) both() {
+	var halves atomic.Int32
+	if p.outEnded || p.backEnded {
+		halves.Store(1)
+	}
+	half := func(m *mover, to, from *Conn) (n uint64, ended bool) {
+		n, err := m.run()
+		if errors.Is(err, errPaused) {
+			return n, false
+		}
+		if err == nil && halves.Add(1) == 1 { // when both have, closing says so
 			if err = from.wasReset(); err == nil {
 				err = to.closeWrite()
 			}
 		}
 		if err != nil && !errors.Is(err, unix.ENOTCONN) { // the other end closed meanwhile
-			reset(err)
+			p.abort(err)
 		}
-		return n
+		return n, true
 	}
-	back := make(chan uint64)
-	go func() { back <- half(client, backend) }()
-	end.sent = half(backend, client)
-	end.received = <-back
-	once.Do(func() {}) // whatever still runs changes nothing
-	return end
+	var back chan struct{}
+	if !p.backEnded {
+		back = make(chan struct{})
+		go func() {
+			defer close(back)
+			n, ended := half(p.back, p.client, p.backend)
+			p.end.received, p.backEnded = p.end.received+n, ended
+		}()
+	}
+	if !p.outEnded {
+		n, ended := half(p.out, p.backend, p.client)
+		p.end.sent, p.outEnded = p.end.sent+n, ended
+	}
+	if back != nil {
+		<-back
+	}
+}
+
+// pauses reports whether the connection is paused; else it has ended.
+func (p *passage) pauses() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = p.pausing != nil && p.why == nil && !(p.outEnded && p.backEnded)
+	if p.pausing != nil {
+		p.pausing <- p.paused
+		p.pausing = nil
+	}
+	if p.done = !p.paused; p.done {
+		p.out.drop()
+		p.back.drop()
+	}
+	return p.paused
+}
+
+// pause stops the bytes. The channel tells once that is done: false if the connection has ended, and true if it has to
+// be resumed or released.
+func (p *passage) pause() <-chan bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	paused := make(chan bool, 1)
+	if p.done || p.why != nil {
+		paused <- false
+		return paused
+	}
+	p.pausing = paused
+	past := time.Unix(1, 0)
+	_, _ = p.client.file.SetDeadline(past), p.backend.file.SetDeadline(past)
+	return paused
+}
+
+// resume has a paused connection go on.
+func (p *passage) resume() { p.verdict <- true }
+
+// release leaves a paused connection to another process, which has its sockets and pipes.
+func (p *passage) release() {
+	p.out.drop()
+	p.back.drop()
+	p.mu.Lock()
+	p.done = true
+	p.mu.Unlock()
+	p.verdict <- false
+}
+
+// goOn has the sockets of a paused connection wait for their other ends again.
+func (p *passage) goOn() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.paused = false; p.why != nil {
+		abort(p.client, p.backend)
+		return
+	}
+	if p.pausing != nil { // again
+		return
+	}
+	_, _ = p.client.file.SetDeadline(time.Time{}), p.backend.file.SetDeadline(time.Time{})
 }
 
 // keepAliveAfter is how old a connection is when keep-alives are switched on: most end before, and do

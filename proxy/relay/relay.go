@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,8 +18,6 @@ import (
 	"github.com/pires/go-proxyproto"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/internal/loop"
-	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // Options are what flags say.
@@ -45,6 +42,8 @@ type Options struct {
 	UDPIdle                              time.Duration
 	// AccessLog logs each connection and flow at its end.
 	AccessLog bool
+	// HandOver is the unix socket over which a relay hands its sockets and connections to its successor; empty for none.
+	HandOver string
 }
 
 // Deps are what the relay needs.
@@ -65,6 +64,8 @@ type Deps struct {
 	// Memory returns how many bytes the process has, with the kernel's buffers of its sockets, and may have; 0 for any
 	// number.
 	Memory func() (used, limit uint64)
+	// Succeeded is called once a successor accepts connections in the relay's place; may be nil.
+	Succeeded func()
 }
 
 // NewDeps returns what the relay needs on a node.
@@ -106,9 +107,9 @@ type Relay struct {
 	options   Options
 	deps      Deps
 	table     *table
-	listeners []listener
-	ports     map[lb.Family]uint16
+	sockets   sockets
 	receivers *receivers
+	succession
 
 	pipes     *pipes
 	passing   *passing
@@ -133,22 +134,35 @@ type Relay struct {
 	leftOnce      sync.Once
 }
 
-// New returns a relay that is listening already.
+// New returns a relay that is listening already, or is about to take over from another one on the node.
 func New(options Options, deps Deps) (*Relay, error) {
-	listeners, receivers, err := listen(options.Port, options.TCPOnly)
-	if err != nil {
-		return nil, err
-	}
-	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), listeners: listeners,
-		receivers: receivers, ports: map[lb.Family]uint16{}, pipes: newPipes(maxPipes), passing: newPassing(),
+	r := &Relay{options: options, deps: deps, table: newTable(deps.Now),
+		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
-		questions: newQuestions()}
-	r.lookAtTimes()
-	for _, l := range listeners {
-		r.ports[l.family] = l.port
+		questions: newQuestions(), succession: newSuccession()}
+	var err error
+	if r.predecessor, err = r.findPredecessor(); err != nil {
+		deps.Log.Info("not taking over from the relay that is there", "reason", err)
 	}
+	if r.predecessor == nil {
+		if err := r.listen(); err != nil {
+			return nil, err
+		}
+		r.settle()
+	}
+	r.lookAtTimes()
 	return r, nil
+}
+
+// listen opens the ports.
+func (r *Relay) listen() error {
+	listeners, err := r.receivers.listen(r.options.Port, r.options.TCPOnly)
+	if err != nil {
+		return err
+	}
+	r.sockets.set(listeners)
+	return nil
 }
 
 // Ready returns why the relay does not know what to relay; nil if it does.
@@ -242,7 +256,7 @@ func (r *Relay) Full() bool { return r.full.Load() }
 // connections faster than the relay accepts any, or a busy node gives it little time. All Services have one queue, and
 // the kernel drops what that has no room for.
 func (r *Relay) isFull() bool {
-	if slices.ContainsFunc(r.listeners, listener.crowded) {
+	if slices.ContainsFunc(r.sockets.listeners(), listener.crowded) {
 		r.strained.Store(r.deps.Now().UnixNano())
 	}
 	limit := r.high()
@@ -280,104 +294,6 @@ func (r *Relay) cross() {
 	}
 }
 
-// Run relays until ctx ends, and then until the connections have ended or Drain is over. Before it stops
-// accepting, it waits until the rules do not lead to it any more.
-func (r *Relay) Run(ctx context.Context) error {
-	r.deps.Log.Info("relaying", "ports", r.ports)
-	whole, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	serving, abort := context.WithCancelCause(whole)
-	defer abort(nil)
-	flowing, abortFlows := context.WithCancelCause(whole)
-	defer abortFlows(nil)
-	talking, hangUp := context.WithCancel(whole)
-	defer hangUp()
-	var feed, accepting, connections, receiving, flows sync.WaitGroup
-	feed.Go(func() { _ = r.follow(talking) })
-	feed.Go(func() { r.followKernel(talking) })
-	feed.Go(func() { r.watchMemory(talking) })
-	for _, l := range r.listeners {
-		accepting.Go(func() { r.accept(serving, l, &connections) })
-		if !r.options.TCPOnly {
-			receiving.Go(func() { r.receiveUDP(flowing, l, &flows) })
-		}
-	}
-	<-ctx.Done()
-	close(r.leaving)
-	select {
-	case <-r.left:
-	case <-time.After(plan.RelayLease + time.Second): // the proxy is gone, and with it the lease by now
-	}
-	for _, l := range r.listeners {
-		_ = l.socket.file.SetReadDeadline(time.Now().Add(acceptAfter))
-	}
-	accepting.Wait()
-	for _, l := range r.listeners {
-		l.socket.Close()
-	}
-	ends := errors.New("the relay ends")
-	drained := make(chan struct{})
-	go func() { connections.Wait(); r.quiesce(serving); close(drained) }()
-	select {
-	case <-drained:
-	case <-time.After(r.options.Drain):
-		r.deps.Log.Warn("resetting the connections that are still open", "connections", r.open.Load())
-		abort(ends)
-		<-drained
-	}
-	// The proxy cuts the flows of UDP in the kernel's table once it does not hear the relay: from then on their
-	// packets go straight to endpoints.
-	hangUp()
-	feed.Wait()
-	if n := len(r.flows.list()); n > 0 {
-		time.Sleep(acceptAfter)
-	}
-	r.receivers.close()
-	receiving.Wait()
-	abortFlows(ends)
-	flows.Wait()
-	r.pipes.close()
-	return nil
-}
-
-// quiesce waits until no flow of UDP waits for an answer.
-func (r *Relay) quiesce(ctx context.Context) {
-	for slices.ContainsFunc(r.flows.list(), (*flow).waits) {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
-}
-
-// accept accepts connections until the listener's deadline, which it has once the relay ends.
-func (r *Relay) accept(ctx context.Context, l listener, connections *sync.WaitGroup) {
-	failures := loop.Failures{Repeat: time.Minute}
-	for {
-		conn, from, err := l.accept()
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return
-		}
-		failures.Log(r.deps.Log, "cannot accept a connection", "accepting connections again", err)
-		if err != nil { // as without free file descriptors
-			r.strained.Store(r.deps.Now().UnixNano())
-			r.cross()
-			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		if !r.admit() {
-			r.refused.Add(1)
-			abort(conn)
-			continue
-		}
-		connections.Go(func() {
-			defer r.release()
-			r.serve(ctx, conn, from, l)
-		})
-	}
-}
-
 // serve serves one client.
 func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l listener) {
 	defer client.Close()
@@ -401,17 +317,15 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		return
 	}
 	c, err := r.connect(ctx, w, from, to, client.ttl(lb.FamilyOf(from.Addr())))
-	var end ended
-	switch {
-	case err != nil:
-		end.err = err
-		abort(client)
-	default:
-		end = r.pass(ctx, w, client, c.conn, from, to)
-		w.service.leave(c.backend)
+	p := &passed{service: w.service, from: from, to: to, at: c.backend, tried: c.tried, began: began}
+	if err == nil {
+		r.ended(p, r.pass(ctx, w, client, c.conn, p))
+		return
 	}
+	abort(client)
+	end := ended{err: err}
 	r.table.close(w.service, from.Addr(), end)
-	r.log(lb.TCP, w, from, to, c.tried, end, r.deps.Now().Sub(began))
+	r.log(lb.TCP, w.service, from, to, c.tried, end, r.deps.Now().Sub(began))
 }
 
 // find returns where a frontend leads. It waits a moment for one of which the proxy has not spoken yet, unless
@@ -474,11 +388,11 @@ func (r *Relay) connect(ctx context.Context, w way, from, to netip.AddrPort, ttl
 }
 
 // pass tells the backend who the client is, if the Service asks for that, and passes on all bytes.
-func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, from, to netip.AddrPort) ended {
+func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, p *passed) ended {
 	defer backend.Close()
 	if w.proxyProtocol > 0 {
-		header := proxyproto.HeaderProxyFromAddrs(byte(w.proxyProtocol), net.TCPAddrFromAddrPort(from),
-			net.TCPAddrFromAddrPort(to))
+		header := proxyproto.HeaderProxyFromAddrs(byte(w.proxyProtocol), net.TCPAddrFromAddrPort(p.from),
+			net.TCPAddrFromAddrPort(p.to))
 		_ = backend.file.SetWriteDeadline(time.Now().Add(headerWithin))
 		if _, err := header.WriteTo(backend.file); err != nil {
 			abort(client)
@@ -486,25 +400,31 @@ func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, from, to
 		}
 		_ = backend.file.SetWriteDeadline(time.Time{})
 	}
+	p.passage = newPassage(r.pipes.of(w.service, p.from.Addr()), client, backend)
+	return r.carry(ctx, p)
+}
+
+// carry passes on the bytes of a connection, which may be reset or handed on meanwhile.
+func (r *Relay) carry(ctx context.Context, p *passed) ended {
 	ctx, reset := context.WithCancelCause(ctx)
 	defer reset(nil)
-	c := &passed{w.service, client, backend, reset}
-	r.passing.add(c)
-	defer r.passing.remove(c)
-	return pass(ctx, r.pipes.of(w.service, from.Addr()), client, backend, r.options.Idle)
+	p.reset = reset
+	r.passing.add(p)
+	defer r.passing.remove(p)
+	return p.run(ctx, r.options.Idle)
 }
 
 // log writes a connection or flow that has ended into the access log.
-func (r *Relay) log(protocol lb.Protocol, w way, from, to netip.AddrPort, tried []netip.AddrPort, end ended,
+func (r *Relay) log(protocol lb.Protocol, s *service, from, to netip.AddrPort, tried []netip.AddrPort, end ended,
 	took time.Duration) {
-	if !r.options.AccessLog {
+	if !r.options.AccessLog || end.handedOn {
 		return
 	}
-	leftOut, ok := w.service.logs(r.deps.Now())
+	leftOut, ok := s.logs(r.deps.Now())
 	if !ok {
 		return
 	}
-	args := []any{"service", w.service.key, "protocol", protocol, "client", from, "frontend", to, "tried", tried,
+	args := []any{"service", s.key, "protocol", protocol, "client", from, "frontend", to, "tried", tried,
 		"sent", end.sent, "received", end.received, "seconds", took.Seconds()}
 	if end.err != nil {
 		args = append(args, "error", end.err)

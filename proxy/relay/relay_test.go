@@ -251,7 +251,7 @@ func (g *rig) until(what string, is func() bool) {
 
 // dialRelay connects as a client. A connection may be reset before it returns.
 func (g *rig) dialRelay() (*net.TCPConn, error) {
-	conn, err := net.DialTCP("tcp4", nil, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.ports[lb.IPv4])})
+	conn, err := net.DialTCP("tcp4", nil, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.sockets.ports()[lb.IPv4])})
 	if err != nil {
 		return nil, err
 	}
@@ -725,7 +725,7 @@ func TestContract11AQueueThatGrowsIsLeftToTheRules(t *testing.T) {
 		r, err = New(Options{Limit: 100, TCPOnly: true}, deps)
 		return err
 	})
-	for _, l := range r.listeners {
+	for _, l := range r.sockets.listeners() {
 		t.Cleanup(l.socket.Close)
 		to := netip.AddrPortFrom(netip.IPv6Loopback(), l.port)
 		if l.family == lb.IPv4 {
@@ -851,7 +851,7 @@ func TestUnknownFrontends(t *testing.T) {
 	if err := g.end(); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("what nobody relays got %v", err)
 	}
-	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), g.ports[lb.IPv4])
+	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), g.sockets.ports()[lb.IPv4])
 	g.original.Store(&own)
 	if err := g.end(); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("what is for the relay itself got %v", err)

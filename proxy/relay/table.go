@@ -174,9 +174,7 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 		return
 	}
 	if s == nil {
-		s = &service{id: which, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
-			suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}, turns: map[turn]float64{}}
-		t.services[which] = s
+		s = t.learn(which)
 	}
 	s.Relayed, s.tables = *relayed, slotsOf(relayed, s.tables)
 	s.remove(false)
@@ -196,6 +194,32 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 		}
 	}
 	s.forgive(backends, turns)
+}
+
+// learn makes a Service known.
+func (t *table) learn(which id) *service {
+	s := &service{id: which, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
+		suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}, turns: map[turn]float64{}}
+	t.services[which] = s
+	return s
+}
+
+// adopt counts a connection of the relay's predecessor, whatever the limits are. The proxy may not have told of its
+// Service, or not relay it any more.
+func (t *table) adopt(which id, client netip.Addr, backend netip.AddrPort) *service {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.services[which]
+	if s == nil {
+		s = t.learn(which)
+		s.removed = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.Open++
+	s.clients[clientOf(client)]++
+	s.open[backend]++
+	return s
 }
 
 // remove notes whether the Service is relayed no more.

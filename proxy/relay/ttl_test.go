@@ -56,7 +56,7 @@ func TestContract11ALowTTLMakesNoSuspect(t *testing.T) {
 			_ = c.Control(func(fd uintptr) { err = setTTL(int(fd), unix.AF_INET, ttl) })
 			return err
 		}}
-		at := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.ports[lb.IPv4])}
+		at := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.sockets.ports()[lb.IPv4])}
 		if conn, err := dialer.Dial("tcp", at.String()); err == nil { // else it is reset already
 			conn.Close()
 		}

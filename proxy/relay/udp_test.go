@@ -40,7 +40,7 @@ type udpClient struct {
 
 func (g *rig) udpClient() udpClient {
 	g.t.Helper()
-	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.ports[lb.IPv4])})
+	conn, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(g.sockets.ports()[lb.IPv4])})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -420,7 +420,7 @@ func TestUDPUnknownFlows(t *testing.T) {
 	g := newRig(t, nil)
 	g.relayedUDP(nil, udpEcho(t, "a"))
 	c := g.udpClient()
-	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), g.ports[lb.IPv4])
+	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), g.sockets.ports()[lb.IPv4])
 	for i, to := range []netip.AddrPort{own, {}, netip.MustParseAddrPort("198.51.100.2:80")} {
 		g.original.Store(&to)
 		c.send("x")
@@ -554,7 +554,8 @@ func TestContract11QuestionsHaveAnEnd(t *testing.T) {
 
 // A relay of TCP alone has no port of UDP, and says so.
 func TestTCPOnly(t *testing.T) {
-	listeners, udp, err := listen(0, true)
+	udp := newReceivers()
+	listeners, err := udp.listen(0, true)
 	if err != nil {
 		t.Fatal(err)
 	}

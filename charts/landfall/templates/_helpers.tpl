@@ -42,7 +42,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{/* A label selector of all pods but those of hooks. */}}
 {{- define "landfall.podSelector" -}}
 app.kubernetes.io/name={{ default .Chart.Name .Values.nameOverride }},app.kubernetes.io/instance={{ .Release.Name -}}
-,app.kubernetes.io/component in (controller,node,proxy,speaker)
+,app.kubernetes.io/component in (controller,node,proxy,relay,speaker)
 {{- end -}}
 
 {{- /* As one argument. */ -}}
@@ -153,6 +153,9 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- if and $v.relay.enabled (not $v.proxy.enabled) -}}
 {{- fail "relay.enabled needs proxy.enabled=true: rules of the proxy lead connections to the relay" -}}
 {{- end -}}
+{{- if and $v.relay.enabled $v.relay.ownPods $v.podMonitor.enabled -}}
+{{- fail "relay.ownPods has no PodMonitor, which needs a port that the pod lists: use serviceMonitor.enabled" -}}
+{{- end -}}
 {{- $ports := dict -}}
 {{- range list
   (list $v.proxy.enabled "TCP" "proxy.metricsPort" $v.proxy.metricsPort)
@@ -210,14 +213,18 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- end -}}
 
 {{/* Probes on the metrics port, of a container on the node's network or not. Startup: the program serves. Liveness: all
-loops run. Readiness: the first work is done. */}}
+loops run. Readiness: the first work is done; ready is a command that asks in place of the port. */}}
 {{- define "landfall.probes" -}}
 {{- $scheme := ternary "HTTPS" "HTTP" .root.Values.metrics.secure -}}
 {{- $host := ternary "127.0.0.1" "" (and .node (eq .root.Values.metrics.listen "localhost")) -}}
 {{- range $probe, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
 {{- with get $.root.Values.probes $probe }}
 {{ $probe }}Probe:
+  {{- if and $.ready (eq $probe "readiness") }}
+  exec: {command: {{ toJson $.ready }}}
+  {{- else }}
   httpGet: {path: {{ $path }}, port: {{ $.port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
+  {{- end }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
@@ -286,9 +293,6 @@ controller: [{name: metrics, port: {{ .Values.controller.metricsPort }}}]
 {{ $set.component }}:
   {{- range $program := $set.programs }}
   - {name: {{ $program }}-metrics, port: {{ (index $.Values $program).metricsPort }}}
-  {{- if and (eq $program "proxy") $.Values.relay.enabled }}
-  - {name: relay-metrics, port: {{ $.Values.relay.metricsPort }}}
-  {{- end }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -322,19 +326,28 @@ controller: [{name: metrics, port: {{ .Values.controller.metricsPort }}}]
   {{- end }}
 {{- end -}}
 
-{{/* The DaemonSets, as YAML: one with speaker and proxy in one pod, or one of each. */}}
+{{/* The DaemonSets, as YAML: one with speaker and proxy in one pod, or one of each. The relay is in the pod of the proxy,
+or has one of its own. */}}
 {{- define "landfall.nodeSets" -}}
 {{- $programs := list -}}
 {{- range list "proxy" "speaker" -}}
-{{- if (index $.Values .).enabled -}}{{- $programs = append $programs . -}}{{- end -}}
+{{- if (index $.Values .).enabled -}}{{- $programs = append $programs (list .) -}}{{- end -}}
+{{- if and (eq . "proxy") $.Values.relay.enabled (not $.Values.relay.ownPods) -}}
+{{- $programs = list (list "proxy" "relay") -}}
+{{- end -}}
 {{- end -}}
 {{- $sets := list -}}
 {{- if .Values.node.separatePods -}}
 {{- range $programs -}}
-{{- $sets = append $sets (dict "component" . "programs" (list .)) -}}
+{{- $sets = append $sets (dict "component" (first .) "programs" .) -}}
 {{- end -}}
 {{- else if $programs -}}
-{{- $sets = append $sets (dict "component" "node" "programs" $programs) -}}
+{{- $all := list -}}
+{{- range $programs -}}{{- $all = concat $all . -}}{{- end -}}
+{{- $sets = append $sets (dict "component" "node" "programs" $all) -}}
+{{- end -}}
+{{- if and .Values.relay.enabled .Values.relay.ownPods -}}
+{{- $sets = append $sets (dict "component" "relay" "programs" (list "relay")) -}}
 {{- end -}}
 {{- toYaml $sets -}}
 {{- end -}}

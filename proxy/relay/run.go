@@ -1,0 +1,154 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// crew are the goroutines of a running relay, and what ends them.
+type crew struct {
+	*Relay
+	serving, flowing, talking, handing context.Context
+	abort, abortFlows                  context.CancelCauseFunc
+	hangUp, stopHanding                context.CancelFunc
+
+	// accepting and receiving end with the sockets that listen, and begin anew if a successor gives these back.
+	accepting, receiving                       sync.WaitGroup
+	feed, connections, running, heirs, inherit sync.WaitGroup
+}
+
+// Run relays until ctx ends, and then until the connections have ended or Drain is over. Before it stops
+// accepting, it waits until the rules do not lead to it any more, or a successor accepts in its place.
+func (r *Relay) Run(ctx context.Context) error {
+	whole, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	c := &crew{Relay: r}
+	c.serving, c.abort = context.WithCancelCause(whole)
+	c.flowing, c.abortFlows = context.WithCancelCause(whole)
+	c.talking, c.hangUp = context.WithCancel(whole)
+	c.handing, c.stopHanding = context.WithCancel(whole)
+	inheriting, disinherit := context.WithCancel(ctx)
+	defer disinherit()
+	c.feed.Go(func() { _ = r.follow(c.talking) })
+	c.feed.Go(func() { r.followKernel(c.talking) })
+	c.feed.Go(func() { r.watchMemory(c.talking) })
+	if r.predecessor != nil {
+		defer r.predecessor.close()
+		c.inherit.Go(func() { c.takeOver(inheriting) })
+	} else {
+		c.begin()
+	}
+	if r.options.HandOver != "" {
+		c.heirs.Go(c.serveSuccessors)
+	}
+	select {
+	case <-ctx.Done():
+	case <-r.succeeded:
+	}
+	disinherit()
+	c.inherit.Wait()
+	c.leave()
+	c.drain()
+	select { // a container that ended by itself would be started again
+	case <-ctx.Done():
+	case <-r.orphaned:
+	}
+	c.stopHanding()
+	c.heirs.Wait()
+	r.pipes.close()
+	return nil
+}
+
+// begin accepts and receives at the sockets that listen.
+func (c *crew) begin() {
+	c.deps.Log.Info("relaying", "ports", c.sockets.ports())
+	for _, l := range c.sockets.listeners() {
+		c.accepting.Go(func() { c.accept(c.serving, l, &c.connections) })
+		if !c.options.TCPOnly {
+			c.receiving.Go(func() { c.receiveUDP(c.flowing, l, &c.running) })
+		}
+	}
+	c.cross() // has the ports said
+}
+
+// leave has the rules not lead here any more, and ends the sockets that accept.
+func (c *crew) leave() {
+	close(c.leaving)
+	select {
+	case <-c.left:
+	case <-time.After(plan.RelayLease + time.Second): // the proxy is gone, and with it the lease by now
+	}
+	c.sockets.end()
+	c.accepting.Wait()
+	c.sockets.close()
+}
+
+// drain waits for what is open, and resets what is left after Drain.
+func (c *crew) drain() {
+	ends := errors.New("the relay ends")
+	drained := make(chan struct{})
+	go func() { c.connections.Wait(); c.quiesce(c.serving); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(c.options.Drain):
+		c.deps.Log.Warn("resetting the connections that are still open", "connections", c.open.Load())
+		c.abort(ends)
+		<-drained
+	}
+	// The proxy cuts the flows of UDP in the kernel's table once it does not hear the relay: from then on their
+	// packets go straight to endpoints.
+	c.hangUp()
+	c.feed.Wait()
+	if n := len(c.flows.list()); n > 0 {
+		time.Sleep(acceptAfter)
+	}
+	c.receivers.close()
+	c.receiving.Wait()
+	c.abortFlows(ends)
+	c.running.Wait()
+}
+
+// quiesce waits until no flow of UDP waits for an answer.
+func (r *Relay) quiesce(ctx context.Context) {
+	for slices.ContainsFunc(r.flows.list(), (*flow).waits) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// accept accepts connections until the listener's deadline, which it has once the relay ends.
+func (r *Relay) accept(ctx context.Context, l listener, connections *sync.WaitGroup) {
+	failures := loop.Failures{Repeat: time.Minute}
+	for {
+		conn, from, err := l.accept()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+		failures.Log(r.deps.Log, "cannot accept a connection", "accepting connections again", err)
+		if err != nil { // as without free file descriptors
+			r.strained.Store(r.deps.Now().UnixNano())
+			r.cross()
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		if !r.admit() {
+			r.refused.Add(1)
+			abort(conn)
+			continue
+		}
+		connections.Go(func() {
+			defer r.release()
+			r.serve(ctx, conn, from, l)
+		})
+	}
+}

@@ -1,0 +1,304 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+)
+
+const (
+	// knownWithin is how long a successor waits for the proxy's word on what is relayed before it takes over. Without
+	// that word it would have to reset new connections; if the proxy is away, the rules lead none to it.
+	knownWithin = 5 * time.Second
+	// knownFor is how long ago a successor has told the proxy its ports when it takes the proxy to know it.
+	knownFor = 2 * wire.Beat
+	// lookEvery is how often it looks whether that is so, and whether a predecessor's port is free.
+	lookEvery = 20 * time.Millisecond
+)
+
+// succession is how a relay takes over from its predecessor, and what becomes of it once it has a successor.
+type succession struct {
+	// predecessor has agreed to hand over; nil if there is none.
+	predecessor *courier
+	settled     chan struct{} // closed once the relay has what the predecessor could hand over
+	settleOnce  sync.Once
+	said        atomic.Int64 // when the proxy was first told the ports, in nanoseconds of Unix time
+
+	succeeded, orphaned chan struct{} // closed once a successor accepts connections, and once that has ended
+}
+
+func newSuccession() succession {
+	return succession{settled: make(chan struct{}), succeeded: make(chan struct{}), orphaned: make(chan struct{})}
+}
+
+// Settled returns why the relay is not the only one that accepts connections; nil if it is.
+func (r *Relay) Settled() error {
+	if !isClosed(r.settled) {
+		return errors.New("it takes over from its predecessor")
+	}
+	return nil
+}
+
+func (r *Relay) settle() { r.settleOnce.Do(func() { close(r.settled) }) }
+
+func (r *Relay) saidPorts() { r.said.CompareAndSwap(0, r.deps.Now().UnixNano()) }
+
+// findPredecessor returns the relay that is there and agrees to hand over; nil if there is none. The error is why it
+// does not.
+func (r *Relay) findPredecessor() (*courier, error) {
+	if r.options.HandOver == "" {
+		return nil, nil
+	}
+	p, err := meet(r.options.HandOver)
+	if p == nil || err != nil {
+		return nil, err
+	}
+	answer := letter{}
+	if err = p.send(letter{Version: successionVersion}); err == nil {
+		answer, _, err = p.receive(stepWithin)
+	}
+	switch {
+	case err != nil:
+	case answer.Refused != "":
+		err = errors.New(answer.Refused)
+	case answer.Version != successionVersion:
+		err = otherVersion(answer.Version)
+	default:
+		return p, nil
+	}
+	p.close()
+	return nil, err
+}
+
+func otherVersion(version int) error {
+	return fmt.Errorf("it hands over by version %d, and this relay by version %d", version, successionVersion)
+}
+
+// takeOver takes what the predecessor has, until that has ended or ctx does. Whatever fails, the relay opens its own
+// port as soon as that is free.
+func (c *crew) takeOver(ctx context.Context) {
+	p := c.predecessor
+	stop := context.AfterFunc(ctx, p.closeRead)
+	defer stop()
+	known := time.Now().Add(knownWithin)
+	for c.Ready() != nil && time.Now().Before(known) && wait(ctx, lookEvery) {
+	}
+	listeners, err := c.takeSockets(p)
+	if err != nil {
+		c.deps.Log.Warn("cannot take over from the relay that is there", "error", err)
+	}
+	if c.sockets.set(listeners); len(listeners) > 0 {
+		c.begin()
+	} else {
+		c.inherit.Go(func() { c.openPorts(ctx) })
+	}
+	taken := 0
+	for within := stepWithin; err == nil; {
+		var l letter
+		var fds []int
+		if l, fds, err = p.receive(within); err != nil {
+			break
+		}
+		if len(l.Connections) > 0 {
+			if err = c.takeConnections(p, l.Connections, fds); err == nil {
+				taken += len(l.Connections)
+			}
+		}
+		if l.Swept {
+			within = 0
+			c.settle()
+			c.inherit.Go(func() { c.sayReady(ctx, p) })
+		}
+	}
+	c.settle()
+	c.deps.Log.Info("took over from the relay before", "connections", taken, "end", err)
+}
+
+// wait waits, and reports whether ctx goes on.
+func wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// sayReady tells the predecessor once the proxy knows this relay.
+func (c *crew) sayReady(ctx context.Context, p *courier) {
+	for {
+		if at := c.said.Load(); c.Ready() == nil && at != 0 && c.deps.Now().Sub(time.Unix(0, at)).Abs() >= knownFor {
+			_ = p.send(letter{Ready: true})
+			return
+		}
+		if !wait(ctx, lookEvery) {
+			return
+		}
+	}
+}
+
+// openPorts opens the relay's ports once no other process has them.
+func (c *crew) openPorts(ctx context.Context) {
+	failures := loop.Failures{Repeat: time.Hour}
+	for {
+		err := c.listen()
+		failures.Log(c.deps.Log, "cannot open the relay's port; trying again", "opened the relay's port", err)
+		if err == nil {
+			c.begin()
+			return
+		}
+		if !wait(ctx, reopenEvery) {
+			return
+		}
+	}
+}
+
+// takeSockets takes the sockets that listen; none if the predecessor keeps them.
+func (c *crew) takeSockets(p *courier) (listeners []listener, err error) {
+	if err := p.send(letter{Begin: true, Port: c.options.Port}); err != nil {
+		return nil, err
+	}
+	l, fds, err := p.receive(stepWithin)
+	if err != nil || len(l.Sockets) == 0 {
+		closeAll(fds)
+		return nil, err
+	}
+	conns, err := connsOf(fds)
+	if err != nil {
+		return nil, err
+	}
+	for i, s := range l.Sockets {
+		if s.UDP {
+			continue
+		}
+		addr, err := conns[i].local()
+		if err != nil {
+			closeConns(conns)
+			return nil, err
+		}
+		listeners = append(listeners, listener{family: s.Family, port: addr.Port(), socket: conns[i]})
+	}
+	if err := p.send(letter{Took: true}); err != nil {
+		closeConns(conns)
+		return nil, err
+	}
+	for i, s := range l.Sockets {
+		switch {
+		case !s.UDP:
+		case c.options.TCPOnly:
+			conns[i].Close()
+		default:
+			c.receivers.set(s.Family, conns[i], nil)
+		}
+	}
+	if c.options.TCPOnly {
+		for _, l := range listeners {
+			c.receivers.set(l.family, nil, errTCPOnly)
+		}
+	}
+	return listeners, nil
+}
+
+// takeConnections takes connections, and passes on their bytes once the predecessor knows that it must not.
+func (c *crew) takeConnections(p *courier, handed []handedConnection, fds []int) error {
+	var all []*passed
+	var conns []*Conn
+	drop := func() {
+		closeConns(conns)
+		closeAll(fds)
+		for _, one := range all {
+			one.out.drop()
+			one.back.drop()
+		}
+	}
+	for _, h := range handed {
+		ends, err := connsOf(fds[:2])
+		fds = fds[2:]
+		if err != nil {
+			drop()
+			return err
+		}
+		conns = append(conns, ends...)
+		one := &passed{service: &service{id: id{h.Service, lb.TCP}}, from: h.Client, to: h.Frontend, at: h.Backend,
+			tried: h.Tried, began: h.Began}
+		one.passage = newPassage(nil, ends[0], ends[1])
+		one.end, one.outEnded, one.backEnded = ended{sent: h.Sent, received: h.Received}, h.OutEnded, h.BackEnded
+		for _, half := range []struct {
+			*mover
+			left int
+		}{{one.out, h.Out}, {one.back, h.Back}} {
+			if half.left > 0 {
+				half.pipe, half.n = &pipe{out: fds[0], in: -1, inherited: true}, half.left
+				fds = fds[1:]
+			}
+		}
+		all = append(all, one)
+	}
+	if err := p.send(letter{Took: true}); err != nil {
+		drop()
+		return err
+	}
+	for _, one := range all {
+		c.adopt(one)
+	}
+	return nil
+}
+
+// adopt passes on the bytes of a connection of the predecessor.
+func (c *crew) adopt(p *passed) {
+	p.service = c.table.adopt(p.service.id, p.from.Addr(), p.at)
+	p.out.pipes = c.pipes.of(p.service, p.from.Addr())
+	p.back.pipes = p.out.pipes
+	if c.open.Add(1) == c.high() {
+		c.cross()
+	}
+	c.connections.Go(func() {
+		defer c.release()
+		defer p.client.Close()
+		defer p.backend.Close()
+		c.ended(p, c.carry(c.serving, p))
+	})
+}
+
+// ended counts and logs the end of a connection.
+func (r *Relay) ended(p *passed, end ended) {
+	p.service.leave(p.at)
+	if end.handedOn { // and so is what it has moved
+		end = ended{handedOn: true}
+	}
+	r.table.close(p.service, p.from.Addr(), end)
+	r.log(lb.TCP, p.service, p.from, p.to, p.tried, end, r.deps.Now().Sub(p.began))
+}
+
+// connsOf takes over sockets.
+func connsOf(fds []int) (all []*Conn, err error) {
+	for i, fd := range fds {
+		conn, err := newConn(fd)
+		if err != nil {
+			closeConns(all)
+			closeAll(fds[i+1:])
+			return nil, err
+		}
+		all = append(all, conn)
+	}
+	return all, nil
+}
+
+func closeConns(all []*Conn) {
+	for _, c := range all {
+		c.Close()
+	}
+}
+
+// triedOf returns as many of the backends that were tried as are handed over.
+func triedOf(tried []netip.AddrPort) []netip.AddrPort {
+	return tried[max(0, len(tried)-maxHandedTries):]
+}
