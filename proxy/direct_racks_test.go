@@ -162,7 +162,8 @@ func (s rackSite) planRack(i int) plan.Service {
 	for _, addr := range s.others(i) {
 		planned.Senders = append(planned.Senders, tunnel.MAC(addr))
 	}
-	neighbors, _ := through(near, far, plan.Share(far, across.MaxNodes), s.asking[i-1].States(), planned.Senders)
+	neighbors, _ := through(near, far, plan.Share(far, across.MaxNodes), s.asking[i-1].States(), planned.Senders,
+		func(netip.Addr) bool { return false })
 	for j := 1; j <= 3; j++ {
 		for _, to := range neighbors[siteNode(j)] {
 			form := "10.1.%d.2"
