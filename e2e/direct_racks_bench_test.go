@@ -9,7 +9,7 @@ import (
 )
 
 // BenchmarkDirectRacksCut cuts the tunnel between the one node to which routers send and another with a pod, again and
-// again. It reports for how long new connections were hit, whose first packets were lost until the node masqueraded them:
+// again. It reports for how long new connections were hit: their first packets were lost until the node masqueraded:
 // go test -run '^$' -bench DirectRacksCut -benchtime 10x -timeout 30m ./e2e
 func BenchmarkDirectRacksCut(b *testing.B) {
 	d := startDirectRacks(b)
@@ -40,8 +40,8 @@ func BenchmarkDirectRacksCut(b *testing.B) {
 	b.ReportMetric(load(b), "load")
 }
 
-// BenchmarkDirectRacksAtRest shows the time on a processor of a proxy that asks nodes behind routers whether they answer,
-// and has nothing else to do, beside one that masquerades:
+// BenchmarkDirectRacksAtRest shows the time on a processor of a proxy that asks nodes behind routers whether they
+// answer, and has nothing else to do, beside one that masquerades:
 // go test -run '^$' -bench DirectRacksAtRest -benchtime 1x -timeout 30m ./e2e
 func BenchmarkDirectRacksAtRest(b *testing.B) {
 	d := startDirectRacks(b)

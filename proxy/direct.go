@@ -83,8 +83,8 @@ func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 }
 
 // through returns to which addresses packets can be handed with what the nodes behind routers of this node's share have
-// answered, and why not to others. The rules have to know a node's frames, in which packets may come back. A silent node
-// may have leftOut this one.
+// answered, and why not to others. The rules have to know a node's frames, in which packets may come back. A silent
+// node may have leftOut this one.
 func through(near, far map[string][]netip.Addr, share []netip.Addr, states map[netip.Addr]across.State,
 	senders []lb.MAC, leftOut func(netip.Addr) bool) (
 	neighbors map[string][]netip.Addr, left map[plan.FarNode]plan.Unhanded) {
@@ -107,8 +107,8 @@ func through(near, far map[string][]netip.Addr, share []netip.Addr, states map[n
 	return plan.Reached(near, far, why, tunnel.Alias)
 }
 
-// isLeftOut returns what reports whether a far node exchanges no packets with this one, as there are too many nodes. The
-// networks of other nodes are not known, and are taken for as long as those of this one.
+// isLeftOut returns what reports whether a far node exchanges no packets with this one, as there are too many nodes.
+// The networks of other nodes are not known, and are taken for as long as those of this one.
 func (p *proxy) isLeftOut(near, far map[string][]netip.Addr) func(netip.Addr) bool {
 	own := p.facts.node.Addresses
 	all := slices.Concat(own, slices.Concat(slices.Collect(maps.Values(near))...),

@@ -194,7 +194,8 @@ func (c Cluster) Validate() error {
 			}
 		}
 	}
-	if known := []CNI{VXLAN, Calico, CalicoVXLAN, CalicoIPIP, CalicoBGP}; c.CNI != HostGW && !slices.Contains(known, c.CNI) {
+	known := []CNI{VXLAN, Calico, CalicoVXLAN, CalicoIPIP, CalicoBGP}
+	if c.CNI != HostGW && !slices.Contains(known, c.CNI) {
 		bad("CNI %q: want one of %q, or none for flannel's host-gw", c.CNI, known)
 	}
 	if c.CNI == CalicoBGP && (c.ToR.Count != 1 || c.Racks > 0 || !c.DualStack) {

@@ -98,7 +98,8 @@ func TestPlanCalicoIPIP(t *testing.T) {
 			t.Errorf("%q is not in %q", want, h.Config)
 		}
 	}
-	if len(h.FDB) > 0 || len(h.Rules) != 2 || !strings.Contains(h.Rules[0], "-o tunl0 ") || strings.Contains(h.Rules[1], "tunl0") {
+	if len(h.FDB) > 0 || len(h.Rules) != 2 || !strings.Contains(h.Rules[0], "-o tunl0 ") ||
+		strings.Contains(h.Rules[1], "tunl0") {
 		t.Errorf("entries %q, rules %q", h.FDB, h.Rules)
 	}
 }
