@@ -34,6 +34,7 @@ func TestNetworkPlugins(t *testing.T) {
 		{"flannel vxlan", lab.VXLAN, []string{"nftables", "iptables"}},
 		{"calico", lab.Calico, []string{"nftables", "iptables"}},
 		{"calico vxlan", lab.CalicoVXLAN, []string{"nftables"}},
+		{"calico ipip", lab.CalicoIPIP, []string{"nftables", "iptables"}},
 	} {
 		for _, mode := range row.modes {
 			t.Run(row.name+"/"+mode, func(t *testing.T) {

@@ -41,7 +41,7 @@ func TestContract5DirectForwarding(t *testing.T) {
 	for _, vip := range vips {
 		wantAnswers(t, l, lab.ClientName, "tcp", vip, "my-nginx-1", "my-nginx-2", "my-nginx-3")
 	}
-	flows := openDirect(t, l, vips, 20) // these are masqueraded
+	flows := openDirect(t, l, "tcp", vips, 20) // these are masqueraded
 	updateService(t, l, "my-nginx", func(s *corev1.Service) {
 		s.Annotations = map[string]string{"landfall.dev/forwarding": "direct"}
 	})
@@ -49,7 +49,7 @@ func TestContract5DirectForwarding(t *testing.T) {
 		eventually(t, a.Node+" forwards directly", func() error { return forwardsDirectly(t, a) })
 	}
 	wantClientsSeen(t, l, vips)
-	flows = append(flows, openDirect(t, l, vips, 100)...)
+	flows = append(flows, openDirect(t, l, "tcp", vips, 100)...)
 
 	step := func(name string, happen func()) {
 		t.Helper()
@@ -95,17 +95,17 @@ func TestContract5DirectForwarding(t *testing.T) {
 			flows = slices.DeleteFunc(flows, func(f *rackFlow) bool { return f.pod == pods[node] })
 			movePod(t, l, pods[node], next, time.Second)
 		})
-		flows = append(flows, openDirect(t, l, vips, 50)...)
+		flows = append(flows, openDirect(t, l, "tcp", vips, 50)...)
 	}
 	wantClientsSeen(t, l, vips)
 }
 
 // openDirect opens n connections to each address.
-func openDirect(t *testing.T, l *lab.Lab, vips []netip.AddrPort, n int) (flows []*rackFlow) {
+func openDirect(t testing.TB, l *lab.Lab, network string, vips []netip.AddrPort, n int) (flows []*rackFlow) {
 	t.Helper()
 	for _, vip := range vips {
 		for range n {
-			conn, err := l.Dial(t.Context(), lab.ClientName, "tcp", vip.String())
+			conn, err := l.Dial(t.Context(), lab.ClientName, network, vip.String())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -121,7 +121,7 @@ func openDirect(t *testing.T, l *lab.Lab, vips []netip.AddrPort, n int) (flows [
 
 // wantClientsSeen waits until all three pods answer at each address, from near and from behind the router,
 // and see the client's own address.
-func wantClientsSeen(t *testing.T, l *lab.Lab, vips []netip.AddrPort) {
+func wantClientsSeen(t testing.TB, l *lab.Lab, vips []netip.AddrPort) {
 	t.Helper()
 	own := map[string]netip.Addr{lab.ClientName: l.Cluster().LAN.Client, lab.FarClientName: l.Cluster().Far.Client}
 	for _, vip := range vips {
@@ -143,7 +143,7 @@ func wantClientsSeen(t *testing.T, l *lab.Lab, vips []netip.AddrPort) {
 }
 
 // forwardsDirectly says what is missing until a proxy forwards my-nginx directly.
-func forwardsDirectly(t *testing.T, a *lab.Agent) error {
+func forwardsDirectly(t testing.TB, a *lab.Agent) error {
 	text, err := a.Get(t.Context(), "/v1/status?only=default/my-nginx")
 	if err != nil {
 		return err

@@ -29,9 +29,23 @@ const rackFlows = 2000
 // my-nginx over them.
 func startRacks(t testing.TB, tor lab.ToR, dual bool, policy string, values map[string]any) *lab.Lab {
 	t.Helper()
-	tor.Kind, tor.ASN, tor.NodeASN = lab.FRR, 64501, 64500
-	cluster := lab.RackCluster(3, 2, tor)
+	cluster := lab.RackCluster(3, 2, rackRouters(tor))
 	cluster.DualStack = dual
+	service := lab.SeedService()
+	service.ExternalTrafficPolicy = policy
+	return startInRacks(t, cluster, service, values)
+}
+
+// rackRouters has ToR routers be FRR, with the AS numbers of the lab.
+func rackRouters(tor lab.ToR) lab.ToR {
+	tor.Kind, tor.ASN, tor.NodeASN = lab.FRR, 64501, 64500
+	return tor
+}
+
+// startInRacks starts a cluster in racks with one Service, in all families, and waits as startRacks.
+func startInRacks(t testing.TB, cluster lab.Cluster, service lab.Service, values map[string]any) *lab.Lab {
+	t.Helper()
+	tor, dual := cluster.ToR, cluster.DualStack
 	l := labtest.Start(t, cluster, lab.Options{Values: values})
 	more := ""
 	if dual {
@@ -56,8 +70,6 @@ func startRacks(t testing.TB, tor lab.ToR, dual bool, policy string, values map[
 	if err := l.ApplyYAML(t.Context(), objects); err != nil {
 		t.Fatal(err)
 	}
-	service := lab.SeedService()
-	service.ExternalTrafficPolicy = policy
 	if dual {
 		service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	}

@@ -70,7 +70,7 @@ func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 	}
 	share := plan.Share(far, across.MaxNodes)
 	if p.to.across != nil {
-		neighbors, left = through(near, far, share, p.to.across.States(), senders)
+		neighbors, left = through(near, far, share, p.to.across.States(), senders, p.isLeftOut(near, far))
 	}
 	if !maps.EqualFunc(neighbors, p.direct.neighbors, slices.Equal) || !slices.Equal(senders, p.direct.senders) ||
 		!maps.Equal(left, p.direct.left) || !slices.Equal(share, p.direct.far) {
@@ -83,14 +83,18 @@ func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 }
 
 // through returns to which addresses packets can be handed with what the nodes behind routers of this node's share have
-// answered, and why not to others. The rules have to know a node's frames, in which packets may come back.
+// answered, and why not to others. The rules have to know a node's frames, in which packets may come back. A silent
+// node may have leftOut this one.
 func through(near, far map[string][]netip.Addr, share []netip.Addr, states map[netip.Addr]across.State,
-	senders []lb.MAC) (neighbors map[string][]netip.Addr, left map[plan.FarNode]plan.Unhanded) {
+	senders []lb.MAC, leftOut func(netip.Addr) bool) (
+	neighbors map[string][]netip.Addr, left map[plan.FarNode]plan.Unhanded) {
 	why := func(a netip.Addr) plan.Unhanded {
 		_, shared := slices.BinarySearchFunc(share, a, netip.Addr.Compare)
 		switch state := states[a]; {
 		case !shared:
 			return plan.TooMany
+		case state == across.Silent && leftOut(a):
+			return plan.Unshared
 		case state == across.Silent:
 			return plan.Silent
 		case state == across.Diverted:
@@ -101,6 +105,42 @@ func through(near, far map[string][]netip.Addr, share []netip.Addr, states map[n
 		return plan.Unasked
 	}
 	return plan.Reached(near, far, why, tunnel.Alias)
+}
+
+// isLeftOut returns what reports whether a far node exchanges no packets with this one, as there are too many nodes.
+// The networks of other nodes are not known, and are taken for as long as those of this one.
+func (p *proxy) isLeftOut(near, far map[string][]netip.Addr) func(netip.Addr) bool {
+	own := p.facts.node.Addresses
+	all := slices.Concat(own, slices.Concat(slices.Collect(maps.Values(near))...),
+		slices.Concat(slices.Collect(maps.Values(far))...))
+	return func(node netip.Addr) bool {
+		self := slices.IndexFunc(own, func(a netip.Addr) bool { return lb.FamilyOf(a) == lb.FamilyOf(node) })
+		if self < 0 || len(all) <= across.MaxNodes {
+			return false
+		}
+		var networks []netip.Prefix
+		for _, addrs := range far {
+			if slices.Contains(addrs, node) {
+				networks = alike(addrs, own, p.facts.networks)
+			}
+		}
+		return plan.IsLeftOut(own[self], networks, all, across.MaxNodes)
+	}
+}
+
+// alike returns networks of some addresses that are as long as those of this node.
+func alike(addrs, own []netip.Addr, networks []netip.Prefix) (all []netip.Prefix) {
+	for _, network := range networks {
+		if !slices.ContainsFunc(own, network.Contains) {
+			continue
+		}
+		for _, addr := range addrs {
+			if lb.FamilyOf(addr) == lb.FamilyOf(network.Addr()) {
+				all = append(all, netip.PrefixFrom(addr, network.Bits()))
+			}
+		}
+	}
+	return all
 }
 
 // serve tells the tunnel for which addresses this node takes what is handed over, once it is known what the kernel

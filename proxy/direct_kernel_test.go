@@ -79,7 +79,7 @@ func newDirectSite(t *testing.T) directSite {
 }
 
 // serveWho answers each line and datagram with a name and the address that it came from.
-func serveWho(t *testing.T, ns *nstest.NS, name string) {
+func serveWho(t testing.TB, ns *nstest.NS, name string) {
 	ns.Serve(t, ":8080", func(c net.Conn) {
 		for lines := bufio.NewScanner(c); lines.Scan(); {
 			if lines.Text() == "much" {
@@ -148,7 +148,7 @@ func (s directSite) planFor(i int, far ...int) plan.Service {
 }
 
 // program writes the Service into a node's kernel.
-func (s directSite) program(t *testing.T, i int, planned plan.Service) {
+func (s directSite) program(t testing.TB, i int, planned plan.Service) {
 	t.Helper()
 	var way *nftables.Netlink
 	s.nodes[i-1].Do(t, func() (err error) {
@@ -171,12 +171,12 @@ type flow struct {
 	in   *bufio.Reader
 }
 
-func (s directSite) open(t *testing.T, network string, vip netip.Addr) flow {
+func (s directSite) open(t testing.TB, network string, vip netip.Addr) flow {
 	t.Helper()
 	return openFrom(t, s.client, network, vip)
 }
 
-func openFrom(t *testing.T, client *nstest.NS, network string, vip netip.Addr) flow {
+func openFrom(t testing.TB, client *nstest.NS, network string, vip netip.Addr) flow {
 	t.Helper()
 	var f flow
 	client.Do(t, func() error {
@@ -192,7 +192,7 @@ func openFrom(t *testing.T, client *nstest.NS, network string, vip netip.Addr) f
 
 // ask returns which pod answers, and as whom it sees the client. A datagram may be lost, as one that waits
 // for a neighbor's address beside others: it is sent again.
-func (f flow) ask(t *testing.T) (pod, seen string) {
+func (f flow) ask(t testing.TB) (pod, seen string) {
 	t.Helper()
 	for try := 0; ; try++ {
 		_ = f.conn.SetDeadline(time.Now().Add(5 * time.Second))

@@ -28,7 +28,7 @@ type rackSite struct {
 	tunnels []*rescue.Actor
 }
 
-func newRackSite(t *testing.T) rackSite {
+func newRackSite(t testing.TB) rackSite {
 	s := rackSite{router: nstest.New(t), objects: map[string]lb.Node{}}
 	s.vips = map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("198.51.100.1"),
 		lb.IPv6: netip.MustParseAddr("2001:db8::1")}
@@ -94,7 +94,7 @@ func (s rackSite) others(i int) []netip.Addr {
 }
 
 // run runs on a node what keeps its tunnel, and what asks the other nodes. No VIP has a ring.
-func (s *rackSite) run(t *testing.T, i int) {
+func (s *rackSite) run(t testing.TB, i int) {
 	t.Helper()
 	var kernel rescue.Kernel
 	var line *across.Kernel
@@ -136,7 +136,7 @@ func (s *rackSite) run(t *testing.T, i int) {
 }
 
 // waitFor waits until node i knows that all addresses of node j answer, or do not.
-func (s rackSite) waitFor(t *testing.T, i, j int, want across.State) {
+func (s rackSite) waitFor(t testing.TB, i, j int, want across.State) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		states, right := s.asking[i-1].States(), true
@@ -162,7 +162,8 @@ func (s rackSite) planRack(i int) plan.Service {
 	for _, addr := range s.others(i) {
 		planned.Senders = append(planned.Senders, tunnel.MAC(addr))
 	}
-	neighbors, _ := through(near, far, plan.Share(far, across.MaxNodes), s.asking[i-1].States(), planned.Senders)
+	neighbors, _ := through(near, far, plan.Share(far, across.MaxNodes), s.asking[i-1].States(), planned.Senders,
+		func(netip.Addr) bool { return false })
 	for j := 1; j <= 3; j++ {
 		for _, to := range neighbors[siteNode(j)] {
 			form := "10.1.%d.2"
@@ -176,7 +177,7 @@ func (s rackSite) planRack(i int) plan.Service {
 }
 
 // turn has the router send what is for the VIPs to a node.
-func (s rackSite) turn(t *testing.T, i int) {
+func (s rackSite) turn(t testing.TB, i int) {
 	t.Helper()
 	s.router.Run(t, "ip", "route", "replace", s.vips[lb.IPv4].String(), "via", fmt.Sprintf("10.2.%d.1", i))
 	s.router.Run(t, "ip", "route", "replace", s.vips[lb.IPv6].String(), "via", fmt.Sprintf("fd02:%d::1", i))

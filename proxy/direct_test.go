@@ -342,4 +342,15 @@ func TestContract10NodesBeyondTheTunnelAreNamed(t *testing.T) {
 	b.markNode("twin")
 	b.run()
 	want("a node with the same alias", "in the first byte alone: node-4;", 3)
+	first := netip.MustParseAddr("172.16.0.1")
+	b.nodes.Set("node-4", lb.Node{Name: "node-4", Addresses: []netip.Addr{first}})
+	b.markNode("node-4")
+	for i := range across.MaxNodes {
+		node := fmt.Sprint("before-", i)
+		b.nodes.Set(node, lb.Node{Name: node, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{172, 17, byte(i), 1})}})
+		b.markNode(node)
+	}
+	asking.states = map[netip.Addr]across.State{first: across.Silent}
+	b.run()
+	want("a node that leaves this one out", "this node is beyond the addresses that they exchange packets with", 4)
 }

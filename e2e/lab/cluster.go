@@ -194,8 +194,9 @@ func (c Cluster) Validate() error {
 			}
 		}
 	}
-	if !slices.Contains([]CNI{HostGW, VXLAN, Calico, CalicoVXLAN, CalicoBGP}, c.CNI) {
-		bad("CNI %q: want %q, %q, %q or %q, or none for flannel's host-gw", c.CNI, VXLAN, Calico, CalicoVXLAN, CalicoBGP)
+	known := []CNI{VXLAN, Calico, CalicoVXLAN, CalicoIPIP, CalicoBGP}
+	if c.CNI != HostGW && !slices.Contains(known, c.CNI) {
+		bad("CNI %q: want one of %q, or none for flannel's host-gw", c.CNI, known)
 	}
 	if c.CNI == CalicoBGP && (c.ToR.Count != 1 || c.Racks > 0 || !c.DualStack) {
 		bad("CNI %s: want one ToR router, no racks, and both families", c.CNI)

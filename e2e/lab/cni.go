@@ -25,6 +25,9 @@ const (
 	Calico CNI = "calico"
 	// CalicoVXLAN has an overlay between Calico's nodes.
 	CalicoVXLAN CNI = "calico-vxlan"
+	// CalicoIPIP has tunl0 between Calico's nodes, for IPv4 alone. As it needs no module, a VXLAN without Ethernet
+	// headers (GPE) carries the packets: like IPIP it has no link layer, and no neighbors.
+	CalicoIPIP CNI = "calico-ipip"
 	// CalicoBGP is [Calico] with a BIRD on each node that tells the ToR routers where pods are, and hears it of them.
 	CalicoBGP CNI = "calico-bgp"
 )
@@ -32,7 +35,9 @@ const (
 // calicoMAC is the address of each of Calico's interfaces to a pod.
 const calicoMAC = "ee:ee:ee:ee:ee:ee"
 
-func (c Cluster) calico() bool { return c.CNI == Calico || c.CNI == CalicoVXLAN || c.CNI == CalicoBGP }
+func (c Cluster) calico() bool {
+	return slices.Contains([]CNI{Calico, CalicoVXLAN, CalicoIPIP, CalicoBGP}, c.CNI)
+}
 
 // bridged reports whether a node's pods are on a bridge.
 func (c Cluster) bridged() bool { return !c.calico() }
@@ -54,18 +59,42 @@ func (c Cluster) vxlan() (o overlay, found bool) {
 	return o, false
 }
 
+// ipip names Calico's interface of [CalicoIPIP].
+const ipip = "tunl0"
+
+// overlayDevice names the interface through which nodes reach the pods of others in a family; "" if there is none.
+func (c Cluster) overlayDevice(family int) string {
+	if c.CNI == CalicoIPIP && family == 0 {
+		return ipip
+	}
+	o, _ := c.vxlan()
+	return o.devices[family]
+}
+
 // podMTU is that of pods' interfaces, 0 for the kernel's default: VXLAN takes 50 bytes over IPv4
-// and 70 over IPv6.
+// and 70 over IPv6. With IPIP it is what Calico's manifests had for long.
 func (c Cluster) podMTU() int {
+	if c.CNI == CalicoIPIP {
+		return 1440
+	}
 	if _, found := c.vxlan(); found {
 		return 1430
 	}
 	return 0
 }
 
-// planOverlay returns the commands that make a node's VXLAN devices, and those of bridge(8) that
+// planIPIP returns the commands that make a node's tunl0. GPE needs 16 bytes more than IPIP, whose MTU is 1480.
+func (c Cluster) planIPIP(n Node) []string {
+	return []string{"link add " + ipip + " mtu 1464 type vxlan dstport 4790 gpe external",
+		fmt.Sprintf("addr add %s dev %s", host(c.vtep(n, 0)), ipip), "link set " + ipip + " up"}
+}
+
+// planOverlay returns the commands that make a node's devices of the overlay, and those of bridge(8) that
 // name the others' nodes.
 func (c Cluster) planOverlay(n Node) (commands, fdb []string) {
+	if c.CNI == CalicoIPIP {
+		return c.planIPIP(n), nil
+	}
 	o, found := c.vxlan()
 	if !found {
 		return nil, nil
@@ -107,15 +136,17 @@ func (c Cluster) neighbors(n Node) []Node {
 // podRoutes returns the routes of a node to pods; own are those on the node.
 func (c Cluster) podRoutes(n Node, own ...Pod) []string {
 	var routes []string
-	o, encapsulated := c.vxlan()
 	for _, other := range c.neighbors(n) {
 		via := c.addresses(other.Addr)
 		for i, to := range c.prefixes(other.PodNetwork) {
-			if encapsulated {
-				routes = append(routes, fmt.Sprintf("%s via %s dev %s onlink", to, c.vtep(other, i), o.devices[i]))
-				continue
+			switch dev := c.overlayDevice(i); dev {
+			case "":
+				routes = append(routes, fmt.Sprintf("%s via %s", to, via[i]))
+			case ipip:
+				routes = append(routes, fmt.Sprintf("%s encap ip id 0 dst %s dev %s", to, via[i], dev))
+			default:
+				routes = append(routes, fmt.Sprintf("%s via %s dev %s onlink", to, c.vtep(other, i), dev))
 			}
-			routes = append(routes, fmt.Sprintf("%s via %s", to, via[i]))
 		}
 	}
 	if c.calico() {
@@ -235,21 +266,21 @@ const calicoOverlay = "-A cali-POSTROUTING -o @DEVICE@ -m addrtype ! --src-type 
 
 // pluginRules returns what a node's network plugin gives to iptables-restore, by family.
 func (c Cluster) pluginRules(n Node) []string {
-	o, encapsulated := c.vxlan()
-	template := flannelRules
-	switch {
-	case c.CNI == HostGW:
+	if c.CNI == HostGW {
 		return nil
-	case c.calico() && encapsulated:
-		template = strings.ReplaceAll(calicoRules, "@OVERLAY@", calicoOverlay)
-	case c.calico():
-		template = strings.ReplaceAll(calicoRules, "@OVERLAY@", "")
 	}
 	var rules []string
 	pods := c.prefixes(c.PodNetwork)
 	for i, own := range c.prefixes(n.PodNetwork) {
+		template, dev := flannelRules, c.overlayDevice(i)
+		switch {
+		case c.calico() && dev != "":
+			template = strings.ReplaceAll(calicoRules, "@OVERLAY@", calicoOverlay)
+		case c.calico():
+			template = strings.ReplaceAll(calicoRules, "@OVERLAY@", "")
+		}
 		rules = append(rules, strings.NewReplacer("@PODS@", pods[i].String(), "@OWN@", own.String(),
-			"@MULTICAST@", []string{"224.0.0.0/4", "ff00::/8"}[i], "@DEVICE@", o.devices[i]).Replace(template))
+			"@MULTICAST@", []string{"224.0.0.0/4", "ff00::/8"}[i], "@DEVICE@", dev).Replace(template))
 	}
 	return rules
 }

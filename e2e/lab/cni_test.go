@@ -83,3 +83,23 @@ func TestPlanCalico(t *testing.T) {
 		t.Errorf("interface %s", w)
 	}
 }
+
+// With IPIP, IPv4 alone goes through a tunnel, which has no link layer.
+func TestPlanCalicoIPIP(t *testing.T) {
+	c := SeedCluster()
+	c.CNI, c.DualStack, c.Nodes = CalicoIPIP, true, c.Nodes[:2]
+	h := planNode(c, c.Nodes[1])
+	for _, want := range []string{
+		"addr add 192.168.177.0/32 dev tunl0",
+		"route add 192.168.176.0/24 encap ip id 0 dst 172.26.236.176 dev tunl0",
+		"route add fd00:192:168:176::/64 via fd00:172:26:236::176",
+	} {
+		if !slices.Contains(h.Config, want) {
+			t.Errorf("%q is not in %q", want, h.Config)
+		}
+	}
+	if len(h.FDB) > 0 || len(h.Rules) != 2 || !strings.Contains(h.Rules[0], "-o tunl0 ") ||
+		strings.Contains(h.Rules[1], "tunl0") {
+		t.Errorf("entries %q, rules %q", h.FDB, h.Rules)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -91,12 +92,14 @@ type RouteChange struct {
 	All    bool
 }
 
+// groups are those of the kernel's messages about what may change a route.
+var groups = []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+	unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP}
+
 // WatchRoutes calls changed for each batch of changes until ctx ends or the subscription fails, and
 // with All at first and where the kernel had to drop messages.
 func WatchRoutes(ctx context.Context, ns netns.NsHandle, changed func([]RouteChange)) error {
-	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE,
-		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEXTHOP)
+	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE, groups...)
 	if err != nil {
 		return fmt.Errorf("subscribe to routes: %w", err)
 	}
@@ -120,16 +123,19 @@ func WatchRoutes(ctx context.Context, ns netns.NsHandle, changed func([]RouteCha
 		case err != nil:
 			return fmt.Errorf("receive changes of routes: %w", err)
 		}
-		var changes []RouteChange
-		for _, m := range messages {
-			if c, ok := changeOf(m.Header.Type, m.Data); ok {
-				changes = append(changes, c)
-			}
-		}
-		if len(changes) > 0 {
+		if changes := changesOf(messages); len(changes) > 0 {
 			changed(changes)
 		}
 	}
+}
+
+func changesOf(messages []syscall.NetlinkMessage) (changes []RouteChange) {
+	for _, m := range messages {
+		if c, ok := changeOf(m.Header.Type, m.Data); ok {
+			changes = append(changes, c)
+		}
+	}
+	return changes
 }
 
 // changeOf reads a message of the kernel. What it cannot read may have changed all.

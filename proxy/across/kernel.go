@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 
 	"github.com/vishvananda/netns"
@@ -22,6 +23,10 @@ import (
 type Kernel struct {
 	sockets map[lb.Family]int
 	routes  *links.FIB
+	changes *links.RouteChanges
+	// through are the aliases that the kernel is known to find over an interface, the tunnel. What it finds elsewhere is
+	// looked up each time: of routes that go with their interface the kernel does not tell.
+	through map[netip.Addr]int
 	// id tells our answers from those to others, and is not known to who cannot see our packets.
 	id       uint16
 	sequence uint16
@@ -38,7 +43,13 @@ func Open(families []lb.Family) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{sockets: map[lb.Family]int{}, routes: routes, id: binary.BigEndian.Uint16(id[:])}
+	changes, err := links.OpenRouteChanges()
+	if err != nil {
+		routes.Close()
+		return nil, err
+	}
+	k := &Kernel{sockets: map[lb.Family]int{}, routes: routes, changes: changes, through: map[netip.Addr]int{},
+		id: binary.BigEndian.Uint16(id[:])}
 	for _, family := range families {
 		socket, err := open(family, k.id)
 		if err != nil {
@@ -102,6 +113,7 @@ func filter(socket int, family lb.Family, reply byte, id uint16) error {
 // Close closes it.
 func (k *Kernel) Close() {
 	k.routes.Close()
+	k.changes.Close()
 	for _, socket := range k.sockets {
 		_ = unix.Close(socket)
 	}
@@ -123,11 +135,9 @@ func (k *Kernel) Ask(self, node netip.Addr, nonce Nonce) error {
 	}
 	// A question names the interface, a packet that is handed over does not (nf_dup): it takes the kernel's way to the
 	// alias, which rules ahead of the tunnel's may change.
-	way, err := k.routes.Way(tunnel.Alias(node))
-	if err != nil {
+	if leads, err := k.leads(tunnel.Alias(node), int(link)); err != nil {
 		return err
-	}
-	if way.Link != int(link) {
+	} else if !leads {
 		return errDiverted
 	}
 	k.sequence++
@@ -142,6 +152,34 @@ func (k *Kernel) Ask(self, node netip.Addr, nonce Nonce) error {
 	binary.BigEndian.PutUint16(packet[2:], checksum(packet))
 	return unix.Sendmsg(socket, packet, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: self.As4(),
 		Ifindex: int32(link)}), &unix.SockaddrInet4{Addr: node.As4()}, 0)
+}
+
+// leads reports whether the kernel's way to an alias is over an interface, the tunnel. It asks the kernel if that may
+// have changed: a look-up costs nearly as much as the rest of a question.
+func (k *Kernel) leads(alias netip.Addr, link int) (bool, error) {
+	changes, err := k.changes.Read()
+	if err != nil {
+		clear(k.through)
+		return false, err
+	}
+	for _, c := range changes {
+		maps.DeleteFunc(k.through, func(alias netip.Addr, link int) bool {
+			return c.All || c.Link == link || c.Prefix.IsValid() && c.Prefix.Contains(alias)
+		})
+	}
+	if k.through[alias] == link {
+		return true, nil
+	}
+	way, err := k.routes.Way(alias)
+	if err != nil || way.Link != link {
+		delete(k.through, alias)
+		return false, err
+	}
+	if len(k.through) >= 2*MaxNodes { // of nodes that are asked no more
+		clear(k.through)
+	}
+	k.through[alias] = link
+	return true, nil
 }
 
 // indexOf returns an interface's index. What the net package does for this costs more with each interface that there

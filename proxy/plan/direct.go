@@ -156,7 +156,8 @@ type FarNode struct {
 type Unhanded int
 
 // The reasons. Unasked: the node has not had the time to answer yet, which is no news. Diverted: the kernel has another
-// way to its alias than the tunnel. SameAlias: another node has the same alias. TooMany: Share leaves it out.
+// way to its alias than the tunnel. SameAlias: another node has the same alias. TooMany: Share leaves it out. Unshared:
+// it does not answer, as its Share leaves this node out.
 const (
 	Handed Unhanded = iota
 	Unasked
@@ -165,6 +166,7 @@ const (
 	Diverted
 	SameAlias
 	TooMany
+	Unshared
 )
 
 // sentences end with the names of nodes.
@@ -175,6 +177,8 @@ var sentences = map[Unhanded]string{
 	SameAlias: "known in the tunnel by the same address as another node, as their addresses differ in the first byte " +
 		"alone: ",
 	TooMany: "behind routers, and beyond the addresses that this node exchanges packets with through the tunnel: ",
+	Unshared: "behind routers, without an answer, and this node is beyond the addresses that they exchange packets with " +
+		"through the tunnel: ",
 }
 
 // maxNamed is how many nodes a message names.
@@ -274,6 +278,29 @@ func Share(far map[string][]netip.Addr, most int) []netip.Addr {
 	of6 := len(all) - of4
 	first := min(of4, max(most/2, most-of6))
 	return slices.Concat(all[:first], all[of4:of4+min(of6, most-first)])
+}
+
+// IsLeftOut reports whether the Share of a node with neighbors in these networks leaves this one out, of all addresses
+// of nodes.
+func IsLeftOut(self netip.Addr, networks []netip.Prefix, all []netip.Addr, most int) bool {
+	before, of, others := 0, 0, 0 // addresses that are far from the node: up to this one, of its family, of the other
+	for _, addr := range all {
+		switch {
+		case slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(addr) }):
+		case lb.FamilyOf(addr) != lb.FamilyOf(self):
+			others++
+		case addr.Compare(self) <= 0:
+			before++
+			of++
+		default:
+			of++
+		}
+	}
+	room := max(most/2, most-others)
+	if self.Is6() {
+		room = most - min(others, max(most/2, most-of))
+	}
+	return before > room
 }
 
 // Reached returns to which addresses packets for nodes are handed: those of the neighbors, and the alias of each far

@@ -2,7 +2,9 @@ package plan
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -222,5 +224,52 @@ func TestContract11FamiliesShareTheTunnel(t *testing.T) {
 		if n := len(Share(far, 256)); got4 != test.want4 || got6 != test.want6 || n != got4+got6 {
 			t.Errorf("of %d and %d it takes %d and %d in order, %d in all", test.of4, test.of6, got4, got6, n)
 		}
+	}
+}
+
+// A node that knows the networks of another one knows whether that leaves it out.
+func TestANodeKnowsWhoLeavesItOut(t *testing.T) {
+	const most = 16
+	draw := rand.New(rand.NewPCG(1, 2))
+	out := 0
+	for range 300 {
+		nodes, networks := map[string]lb.Node{}, map[string][]netip.Prefix{}
+		var all []netip.Addr
+		for i := range 1 + draw.IntN(40) {
+			rack, name := byte(draw.IntN(6)), fmt.Sprint("node-", i)
+			of4 := netip.AddrFrom4([4]byte{10, 0, rack, byte(i)})
+			of6 := netip.AddrFrom16([16]byte{0: 0xfd, 5: rack, 15: byte(i)})
+			n := lb.Node{Name: name}
+			networks[name] = []netip.Prefix{netip.PrefixFrom(of4, 24), netip.PrefixFrom(of6, 64)}
+			if draw.IntN(4) > 0 {
+				n.Addresses = append(n.Addresses, of4)
+			}
+			if draw.IntN(3) > 0 {
+				n.Addresses = append(n.Addresses, of6)
+			}
+			nodes[name] = n
+			all = append(all, n.Addresses...)
+		}
+		for name, node := range nodes {
+			near, far := Neighbors(name, nodes, networks[name])
+			share := Share(far, most)
+			for other, of := range nodes {
+				for _, self := range of.Addresses {
+					at := slices.IndexFunc(node.Addresses, func(a netip.Addr) bool { return lb.FamilyOf(a) == lb.FamilyOf(self) })
+					if other == name || at < 0 || slices.Contains(near[other], self) {
+						continue
+					}
+					want := !slices.Contains(share, self)
+					if got := IsLeftOut(self, networks[name], all, most); got != want {
+						t.Fatalf("%s leaves %s out: %v, want %v; of %v", node.Addresses[at], self, got, want, all)
+					} else if got {
+						out++
+					}
+				}
+			}
+		}
+	}
+	if out == 0 {
+		t.Error("no node is ever left out")
 	}
 }
