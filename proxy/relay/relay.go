@@ -235,7 +235,7 @@ func (r *Relay) high() int64 { return int64(r.options.Limit - r.options.Limit/10
 func (r *Relay) low() int64  { return int64(r.options.Limit - r.options.Limit/5) }
 
 // minShare is how many connections a Service may have however small the node's limit is.
-const minShare = 16
+const minShare = 32
 
 // share is how many connections a Service may have at the moment: four times as many as the relay has places left
 // before it is full. So two Services together cannot fill it, and one that comes later gets places too. A sixteenth of
