@@ -124,6 +124,11 @@ func (n *node) start(t *testing.T, argv ...string) (stop func()) {
 		end := os.Interrupt
 		if t.Failed() {
 			end = syscall.SIGQUIT // which has a program of Go say what it is at
+			stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", cmd.Process.Pid))
+			for _, stack := range stacks {
+				text, _ := os.ReadFile(stack)
+				t.Logf("%s in the kernel:\n%s", argv[0], text)
+			}
 		}
 		_ = cmd.Process.Signal(end)
 		kill := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
