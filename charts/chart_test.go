@@ -290,7 +290,7 @@ func TestRights(t *testing.T) {
 			"ipaddresspools/status:update", "ipaddresspools:get,list,watch", "namespaces:list,watch", "nodes:list,watch",
 			"services/status:patch", "services:list,watch"},
 		"proxy": {"bgppeers:list,watch", "endpointslices:list,watch", "events:create,patch", "ipaddresspools:list,watch",
-			"nodes:list,watch", "servicecidrs:list,watch", "services:list,watch"},
+			"nodes:list,watch", "servicecidrs:list,watch", "services/status:patch", "services:list,watch"},
 	} {
 		if diff := cmp.Diff(
 			want, rights(as[rbacv1.ClusterRole](t, objects, "ClusterRole landfall-"+role).Rules)); diff != "" {
@@ -689,8 +689,8 @@ func TestOptionalParts(t *testing.T) {
 		{[]string{"rbac.create=false"}, nil, []string{"Pod landfall-test", "Job landfall-cleanup", "ServiceAccount landfall-node",
 			"ClusterRole landfall-view",
 			"Role landfall-controller"}},
-		{[]string{"speaker.enabled=false"}, []string{"ValidatingAdmissionPolicy landfall-node-events"},
-			[]string{"ValidatingAdmissionPolicy landfall-node-services"}},
+		{[]string{"speaker.enabled=false"}, []string{"ValidatingAdmissionPolicy landfall-node-events",
+			"ValidatingAdmissionPolicy landfall-node-services"}, []string{"ValidatingAdmissionPolicy landfall-node-peers"}},
 		{[]string{"nodePolicies.enabled=false"}, nil, []string{"ValidatingAdmissionPolicy landfall-node-services",
 			"ValidatingAdmissionPolicy landfall-node-events",
 			"ValidatingAdmissionPolicyBinding landfall-node-services"}},

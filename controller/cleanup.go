@@ -106,8 +106,8 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 		switch {
 		case plan.Written(&s, c.class):
 			found = append(found, s)
-		case s.Listed != nil: // a listing has no class: only that is taken back
-			found = append(found, lb.Service{Key: s.Key, UID: s.UID, Listed: s.Listed})
+		case s.Listed != nil || s.AsRequested.Type != "": // these have no class: only they are taken back
+			found = append(found, lb.Service{Key: s.Key, UID: s.UID, Listed: s.Listed, AsRequested: s.AsRequested})
 		}
 	}); err != nil {
 		return 0, err
@@ -138,7 +138,7 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 
 // writtenByOthers counts that a Service was taken back, and reports whether somebody else writes to it again and again.
 func (c *cleaner) writtenByOthers(s lb.Service) bool {
-	if len(s.Conditions) > 0 || s.Listed != nil {
+	if len(s.Conditions) > 0 || s.Listed != nil || s.AsRequested.Type != "" {
 		delete(c.takenBack, s.Key)
 		return false
 	}

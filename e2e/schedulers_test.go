@@ -23,7 +23,7 @@ var ipvsSchedulers = []string{"rr", "wrr", "sh", "mh", "dh", "lc", "wlc", "sed",
 
 // TestWorkedExampleByEachModesName runs the worked example as each of kube-proxy's modes did: by each of
 // IPVS' schedulers by its name, and in iptables mode, which refuses each of the
-// names for that Service and goes on at random; and in both with a relay in place of the userspace mode, which
+// names for that Service, with a condition, and goes on at random; and in both with a relay in place of the userspace mode, which
 // chooses by each.
 func TestWorkedExampleByEachModesName(t *testing.T) {
 	t.Parallel()
@@ -56,7 +56,15 @@ func TestWorkedExampleByEachModesName(t *testing.T) {
 			wantEvent(t, l, "my-nginx", string(lb.ReasonSchedulerIgnored), fmt.Sprintf("%q needs a proxy in nftables mode", name))
 			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
 		}
+		last := fmt.Sprintf("%q needs a proxy in nftables mode", ipvsSchedulers[len(ipvsSchedulers)-1])
+		wantCondition(t, l, "my-nginx", lb.ConditionAsRequested, "False", string(lb.ReasonSchedulerIgnored), last)
 		setScheduler(t, l, "random")
+		eventually(t, "the Service is served as requested", func() error {
+			if c, err := condition(t.Context(), l, "my-nginx", lb.ConditionAsRequested); err == nil {
+				return fmt.Errorf("the condition is there: %s", c.Message)
+			}
+			return nil
+		})
 		setRelay(t, l, "true")
 		byEachScheduler(t, l)
 	})

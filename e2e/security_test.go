@@ -330,6 +330,10 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		return fmt.Sprintf(`{"apiVersion":"landfall.dev/v1beta1","kind":"BGPPeer","metadata":{"name":"far"},`+
 			`"status":{"nodes":[{"name":%q,"state":%q}]}}`, name, state)
 	}
+	asRequested := func(node string) string {
+		return fmt.Sprintf(`{"status":{"conditions":[{"type":"landfall.dev/AsRequested","status":"False","reason":"Test",`+
+			`"message":"%s: x","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, node)
+	}
 	eventually(t, "both nodes report on the peer, and what they tell of their networks", func() error {
 		raw, err := l.Kube().CoreV1().RESTClient().Get().AbsPath(peers).DoRaw(t.Context())
 		if err == nil &&
@@ -351,12 +355,15 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		{"an annotation that leaves no room to others", service, types.MergePatchType,
 			fmt.Sprintf(`{"metadata":{"annotations":{"landfall.dev/announcements":%q}}}`, strings.Repeat("x", 20_000)),
 			"at most 16384 characters"},
+		{"what it says for itself", service, types.StrategicMergePatchType, asRequested(self), ""},
+		{"what another node says", service, types.StrategicMergePatchType, asRequested(other),
+			"node " + self + " may say landfall.dev/AsRequested for itself only"},
 		{"the controller's condition", service, types.StrategicMergePatchType,
 			`{"status":{"conditions":[{"type":"landfall.dev/Assigned","status":"False","reason":"Test","message":"x"}]}}`,
 			"denied request"}, // by two policies, of which the API server names one
 		{"another's condition", service, types.StrategicMergePatchType,
 			`{"status":{"conditions":[{"type":"example.com/X","status":"False","reason":"Test","message":"x",` +
-				`"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, "landfall.dev/Announced and landfall.dev/Serving only"},
+				`"lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, "landfall.dev/AsRequested only"},
 		{"an address", service, types.MergePatchType, `{"status":{"loadBalancer":{"ingress":[{"ip":"172.26.236.200"}]}}}`,
 			"may not change the addresses of a Service"},
 		{"no address", service, types.MergePatchType, `{"status":{"loadBalancer":null}}`,

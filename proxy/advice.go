@@ -55,6 +55,7 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		}
 		advice = append(advice, summarize(planned.Denied)...)
 	}
+	p.request(r.live.Key, svc, advice)
 	if slices.Equal(advice, r.advice) {
 		return
 	}

@@ -30,10 +30,12 @@ import (
 	"github.com/landfall-lb/landfall/proxy/loads"
 	"github.com/landfall-lb/landfall/proxy/nftables"
 	"github.com/landfall-lb/landfall/proxy/path"
+	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/probe"
 	"github.com/landfall-lb/landfall/proxy/readiness"
 	"github.com/landfall-lb/landfall/proxy/relayfeed"
 	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
+	"github.com/landfall-lb/landfall/proxy/requested"
 	"github.com/landfall-lb/landfall/proxy/rescue"
 	"github.com/landfall-lb/landfall/proxy/senders"
 	"github.com/landfall-lb/landfall/proxy/vrf"
@@ -147,6 +149,8 @@ func (a *assembly) write() error {
 	p.found, p.trouble, p.connections = flight.Found, a.client.Trouble, connections
 	p.to = sinks{rules: a.rules, flows: a.cuts, health: checks, feed: a.offer, rescue: rescuer,
 		latency: a.metrics.latency, programmed: a.metrics.programmed, warn: a.warn, probed: a.probed}
+	conditions := a.newRequests()
+	p.to.requests, a.actors["conditions"] = conditions, conditions
 	maps.Copy(a.actors, map[string]actor.Runner{"rules": a.rules, "conntrack": a.cuts, "health ports": checks,
 		"feed": a.offer, "rescue": rescuer, "preflight": flight})
 	rt.Metrics.MustRegister(newCollector(p, a.offer.Readers), rescued(rescuer), rescueDropped(rescuer),
@@ -535,6 +539,15 @@ func (f *flags) newOpener(client *kube.Client, log *slog.Logger, metrics *metric
 		Gone: kube.IsNotFound, // not a conflict: many writes to the pod at one moment end so, too
 		Write: func(ctx context.Context, pod lb.Key, gate readiness.Gate) error {
 			return client.OpenGate(ctx, pod, gate.UID, gate.Reason, gate.Message, time.Now())
+		}})
+}
+
+// newRequests returns the actor that writes which requests of Services nodes do not follow.
+func (a *assembly) newRequests() *requested.Actor {
+	status := a.client.Status(time.Now)
+	return requested.New(requested.Deps{Log: a.rt.Log, Now: time.Now, Gone: kube.IsNotFound,
+		Write: func(ctx context.Context, key lb.Key, w plan.ConditionWrite) error {
+			return status.AsRequested(ctx, lb.Service{Key: key, UID: w.UID, AsRequested: w.Shown}, w.Want)
 		}})
 }
 

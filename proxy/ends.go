@@ -108,6 +108,10 @@ type sinks struct {
 	gates interface {
 		Set(open map[lb.Key]readiness.Gate)
 	}
+	// requests writes which requests of Services are not followed.
+	requests interface {
+		Set(writes map[lb.Key]plan.ConditionWrite)
+	}
 	// warn reports something wrong with a Service.
 	warn func(s lb.Service, reason lb.Reason, message string)
 	// probed reports what probes have found of a Service.

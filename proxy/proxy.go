@@ -80,16 +80,17 @@ type proxy struct {
 	leftOut         map[lb.Key]plan.LeftOut
 	probed, telling map[lb.Key]bool
 	// scope says which addresses may be asked, askers how many nodes ask.
-	scope   plan.ProbeScope
-	askers  int
-	budget  plan.ProbeBudget
-	claims  *plan.Claims
-	lingers lingers
-	heard   bool            // a speaker
-	dead    map[string]bool // nodes, as the speaker says
-	direct  direct
-	gates   gates
-	origins map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
+	scope    plan.ProbeScope
+	askers   int
+	budget   plan.ProbeBudget
+	claims   *plan.Claims
+	lingers  lingers
+	heard    bool            // a speaker
+	dead     map[string]bool // nodes, as the speaker says
+	direct   direct
+	gates    gates
+	requests requests
+	origins  map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
@@ -110,7 +111,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
-		leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
+		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})
@@ -173,6 +174,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		p.wrote()
 	}
 	p.serve()
+	p.tellRequests()
 	forget(p, dirty)
 	forget(p, early)
 	forget(p, confirmed)
@@ -206,6 +208,7 @@ func (p *proxy) look(now time.Time) bool {
 		if p.clusterNodes = plan.NewNodes(nodes); before != nil && !p.clusterNodes.Equal(before) {
 			target(p, p.records)
 			p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
+			p.rerequest()
 		}
 		p.to.rescue.SetNodes(nodes[p.self].Addresses, otherNodes(nodes, p.self))
 	}

@@ -196,6 +196,10 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 				n1.Relay, n1.Services[0].Relayed, n1.Services[0].Advice = nil, false, "this node has no relay"
 			})
 		}, Warning, "connections go straight to endpoints on n1: this node has no relay (RelayRefused)", "docs/guide/relay.md"},
+		"not as requested": {func(w *world) {
+			w.Service.AsRequested = lb.Condition{Type: lb.ConditionAsRequested, Reason: lb.ReasonSchedulerIgnored,
+				Message: "n2: no lc in iptables mode"}
+		}, Warning, "n2: no lc in iptables mode (SchedulerIgnored)", "docs/guide/proxy.md"},
 		"relay away": {func(w *world) {
 			w.relay(func(n1 *ProxyStatus) { n1.Relay = &ProxyRelay{Message: "no relay is connected"} })
 		}, Warning, "connections go straight to endpoints on n1: no relay is connected (RelayAway)", "-c relay"},

@@ -99,7 +99,7 @@ func (e explanation) checks() []Check {
 	})...)
 	checks = append(checks, e.mtus()...)
 	checks = append(checks, e.reach()...)
-	checks = append(checks, e.relay(), e.sources(), e.healthPort(), e.traffic())
+	checks = append(checks, e.asRequested(), e.relay(), e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })
 }
@@ -445,6 +445,16 @@ func (r *ProxyRelay) leads(ports []lb.ServicePort) map[lb.Family]netip.AddrPort 
 		return r.LeadsUDP
 	}
 	return r.Leads
+}
+
+// asRequested says what of the Service's requests a node does not follow, as the first such node wrote it.
+func (e explanation) asRequested() Check {
+	c := e.Service.AsRequested
+	if c.Type == "" || c.Status || c.Reason == lb.ReasonRelayRefused && len(e.Agents) > 0 { // relay says more
+		return Check{}
+	}
+	return Check{Level: Warning, What: "requests", Reason: c.Reason, Text: c.Message,
+		Cure: e.cure(c.Reason, e.names("")...)}
 }
 
 // relay says where connections end at the relay, if the Service asks for that, and why they do not

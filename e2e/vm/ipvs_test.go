@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,7 +121,16 @@ func (n *node) start(t *testing.T, argv ...string) (stop func()) {
 		t.Fatal(err)
 	}
 	stop = sync.OnceFunc(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
+		end := os.Interrupt
+		if t.Failed() {
+			end = syscall.SIGQUIT // which has a program of Go say what it is at
+			stacks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", cmd.Process.Pid))
+			for _, stack := range stacks {
+				text, _ := os.ReadFile(stack)
+				t.Logf("%s in the kernel:\n%s", argv[0], text)
+			}
+		}
+		_ = cmd.Process.Signal(end)
 		kill := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait() // kube-proxy ends by the signal
 		kill.Stop()
@@ -129,7 +139,7 @@ func (n *node) start(t *testing.T, argv ...string) (stop func()) {
 	t.Cleanup(func() {
 		stop()
 		if text, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
-			t.Logf("%s:\n%s", argv[0], text[max(0, len(text)-8000):])
+			t.Logf("%s:\n%s", argv[0], text[max(0, len(text)-32_000):])
 		}
 	})
 	return stop
@@ -180,9 +190,10 @@ func (n *node) get(t *testing.T, url string) (body string) {
 	return string(text)
 }
 
+// eventually waits for long: an emulated processor on a busy machine takes minutes for what else takes a second.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(3 * time.Minute); !f(); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Minute); !f(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not so: %s", what)
 		}

@@ -82,7 +82,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 		assigned = c
 	}
 	s.Intruding = lb.Intrudes(assigned, s.Ports, s.Ingress)
-	s.Listed = listed(o)
+	s.Listed, s.AsRequested = listed(o), asRequested(o)
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
 	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
@@ -130,7 +130,7 @@ func fillProbe(s *lb.Service, o *corev1.Service) {
 func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Service) {
 	key, s := convertService(o)
 	fillShown(&s, o)
-	s.Listed = listed(o)
+	s.Listed, s.AsRequested = listed(o), asRequested(o)
 	for _, family := range o.Spec.IPFamilies {
 		s.Families = append(s.Families, lb.Family(common(family)))
 	}
@@ -200,7 +200,9 @@ func fillShown(s *lb.Service, o *corev1.Service) {
 	s.Finalizer = slices.Contains(o.Finalizers, lb.FinalizerCleanup)
 	_, s.Headless = o.Labels[lb.LabelHeadless]
 	s.Conditions = slices.DeleteFunc(convertConditions(o.Status.Conditions, lb.DriverName+"/"),
-		func(c lb.Condition) bool { return c.Type == lb.ConditionExternalIPs })
+		func(c lb.Condition) bool {
+			return c.Type == lb.ConditionExternalIPs || c.Type == lb.ConditionAsRequested
+		})
 	s.Announcements = lb.KeptAnnouncements(s.Type, o.Annotations[lb.AnnotationAnnouncements])
 }
 
@@ -212,6 +214,14 @@ func listed(o *corev1.Service) lb.Listing {
 		}
 	}
 	return nil
+}
+
+// asRequested returns lb.ConditionAsRequested of a Service; zero without it.
+func asRequested(o *corev1.Service) lb.Condition {
+	for _, c := range convertConditions(o.Status.Conditions, lb.ConditionAsRequested) {
+		return c
+	}
+	return lb.Condition{}
 }
 
 func convertConditions(conditions []metav1.Condition, prefix string) []lb.Condition {

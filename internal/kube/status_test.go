@@ -200,6 +200,60 @@ func TestList(t *testing.T) {
 	}
 }
 
+// TestAsRequested writes the condition that nodes share, and reads it as proxies and the controller do. What decides
+// about addresses leaves it alone.
+func TestAsRequested(t *testing.T) {
+	want := lb.Condition{Type: lb.ConditionAsRequested, Reason: lb.ReasonSchedulerIgnored, Message: "node-1: random"}
+	status, get := newStatus(t, testService())
+	_, service := convertForwardedService(testService())
+	before := len(testService().Status.Conditions)
+	if err := status.AsRequested(t.Context(), service, want); err != nil {
+		t.Fatal(err)
+	}
+	got, _ := get()
+	_, read := convertRequestingService(got, false)
+	_, forwarded := convertForwardedService(got)
+	if read.AsRequested != want || forwarded.AsRequested != want || convertWholeService(got).AsRequested != want ||
+		len(got.Status.Conditions) != before+1 {
+		t.Errorf("read %v and %v of %v", read.AsRequested, forwarded.AsRequested, got.Status.Conditions)
+	}
+	since := byType(got.Status.Conditions)[lb.ConditionAsRequested].LastTransitionTime
+	want.Message = "node-1: random, as before"
+	if err := status.AsRequested(t.Context(), forwarded, want); err != nil {
+		t.Fatal(err)
+	}
+	got, _ = get()
+	if c := byType(got.Status.Conditions)[lb.ConditionAsRequested]; c.Message != want.Message || since.IsZero() ||
+		!c.LastTransitionTime.Equal(&since) {
+		t.Errorf("wrote %+v", c)
+	}
+	if err := status.Hold(t.Context(), read, Holding{}); err != nil {
+		t.Fatal(err)
+	}
+	got, _ = get()
+	if _, read = convertRequestingService(got, false); read.AsRequested != want || len(read.Conditions) != 0 {
+		t.Errorf("an assignment left %v and %v", read.AsRequested, read.Conditions)
+	}
+	if err := status.AsRequested(t.Context(), read, lb.Condition{}); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ = get(); byType(got.Status.Conditions)[lb.ConditionAsRequested].Type != "" {
+		t.Errorf("left %v", got.Status.Conditions)
+	}
+	if err := status.AsRequested(t.Context(), lb.Service{Key: read.Key, UID: read.UID}, want); err != nil {
+		t.Fatal(err)
+	}
+	got, _ = get()
+	_, read = convertRequestingService(got, false)
+	if err := status.TakeBack(t.Context(), read, false, false); err != nil {
+		t.Fatal(err)
+	}
+	got, _ = get()
+	if _, read = convertRequestingService(got, false); read.AsRequested.Type != "" {
+		t.Errorf("a cleanup left %v", read.AsRequested)
+	}
+}
+
 // TestContract8CreatedAnew tells a patch of a Service that is gone, and whose name another one has, from one that
 // the API server refuses for what would come of it.
 func TestContract8CreatedAnew(t *testing.T) {

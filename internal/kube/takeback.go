@@ -38,6 +38,9 @@ func (s *Status) TakeBack(ctx context.Context, service lb.Service, finalizer, ad
 	if service.Listed != nil {
 		patch.Status.Conditions = append(patch.Status.Conditions, removedCondition(lb.ConditionExternalIPs))
 	}
+	if service.AsRequested.Type != "" {
+		patch.Status.Conditions = append(patch.Status.Conditions, removedCondition(lb.ConditionAsRequested))
+	}
 	for _, c := range service.Conditions {
 		patch.Status.Conditions = append(patch.Status.Conditions, removedCondition(c.Type))
 	}

@@ -127,7 +127,9 @@ type Service struct {
 	// nothing of a pool.
 	ExternalIPs []netip.Addr
 	// Listed is what ConditionExternalIPs says; nil without it. Speakers do not read it.
-	Listed         Listing
+	Listed Listing
+	// AsRequested is ConditionAsRequested; zero without it. Speakers do not read it.
+	AsRequested    Condition
 	Ports          []ServicePort
 	ExternalPolicy TrafficPolicy // Cluster unless the Service says Local
 	// Only the proxies' table fills what follows, up to Forwarding.
@@ -471,6 +473,9 @@ const (
 	ConditionAnnounced = "landfall.dev/Announced"
 	// ConditionExternalIPs on a Service: since when it lists what of its external IPs and ports.
 	ConditionExternalIPs = "landfall.dev/ExternalIPs"
+	// ConditionAsRequested on a Service: false while a node serves it in another way than its annotations request.
+	// It is there only then; see proxy/plan.
+	ConditionAsRequested = "landfall.dev/AsRequested"
 	// ConditionReady on a pool: the controller assigns its addresses.
 	ConditionReady = "Ready"
 )

@@ -15,11 +15,12 @@ type Nodes struct {
 	addresses map[netip.Addr]string // the Node that has it
 	pods      map[netip.Prefix]string
 	lengths   []int // of the prefixes in pods
+	count     int
 }
 
 // NewNodes returns what is known of the Nodes of the cluster.
 func NewNodes(all map[string]lb.Node) *Nodes {
-	n := &Nodes{addresses: map[netip.Addr]string{}, pods: map[netip.Prefix]string{}}
+	n := &Nodes{addresses: map[netip.Addr]string{}, pods: map[netip.Prefix]string{}, count: len(all)}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		node := all[name]
 		for _, addr := range slices.Concat(node.Addresses, node.ExternalAddresses) {
@@ -35,6 +36,9 @@ func NewNodes(all map[string]lb.Node) *Nodes {
 	slices.Sort(n.lengths)
 	return n
 }
+
+// Count returns how many Nodes there are.
+func (n *Nodes) Count() int { return n.count }
 
 // Equal reports whether both know the same.
 func (n *Nodes) Equal(other *Nodes) bool {

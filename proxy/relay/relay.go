@@ -248,6 +248,17 @@ func (r *Relay) lately(at *atomic.Int64, within time.Duration) bool {
 func (r *Relay) high() int64 { return int64(r.options.Limit - r.options.Limit/10) }
 func (r *Relay) low() int64  { return int64(r.options.Limit - r.options.Limit/5) }
 
+// minShare is how many connections a Service may have however small the node's limit is.
+const minShare = 32
+
+// share is how many connections a Service may have at the moment: four times as many as the relay has places left
+// before it is full. So two Services together cannot fill it, and one that comes later gets places too. A sixteenth of
+// all is each one's own: what more than sixteen Services need is no fault of a single one, and the rules serve it.
+func (r *Relay) share() int {
+	left := r.high() - r.open.Load()
+	return int(max(4*left, r.high()/16, minShare))
+}
+
 // Full reports whether the relay has asked that new connections go straight to endpoints, as it has about
 // as many as it may, or too little time or memory for more.
 func (r *Relay) Full() bool { return r.full.Load() }
@@ -311,7 +322,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		return
 	}
 	w, ok := r.find(ctx, target{lb.TCP, to}, &r.waiting)
-	if !ok || !w.service.admit(from.Addr(), r.options.ServiceLimit, r.options.ClientLimit) {
+	if !ok || !w.service.admit(from.Addr(), min(r.options.ServiceLimit, r.share()), r.options.ClientLimit) {
 		r.refused.Add(1)
 		abort(client)
 		return

@@ -173,6 +173,55 @@ func TestContract11PipesAreShared(t *testing.T) {
 
 // What the file descriptors allow is shared: flows of UDP get a quarter at most, connections the rest. Flows leave
 // half of the ports to others.
+// Services that take as many connections as they get leave places for others, and do not fill the relay unless they are
+// many.
+func TestContract11TheLargestServicesGiveWay(t *testing.T) {
+	for _, c := range []struct {
+		services, inTurn int // inTurn have theirs before the others begin
+		most, all        int // of one, and of all
+		full             bool
+	}{
+		{1, 0, 5000, 5000, false}, {2, 0, 4000, 8000, false}, {2, 1, 5000, 8200, false}, {3, 3, 5000, 8840, false},
+		{8, 0, 1091, 8727, false}, {16, 0, 562, 8992, false}, {20, 0, 450, 9000, true}, {200, 0, 45, 9000, true},
+	} {
+		r := &Relay{options: Options{Limit: 10_000}, crossed: make(chan struct{}, 1)}
+		client := netip.MustParseAddr("192.0.2.1")
+		all := make([]*service, c.services)
+		for i := range all {
+			all[i] = &service{clients: map[netip.Addr]int{}}
+		}
+		connect := func(s *service) (ok bool) {
+			if r.open.Load() == r.high() || !r.admit() {
+				return false
+			}
+			if ok = s.admit(client, min(5000, r.share()), 10_000); !ok {
+				r.release()
+			}
+			return ok
+		}
+		for _, s := range all[:c.inTurn] {
+			for connect(s) {
+			}
+		}
+		for more := true; more; {
+			more = false
+			for _, s := range all {
+				more = connect(s) || more
+			}
+		}
+		most, sum := 0, 0
+		for _, s := range all {
+			most, sum = max(most, s.counts.Open), sum+s.counts.Open
+		}
+		if most != c.most || sum != c.all || (r.open.Load() == r.high()) != c.full {
+			t.Errorf("%d Services, %d in turn: one has %d, all %d", c.services, c.inTurn, most, sum)
+		}
+		if late := (&service{clients: map[netip.Addr]int{}}); !c.full && !connect(late) {
+			t.Errorf("%d Services, %d in turn: another gets nothing", c.services, c.inTurn)
+		}
+	}
+}
+
 func TestLimitsByTheNode(t *testing.T) {
 	for _, test := range []struct {
 		descriptors        uint64

@@ -58,9 +58,9 @@ var suites = []suite{
 	{name: "nftables-ipip", folder: "proxy/nftables", pattern: "^TestVM", tags: "vm", timeout: 20 * time.Minute},
 	{name: "auto", folder: "proxy", pattern: "^TestVM", tags: "vm", timeout: 5 * time.Minute},
 	{name: "l2", folder: "speaker/l2", pattern: "^TestVM", tags: "vm", timeout: 10 * time.Minute},
-	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 20 * time.Minute,
+	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 60 * time.Minute,
 		starts: []string{"kube-proxy", "landfall-proxy"}},
-	{name: "vrf", folder: "e2e/vm", pattern: "^TestVRF$", tags: "vm", timeout: 20 * time.Minute,
+	{name: "vrf", folder: "e2e/vm", pattern: "^TestVRF$", tags: "vm", timeout: 60 * time.Minute,
 		starts: []string{"landfall-proxy", "landfall-speaker"}},
 }
 
