@@ -14,9 +14,9 @@ const (
 )
 
 // Lanes do things that may hang, each in a goroutine of its own: at most so many at once, and fewer of one owner.
-// Owners take turns. Half of the room is for the first thing of each owner that has nothing else under way: so few owners
-// whose things hang do not fill it. Those whose last one failed, or was slow, have half of the room, one at a time each:
-// what hangs of theirs leaves room for the others'. Lanes are safe for concurrent use.
+// Owners take turns. Half of the room is for the first thing of each owner that has nothing else under way: so few
+// owners whose things hang do not fill it. Those whose last one failed, or was slow, have half of the room, one at a
+// time each: what hangs of theirs leaves room for the others'. Lanes are safe for concurrent use.
 type Lanes struct {
 	most, each int
 

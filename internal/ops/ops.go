@@ -217,7 +217,7 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 		return err
 	}
 	listeners, err := openAll(addresses)
-	if err != nil && !(p.Succeeds && errors.Is(err, syscall.EADDRINUSE)) {
+	if err != nil && (!p.Succeeds || !errors.Is(err, syscall.EADDRINUSE)) {
 		return err
 	}
 	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))

@@ -123,7 +123,7 @@ func (p *passage) both() {
 func (p *passage) pauses() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.paused = p.pausing != nil && p.why == nil && !(p.outEnded && p.backEnded)
+	p.paused = p.pausing != nil && p.why == nil && (!p.outEnded || !p.backEnded)
 	if p.pausing != nil {
 		p.pausing <- p.paused
 		p.pausing = nil

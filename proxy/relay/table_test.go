@@ -171,8 +171,6 @@ func TestContract11PipesAreShared(t *testing.T) {
 	}
 }
 
-// What the file descriptors allow is shared: flows of UDP get a quarter at most, connections the rest. Flows leave
-// half of the ports to others.
 // Services that take as many connections as they get leave places for others, and do not fill the relay unless they are
 // many.
 func TestContract11TheLargestServicesGiveWay(t *testing.T) {
@@ -222,6 +220,8 @@ func TestContract11TheLargestServicesGiveWay(t *testing.T) {
 	}
 }
 
+// What the file descriptors allow is shared: flows of UDP get a quarter at most, connections the rest. Flows leave
+// half of the ports to others.
 func TestLimitsByTheNode(t *testing.T) {
 	for _, test := range []struct {
 		descriptors        uint64
