@@ -169,7 +169,7 @@ func (w *world) gossip() {
 				lost = true
 				if g.Missed[j]++; g.Missed[j] >= noticed {
 					g.Members[j], g.Missed[j] = false, 0
-					n.Live.Lost(n.process(j))
+					n.Live.Lost(n.process(j), n.w.Now)
 					n.Dirty = true
 				}
 			case together && (!g.Members[j] || g.Borns[j] != other.Born):

@@ -291,7 +291,9 @@ func (w *world) leave(n *modelNode) {
 	for j, other := range w.Nodes {
 		if j != n.I && other.awake() && other.Gossip.Members[n.I] && w.gossips(n.I, j) {
 			n.exchange(other)
-			other.Live.Left(other.process(n.I))
+			process := other.process(n.I)
+			other.Live.Farewell(process.Node, process.Born, w.Now)
+			other.Live.Lost(process, w.Now)
 			other.Gossip.Members[n.I], other.Dirty = false, true
 		}
 	}

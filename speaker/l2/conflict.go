@@ -158,12 +158,21 @@ func (p *port) probe(w work, seen seenOn, rows *allowance, now time.Time) (next 
 // enough that two who both defend do not flood the segment (RFC 5227 section 2.4, case c). A VIP that
 // is still probed is not defended: whoever uses it was there first.
 func (p *port) defend(w work, seen seenOn, allowed *allowance, now time.Time) error {
+	var due []netip.Addr
 	for vip, holders := range seen {
 		v := p.vips[vip]
-		if v == nil || w.probes[vip] || now.Before(v.defended.Add(defendInterval)) ||
-			!slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) || !allowed.take(now) {
-			continue
+		if v != nil && !w.probes[vip] && !now.Before(v.defended.Add(defendInterval)) &&
+			slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) {
+			due = append(due, vip)
 		}
+	}
+	// First those that were not defended for longest: who makes up packets for many takes no VIP's turn.
+	slices.SortFunc(due, func(a, b netip.Addr) int { return p.vips[a].defended.Compare(p.vips[b].defended) })
+	for _, vip := range due {
+		if !allowed.take(now) {
+			break
+		}
+		v := p.vips[vip]
 		if err := p.responder.announce(vip); err != nil {
 			return err
 		}

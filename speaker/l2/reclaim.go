@@ -27,6 +27,9 @@ const (
 	// rivalEvery is the least time between two other nodes that count as the last to have announced a
 	// VIP: each change of that is told to the proxy.
 	rivalEvery = time.Second
+	// rivalCalm is after which time without a change the next one counts for nothing, also if nobody announces the VIP
+	// any more.
+	rivalCalm = time.Minute
 	// All VIPs together are reclaimed so many times a second, and so many at once. The same holds for what else a
 	// neighbor may cause with made-up packets for every VIP.
 	reclaimRate  = 50
@@ -73,9 +76,11 @@ type rivalry struct {
 // announced takes in which node announces the VIP. Of two that do so in turn, one counts for a while, and of many VIPs
 // for longer.
 func (r *rivalry) announced(node string, changes *allowance, now time.Time) {
+	current := r.current(now)
+	recent := current != "" || r.node != node && now.Before(r.changed.Add(rivalCalm))
 	switch {
-	case r.current(now) == node:
-	case r.current(now) != "" && (now.Before(r.changed.Add(rivalEvery)) || !changes.take(now)):
+	case current == node:
+	case current != "" && now.Before(r.changed.Add(rivalEvery)), recent && !changes.take(now):
 		return
 	default:
 		r.node, r.changed = node, now

@@ -273,3 +273,22 @@ func TestContract11NothingIsSentAsleep(t *testing.T) {
 		answered("it has", true)
 	})
 }
+
+// Who lets VIPs be forgotten between two names for them has the same bound as who does not.
+func TestContract11RivalsAfterAPause(t *testing.T) {
+	now := time.Now()
+	changes := allowance{rate: 1, most: 1}
+	first, second := rivalry{}, rivalry{}
+	first.announced("b", &changes, now)
+	second.announced("b", &changes, now)
+	now = now.Add(sightingLasts + time.Second)
+	first.announced("c", &changes, now)
+	second.announced("c", &changes, now)
+	if first.node != "c" || second.node != "b" {
+		t.Errorf("after a pause %q and %q announced them, want c and b", first.node, second.node)
+	}
+	second.announced("c", &changes, now.Add(time.Minute))
+	if second.node != "c" {
+		t.Errorf("after a calm %q announced it, want c", second.node)
+	}
+}

@@ -94,16 +94,24 @@ func (a *Actor) Joined(p plan.Process) {
 	a.opts.Changed()
 }
 
-// Lost takes in that a process has stopped answering gossip. Its node counts as live until it has
-// been probed.
-func (a *Actor) Lost(p plan.Process) {
-	a.change(func(s *State, _ time.Time) { s.Lost(p) })
+// Lost takes in that gossip has lost a process, and reports whether that has left as planned. If not, its node counts
+// as live until it has been probed.
+func (a *Actor) Lost(p plan.Process) (left bool) {
+	a.change(func(s *State, now time.Time) { left = s.Lost(p, now) })
+	if left {
+		a.opts.Changed()
+	}
+	return left
 }
 
-// Left takes in that a process has ended as planned.
-func (a *Actor) Left(p plan.Process) {
-	a.change(func(s *State, _ time.Time) { s.Left(p) })
-	a.opts.Changed()
+// Farewell takes in that a process ends as planned, and reports whether that is news.
+func (a *Actor) Farewell(node string, born uint64) (news bool) {
+	left := false
+	a.change(func(s *State, now time.Time) { news, left = s.Farewell(node, born, now) })
+	if left {
+		a.opts.Changed()
+	}
+	return news
 }
 
 // Recalled takes in that other nodes reserve what an earlier process of this node has announced.

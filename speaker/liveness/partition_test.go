@@ -53,7 +53,7 @@ func (v *view) look() {
 			answers = append(answers, Answer{p, v.reaches(p.Node)})
 		}
 		for _, i := range v.later {
-			v.Lost(processOf(i))
+			v.Lost(processOf(i), v.now)
 		}
 		v.later = nil
 		v.now = v.now.Add(answerTimeout)
@@ -86,7 +86,7 @@ func TestContract11ACutOffSideBuriesNobody(t *testing.T) {
 					v := viewOf(self, c.nodes, func(node string) bool { return inside[node] })
 					for _, lost := range order {
 						for _, i := range lost[:1+len(lost)/3] {
-							v.Lost(processOf(i))
+							v.Lost(processOf(i), v.now)
 						}
 						v.later = lost[1+len(lost)/3:]
 						v.look()
@@ -141,7 +141,7 @@ func TestACrashIsFoundAtOnce(t *testing.T) {
 				places = []int{1}
 			}
 			for _, i := range places[:c.dead] {
-				v.Lost(processOf(i))
+				v.Lost(processOf(i), v.now)
 			}
 			v.look()
 			if v.buried != c.dead || v.rounds > c.rounds {
@@ -167,7 +167,7 @@ func TestACrashIsFoundBesideABrokenPath(t *testing.T) {
 		}
 		v := viewOf(0, c.nodes, func(node string) bool { return !gone[node] })
 		for _, i := range c.dead {
-			v.Lost(processOf(i))
+			v.Lost(processOf(i), v.now)
 		}
 		for began := v.now; v.buried < len(c.dead) && v.now.Sub(began) < 15*time.Second; v.now = v.now.Add(probeEvery) {
 			v.look()
@@ -186,7 +186,7 @@ func TestACrashIsFoundBesideMissingNodes(t *testing.T) {
 			v.Alarmed(named(node), 1, named(98), v.now)
 		},
 		"during the hold": func(v *view, node int, end func()) {
-			v.Lost(processOf(node))
+			v.Lost(processOf(node), v.now)
 			v.look()
 			end()
 		},
@@ -197,7 +197,7 @@ func TestACrashIsFoundBesideMissingNodes(t *testing.T) {
 			v := viewOf(0, 100, func(node string) bool { return !gone[node] })
 			for i := 1; i <= missing; i++ {
 				gone[named(i)] = true
-				v.Lost(processOf(i))
+				v.Lost(processOf(i), v.now)
 			}
 			v.look()
 			v.now, v.buried = v.now.Add(time.Minute), 0

@@ -74,7 +74,8 @@ type peer struct {
 	silent time.Time
 	// asked is when its kernel was last asked, answered when it last answered.
 	asked, answered time.Time
-	met             bool // it has been live, and has not left
+	met             bool   // it has been live, and has not left
+	farewell        uint64 // the process that has said that it ends as planned
 	dead            bool
 	alarm           alarm
 	// condemned is set while the node counts as dead because of an alarm, and gossip has not lost it.
@@ -90,9 +91,15 @@ type reserved struct {
 	born  uint64
 	until time.Time
 	probe netip.AddrPort // not valid while the node is known to be there otherwise
+	// left is set if nothing is reserved, as the process has ended as planned: the node is only asked whether it
+	// follows.
+	left bool
 }
 
 func (r reserved) active(now time.Time) bool { return now.Before(r.until) }
+
+// waits reports whether addresses are reserved.
+func (r reserved) waits(now time.Time) bool { return r.active(now) && !r.left }
 
 // NewState returns a State that has met no other node. hold is how long it reserves what a
 // crashed speaker announced, interval the time between two probes of gossip by one node.
@@ -131,25 +138,48 @@ func (l *State) Joined(p plan.Process, now time.Time) {
 	}
 }
 
-// Lost takes in that a process has stopped answering gossip: it is suspect until its node is
-// probed.
-func (l *State) Lost(p plan.Process) {
+// Lost takes in that gossip has lost a process. It is suspect until its node is probed, unless it has said farewell:
+// then it has left.
+func (l *State) Lost(p plan.Process, now time.Time) (left bool) {
 	n := l.peer(p.Node)
+	if n.farewell != 0 && n.farewell == p.Born {
+		n.Process = p
+		n.leave(now, l.hold)
+		return true
+	}
 	if n.condemned && n.Born == p.Born {
 		n.condemned = false // gossip has come to the same
-		return
+		return false
 	}
 	n.Process, n.phase, n.met, n.dead = p, suspect, true, false
 	n.alarm, n.condemned, n.silent = alarm{}, false, time.Time{}
 	n.doubt++
+	return false
 }
 
-// Left takes in that a process has ended as planned: the others have taken over from it.
-func (l *State) Left(p plan.Process) {
-	n := l.peer(p.Node)
+// Farewell takes in that a process ends as planned: the others have taken over from it. Gossip loses it before or
+// after. It reports whether that is news, and whether the process has left by now.
+func (l *State) Farewell(node string, born uint64, now time.Time) (news, left bool) {
+	n := l.nodes[node]
+	if n == nil || n.Born != born || n.farewell == born {
+		return false, false
+	}
+	n.farewell = born
+	if n.phase == live || n.condemned {
+		return true, false
+	}
+	n.leave(now, l.hold)
+	return true, true
+}
+
+// leave notes that the process has ended as planned. Its node is missed no more, and may follow it, as in a reboot.
+func (n *peer) leave(now time.Time, hold time.Duration) {
 	n.forget()
-	n.met, n.dead, n.condemned = false, false, false
-	n.release(p.Heard.Born)
+	n.met, n.condemned = false, false
+	n.release(n.Heard.Born)
+	if !n.dead && n.hold.born != 0 {
+		n.hold.until, n.hold.probe, n.hold.left = now.Add(hold), n.Addr, true
+	}
 }
 
 // Recalled takes in that others reserve what the process born then has announced from this node.
@@ -292,7 +322,7 @@ func (n *peer) die() Verdict {
 // reserve begins to wait for the node's next speaker, once for each process that has been heard. A
 // process that has announced nothing does not end the wait for what an earlier one announced.
 func (n *peer) reserve(p plan.Process, now time.Time, hold time.Duration) {
-	if n.hold.born < p.Heard.Born && (p.Announces || !n.hold.active(now)) {
+	if n.hold.born < p.Heard.Born && (p.Announces || !n.hold.waits(now)) {
 		n.hold = reserved{born: p.Heard.Born, until: now.Add(hold)}
 	}
 }
@@ -341,7 +371,7 @@ func (l *State) Speakers(now time.Time) plan.Speakers {
 		if n.phase == live {
 			heard = append(heard, name)
 		}
-		seen := n.phase != absent || n.hold.active(now)
+		seen := n.phase != absent || n.hold.waits(now)
 		if seen {
 			alive = append(alive, name)
 		}
@@ -363,7 +393,7 @@ func (l *State) Standings(now time.Time) map[string]plan.Standing {
 	standings := make(map[string]plan.Standing, len(l.nodes))
 	for name, n := range l.nodes {
 		s := plan.Standing{Live: n.phase != absent, Born: n.Born}
-		if n.hold.active(now) {
+		if n.hold.waits(now) {
 			s.Held = n.hold.born
 		}
 		if now.Before(n.staleUntil) {

@@ -33,7 +33,7 @@ func process(name string) plan.Process {
 }
 
 // do takes one step: "a1 joins", "a1 speaks" (it announces addresses), "a1 starts" (it speaks, and
-// announces none yet), "a1 lost", "a1 leaves", "a answers", "a silent",
+// announces none yet), "a1 lost", "a1 leaves", "a1 departs" (gossip tells that first), "a answers", "a silent",
 // "3s", "recalled 1", "cluster a b"; "a1 path" (this node's path to it is lost), "a1 from b" (b's is).
 func (s *story) do(step string) Verdict {
 	words := strings.Fields(step)
@@ -72,9 +72,13 @@ func (s *story) do(step string) Verdict {
 		}
 		s.heard[node] = plan.Process{Heard: said, Announces: verb == "speaks"}
 	case verb == "lost":
-		s.Lost(event())
+		s.Lost(event(), s.now)
 	case verb == "leaves":
-		s.Left(event())
+		s.Farewell(node, event().Born, s.now)
+		s.Lost(event(), s.now)
+	case verb == "departs": // gossip loses it first
+		s.Lost(event(), s.now)
+		s.Farewell(node, event().Born, s.now)
 	case verb == "path", verb == "from":
 		by := "m"
 		if verb == "from" {
@@ -183,6 +187,13 @@ func TestStories(t *testing.T) {
 		{"left soon after it has restarted", all + "a2 joins, a2 leaves", "live b m"},
 		{"left and back", all + "a1 leaves, a2 joins", "live a b m"},
 		{"left as a suspect", all + "a1 lost, a1 leaves, a answers", "live b m"},
+		{"left, and told so late", all + "a1 departs", "live b m"},
+		{"left, and told so later", all + "a1 lost, a answers, a1 departs, 1h", "live b m"},
+		{"left, and its node goes on", all + "a1 leaves, a answers, 1h", "live b m"},
+		{"left, and its node follows", all + "a1 leaves, 1s, a silent", "live b m, dead a"},
+		{"left, and its node is back", all + "a1 leaves, a silent, a2 joins", "live a b m"},
+		{"all others have left", all + "a1 leaves, b1 leaves, 1h", "live m"},
+		{"back, and lost", all + "a1 leaves, a2 joins, a2 lost, a silent", "live b m, missing a, dead a"},
 
 		// Who may call others dead.
 		{"two of three are lost", all + "a1 lost, a silent, b1 lost, b silent", "live m, missing a b, alone"},
@@ -301,8 +312,8 @@ func TestWithoutAHold(t *testing.T) {
 	}
 }
 
-// Whatever happens: a node is live, missing or unknown, never two of these; the dead are missing;
-// what is held was said; and everything that ends by itself ends when Next says so.
+// Whatever happens: a node is live, missing or unknown, never two of these; the dead are missing or have
+// left; what is held was said; and everything that ends by itself ends when Next says so.
 func TestRandomStories(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -311,9 +322,9 @@ func TestRandomStories(t *testing.T) {
 		for range 40 {
 			node := string(rune('a' + random.IntN(3)))
 			one := fmt.Sprint(node, 1+random.IntN(3))
-			step := []string{one + " joins", one + " speaks", one + " starts", one + " lost", one + " leaves", node + " answers",
+			step := []string{one + " joins", one + " speaks", one + " starts", one + " lost", one + " leaves", one + " departs", node + " answers",
 				node + " silent",
-				"700ms", "2s", "cluster a b c", "cluster a b", one + " path", one + " from b"}[random.IntN(13)]
+				"700ms", "2s", "cluster a b c", "cluster a b", one + " path", one + " from b"}[random.IntN(14)]
 			told = append(told, step)
 			s.do(step)
 			before, next := s.String(), s.Next(s.now)
@@ -324,7 +335,7 @@ func TestRandomStories(t *testing.T) {
 				}
 			}
 			for _, name := range seen.Dead {
-				if !slices.Contains(seen.Missing, name) || !seen.Majority {
+				if !slices.Contains(seen.Missing, name) && s.nodes[name].met || !seen.Majority {
 					t.Fatalf("%v: %s", told, s)
 				}
 			}
@@ -362,7 +373,7 @@ func TestWitnessesAreDrawn(t *testing.T) {
 			}
 			s.Joined(p, now)
 			if i == (self+rack)%nodes {
-				s.Lost(p)
+				s.Lost(p, now)
 			}
 		}
 		found, near := 0, 0

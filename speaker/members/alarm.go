@@ -38,14 +38,15 @@ func (m *Members) Alarm(node string, born uint64) {
 	m.spread(alarm{node: node, born: born, by: m.opts.Self}.encode(), directMembers)
 }
 
-// spread sends an alarm straight to as many members as given, and to all by gossip if all know it.
+// spread sends an alarm or a farewell straight to as many members as given, and to all by gossip if all know its
+// version.
 func (m *Members) spread(message []byte, direct int) {
 	m.mu.Lock()
 	ml := m.ml
 	var to []*memberlist.Node
 	all := true
 	for _, n := range m.live {
-		if metaOf(n).wire < alarmVersion {
+		if metaOf(n).wire < message[0] {
 			all = false
 		} else if len(to) < direct {
 			to = append(to, n)

@@ -69,3 +69,21 @@ func FuzzAlarm(f *testing.F) {
 		}
 	})
 }
+
+// A speaker is asked over gossip, too: a packet filter may drop what probes of kernels send.
+func TestPing(t *testing.T) {
+	r := newRig(t, "a", "b")
+	r.cluster()
+	a, b := r.members["a"], r.members["b"]
+	addr := netip.AddrPortFrom(r.peers["b"][0], uint16(testPort()))
+	r.eventually("b answers", func() bool { return a.Ping("b", addr) })
+	if a.Ping("c", addr) {
+		t.Error("b answers for another node")
+	}
+	b.cable.pulled.Store(true)
+	r.eventually("b is silent", func() bool { return !a.Ping("b", addr) })
+	a.stop()
+	if a.Ping("b", addr) {
+		t.Error("gossip has ended")
+	}
+}

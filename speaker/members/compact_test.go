@@ -302,7 +302,7 @@ func TestCompactOnlyAmongThoseWhoUnderstand(t *testing.T) {
 		t.Errorf("%d claims are told in version %d to one that joins", len(claims), got)
 	}
 	self := metaOf(&memberlist.Node{Meta: delegate{m}.NodeMeta(memberlist.MetaMaxSize)})
-	if self.wire != alarmVersion || self.born != 3 {
+	if self.wire != farewellVersion || self.born != 3 {
 		t.Errorf("it tells %+v of itself", self)
 	}
 }

@@ -1,3 +1,7 @@
+//go:build !race
+
+// As in scale_test.go: the race detector's runtime may fail in the simulation, here with a SIGSEGV.
+
 package members
 
 import (
@@ -7,24 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 )
-
-// A speaker is asked over gossip, too: a packet filter may drop what probes of kernels send.
-func TestPing(t *testing.T) {
-	r := newRig(t, "a", "b")
-	r.cluster()
-	a, b := r.members["a"], r.members["b"]
-	addr := netip.AddrPortFrom(r.peers["b"][0], uint16(testPort()))
-	r.eventually("b answers", func() bool { return a.Ping("b", addr) })
-	if a.Ping("c", addr) {
-		t.Error("b answers for another node")
-	}
-	b.cable.pulled.Store(true)
-	r.eventually("b is silent", func() bool { return !a.Ping("b", addr) })
-	a.stop()
-	if a.Ping("b", addr) {
-		t.Error("gossip has ended")
-	}
-}
 
 // TestContract11ASideCutOffBuriesNobody cuts off nearly half of a cluster: no node of that side ever holds
 // another one for dead, until gossip has lost so many that it sees no majority.

@@ -264,8 +264,8 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	case len(found) == 0 && !live:
 		m.met(now) // there is nobody else
 		return false
-	case !joined && live && told && called >= m.opts.pace.alone:
-		// A filter drops this node's calls and no others' calls. Those who are live have answered gossip's probes since.
+	case !joined && live && told && called >= m.opts.pace.alone && m.isAnswered():
+		// A filter drops this node's calls and no others' calls.
 		m.met(began)
 		return false
 	case !joined && !live && may && called >= wait:
@@ -281,6 +281,22 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return !m.joined || !m.seeks.IsZero()
+}
+
+// isAnswered reports whether one of the live nodes answers a question of gossip: a recorded state makes nodes live
+// that are not.
+func (m *Members) isAnswered() bool {
+	m.mu.Lock()
+	var name string
+	var at netip.AddrPort
+	for _, n := range m.live {
+		if addr, ok := netip.AddrFromSlice(n.Addr); ok {
+			name, at = n.Name, netip.AddrPortFrom(addr.Unmap(), n.Port)
+			break
+		}
+	}
+	m.mu.Unlock()
+	return name != "" && m.Ping(name, at)
 }
 
 // tellTrouble notes and logs which nodes cannot be joined, once this node has called for long

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -22,8 +23,8 @@ const (
 	typeSuspect = 3 // memberlist's type of a suspicion
 	// refutation begins the line that memberlist logs when it has refuted one: nothing else tells of that.
 	refutation = "Refuting a suspect message"
-	// ageTimeout bounds the wait for it. It takes microseconds.
-	ageTimeout = time.Second
+	// ageTimeout bounds the wait for it, each of ageTries times. It takes microseconds.
+	ageTimeout, ageTries = time.Second, 3
 )
 
 // transport is a network into which a packet can be put as if it had been received.
@@ -62,14 +63,17 @@ func (m *Members) ageing(from netip.AddrPort, label string) (*memberlist.Packet,
 func (m *Members) refuted() { m.ageOnce.Do(func() { close(m.aged) }) }
 
 // age has memberlist count from the time of this process's start, and waits until it does: before that nobody may
-// be told of it.
+// be told of it. memberlist drops packets when there are too many.
 func (m *Members) age(over transport, packet *memberlist.Packet) {
-	over.inject(packet)
-	select {
-	case <-m.aged:
-	case <-time.After(ageTimeout):
-		m.opts.Log.Warn("recorded gossip of earlier processes of this node may count", "waited", ageTimeout)
+	for range ageTries {
+		over.inject(&memberlist.Packet{Buf: slices.Clone(packet.Buf), From: packet.From, Timestamp: time.Now()})
+		select {
+		case <-m.aged:
+			return
+		case <-time.After(ageTimeout):
+		}
 	}
+	m.opts.Log.Warn("recorded gossip of earlier processes of this node may count", "waited", ageTries*ageTimeout)
 }
 
 // seal encrypts a message as memberlist does.

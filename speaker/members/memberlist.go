@@ -79,7 +79,7 @@ func (d delegate) NodeMeta(limit int) []byte {
 	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: alarmVersion}.encode(limit)
+	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: farewellVersion}.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
@@ -102,9 +102,15 @@ func (m *Members) beats() {
 // tells only a few; a whole state goes to each newcomer.
 func (d delegate) NotifyMsg(b []byte) {
 	defer d.m.pulses.Begin()()
-	if len(b) > 0 && b[0] == alarmVersion {
-		d.m.alarmed(b)
-		return
+	if len(b) > 0 {
+		switch b[0] {
+		case alarmVersion:
+			d.m.alarmed(b)
+			return
+		case farewellVersion:
+			d.m.parted(b)
+			return
+		}
 	}
 	if news, _ := d.m.learn(b); news && b[0] == wireVersion {
 		d.m.pass(slices.Clone(b))
@@ -303,7 +309,7 @@ func (e events) NotifyUpdate(n *memberlist.Node) {
 	}
 }
 
-// NotifyLeave gets a node that has left, or that has stopped answering.
+// NotifyLeave gets a node that has left, or that has stopped answering: memberlist does not say which.
 func (e events) NotifyLeave(n *memberlist.Node) {
 	defer e.m.pulses.Begin()()
 	if n.Name == e.m.opts.Self {
@@ -317,12 +323,10 @@ func (e events) NotifyLeave(n *memberlist.Node) {
 	e.m.mu.Unlock()
 	switch {
 	case ending: // this node's own end makes it deaf
-	case n.State == memberlist.StateLeft:
+	case e.m.opts.Liveness.Lost(process):
 		e.m.opts.Log.Info("node has left", "member", n.Name, "address", n.Address())
-		e.m.opts.Liveness.Left(process)
 	default:
 		e.m.opts.Log.Info("node is suspect", "member", n.Name, "address", n.Address())
-		e.m.opts.Liveness.Lost(process)
 	}
 }
 

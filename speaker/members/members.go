@@ -62,8 +62,10 @@ type Options struct {
 // first four methods are called in the order of events and must not block or call Members.
 type Liveness interface {
 	Joined(plan.Process)
-	Lost(plan.Process) // it has stopped answering
-	Left(plan.Process) // it has ended as planned
+	// Lost takes in that a process has left or stopped answering, and reports whether it had said farewell.
+	Lost(plan.Process) (left bool)
+	// Farewell takes in that a process ends as planned, and reports whether that is news.
+	Farewell(node string, born uint64) bool
 	// Alarmed takes in that a node has lost its path to a process, and reports whether that is news.
 	Alarmed(node string, born uint64, by string) bool
 	// Recalled takes in that other nodes reserve for this one what an earlier process of it, started
@@ -253,6 +255,7 @@ func (m *Members) Run(ctx context.Context) error {
 	if _, sendErr := m.sendStep(context.Background()); sendErr != nil {
 		m.opts.Log.Debug("the last claims were not sent", "error", sendErr)
 	}
+	m.bid()
 	if leaveErr := ml.Leave(leaveTimeout); leaveErr != nil {
 		m.opts.Log.Warn("the others may not know that this speaker leaves", "error", leaveErr)
 	}

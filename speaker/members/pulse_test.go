@@ -45,7 +45,7 @@ func TestGossipThatHangsIsSeen(t *testing.T) {
 		want("it is in the end", 0)
 		time.Sleep(time.Hour)
 		want("nobody asks any more", time.Hour+quiet)
-		events{m}.NotifyLeave(&memberlist.Node{Name: "b", State: memberlist.StateLeft})
+		events{m}.NotifyLeave(&memberlist.Node{Name: "b"})
 		want("alone again", 0)
 	})
 }

@@ -14,11 +14,12 @@ import (
 
 // A version opens every message. A node that meets a newer one leaves the message alone and says
 // so. Changes go as wireVersion, which all speakers know; whole states as compactVersion, once all
-// live speakers know it; alarms as alarmVersion, to those who know it.
+// live speakers know it; alarms as alarmVersion and farewells as farewellVersion, to those who know these.
 const (
-	wireVersion    = 1
-	compactVersion = 2
-	alarmVersion   = 3
+	wireVersion     = 1
+	compactVersion  = 2
+	alarmVersion    = 3
+	farewellVersion = 4
 )
 
 // update is what is known of one node's claims: changes to them, or all there are up to some point.
