@@ -42,7 +42,7 @@ BUILD = go build -v -o $(1) $(2) 2>&1 | { n=0; while IFS= read -r line; do \
 TEST = LANDFALL_PROGRAMS='$(CURDIR)/bin' LANDFALL_HELM="$$($(LAB) tool helm)" \
 	LANDFALL_CONTROLLER_GEN="$$($(LAB) tool controller-gen)" bin/landfall-test
 UNIT = unit CGO_ENABLED=1 -race -vet=off -count=1 -timeout 30m
-NO_RACE = no-race -vet=off -count=1 -run '^TestScale$$' ./speaker/members
+NO_RACE = no-race -vet=off -count=1 -run '^(TestScale|TestContract11ASideCutOff|TestACrashIsFound)' ./speaker/members
 E2E = e2e -vet=off -count=1 -p 1 -parallel 2 -timeout 75m ./e2e/...
 
 .PHONY: help
