@@ -22,8 +22,9 @@ const (
 	// admission webhook may hang for those.
 	maxWrites, maxOfNamespace = 4, 2
 	// rest is how long a node does not write to a Service after a write, whatever became of it: who changes a Service,
-	// or removes the condition, again and again shall not have all nodes write as often.
-	rest = 10 * time.Second
+	// or removes the condition, again and again shall not have all nodes write as often. It doubles with each failure
+	// up to maxRest: what is refused is refused to all nodes.
+	rest, maxRest = 10 * time.Second, 30 * time.Minute
 )
 
 // Deps are what an Actor needs.
@@ -46,9 +47,10 @@ type Actor struct {
 	wanted map[lb.Key]plan.ConditionWrite
 	ended  []attempt
 
-	// What follows only the step uses. since is when each write was first wanted, at when the last one of a Service began.
+	// What follows only the step uses. since is when each write was first wanted, rests what follows the last one of a
+	// Service.
 	since    map[lb.Key]asked
-	at       map[lb.Key]time.Time
+	rests    map[lb.Key]pause
 	writing  map[lb.Key]bool
 	written  map[lb.Key]plan.ConditionWrite
 	failures loop.Failures
@@ -59,6 +61,14 @@ type asked struct {
 	write plan.ConditionWrite
 	since time.Time
 }
+
+// pause is for how long a node does not write to a Service.
+type pause struct {
+	began time.Time
+	lasts time.Duration
+}
+
+func (p pause) left(now time.Time) time.Duration { return p.lasts - now.Sub(p.began) }
 
 // attempt is what became of a write.
 type attempt struct {
@@ -72,7 +82,7 @@ var _ actor.Setter[map[lb.Key]plan.ConditionWrite] = (*Actor)(nil)
 // New returns an Actor.
 func New(deps Deps) *Actor {
 	a := &Actor{deps: deps, lanes: loop.NewLanes(maxWrites, maxOfNamespace), since: map[lb.Key]asked{},
-		at: map[lb.Key]time.Time{}, writing: map[lb.Key]bool{}, written: map[lb.Key]plan.ConditionWrite{}}
+		rests: map[lb.Key]pause{}, writing: map[lb.Key]bool{}, written: map[lb.Key]plan.ConditionWrite{}}
 	a.runner = loop.New(a.step, loop.Options{})
 	return a
 }
@@ -104,7 +114,10 @@ func (a *Actor) step(ctx context.Context) (again time.Duration, err error) {
 	now := a.deps.Now()
 	maps.DeleteFunc(a.since, func(key lb.Key, was asked) bool { return wanted[key] != was.write })
 	maps.DeleteFunc(a.written, func(key lb.Key, was plan.ConditionWrite) bool { return wanted[key] != was })
-	maps.DeleteFunc(a.at, func(_ lb.Key, at time.Time) bool { return now.Sub(at).Abs() >= rest })
+	maps.DeleteFunc(a.rests, func(key lb.Key, p pause) bool {
+		_, ok := wanted[key]
+		return !ok && p.left(now) <= 0
+	})
 	for key, write := range wanted {
 		if a.writing[key] || a.written[key] == write {
 			continue
@@ -112,17 +125,13 @@ func (a *Actor) step(ctx context.Context) (again time.Duration, err error) {
 		if _, ok := a.since[key]; !ok {
 			a.since[key] = asked{write, now}
 		}
-		wait := write.Turn - now.Sub(a.since[key].since)
-		if at, ok := a.at[key]; ok {
-			wait = max(wait, rest-now.Sub(at))
-		}
-		if wait > 0 {
+		if wait := max(write.Turn-now.Sub(a.since[key].since), a.rests[key].left(now)); wait > 0 {
 			if again == 0 || wait < again {
 				again = wait
 			}
 			continue
 		}
-		a.writing[key], a.at[key] = true, now
+		a.writing[key], a.rests[key] = true, pause{now, max(rest, a.rests[key].lasts)}
 		a.lanes.Do(key.Namespace, func() error { return a.write(ctx, key, write) })
 	}
 	return again, nil
@@ -133,14 +142,18 @@ func (a *Actor) note(ctx context.Context, ended []attempt) {
 	var failed error
 	for _, of := range ended {
 		delete(a.writing, of.service)
+		p := a.rests[of.service]
 		switch {
 		case errors.Is(of.err, errUnwanted):
-			delete(a.at, of.service)
+			p.began = time.Time{}
 		case of.err == nil || a.deps.Gone(of.err):
+			p.lasts = rest
 			a.written[of.service] = of.write // until the watch shows it
 		default:
+			p.lasts = min(2*p.lasts, maxRest)
 			failed = of.err
 		}
+		a.rests[of.service] = p
 	}
 	if ctx.Err() == nil && len(ended) > 0 {
 		a.failures.Log(a.deps.Log, "cannot write to Services that they are not served as requested; trying again",

@@ -98,7 +98,7 @@ func TestWrites(t *testing.T) {
 	})
 }
 
-// What fails is tried again after the rest, and what is for a Service that is gone is not.
+// What fails is tried again after the rest, and ever more rarely; what is for a Service that is gone is not.
 func TestRetries(t *testing.T) {
 	fails, gone := lb.Key{Namespace: "a", Name: "fails"}, lb.Key{Namespace: "b", Name: "gone"}
 	w := &writer{answer: func(_ context.Context, service lb.Key) error {
@@ -109,11 +109,18 @@ func TestRetries(t *testing.T) {
 	}}
 	run(t, w, func(set func(map[lb.Key]plan.ConditionWrite)) {
 		set(map[lb.Key]plan.ConditionWrite{fails: says("x", 0)})
-		time.Sleep(25 * time.Second)
-		w.want(t, "0s a/fails x", "10s a/fails x", "20s a/fails x")
+		time.Sleep(80 * time.Second)
+		w.want(t, "0s a/fails x", "20s a/fails x", "1m0s a/fails x")
+		time.Sleep(time.Hour)
+		w.mu.Lock()
+		if n := len(w.writes); n < 7 || n > 9 {
+			t.Errorf("%d writes in an hour: %q", n, w.writes)
+		}
+		w.writes, w.began = nil, time.Now()
+		w.mu.Unlock()
 		set(map[lb.Key]plan.ConditionWrite{gone: says("y", 0)})
 		time.Sleep(time.Hour)
-		w.want(t, "0s a/fails x", "10s a/fails x", "20s a/fails x", "25s b/gone y")
+		w.want(t, "0s b/gone y")
 	})
 }
 
