@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/net/bpf"
@@ -26,7 +27,7 @@ type Kernel struct {
 	changes *links.RouteChanges
 	// through are the aliases that the kernel is known to find over an interface, the tunnel. What it finds elsewhere is
 	// looked up each time: of routes that go with their interface the kernel does not tell.
-	through map[netip.Addr]int
+	through map[netip.Addr]found
 	// id tells our answers from those to others, and is not known to who cannot see our packets.
 	id       uint16
 	sequence uint16
@@ -48,7 +49,7 @@ func Open(families []lb.Family) (*Kernel, error) {
 		routes.Close()
 		return nil, err
 	}
-	k := &Kernel{sockets: map[lb.Family]int{}, routes: routes, changes: changes, through: map[netip.Addr]int{},
+	k := &Kernel{sockets: map[lb.Family]int{}, routes: routes, changes: changes, through: map[netip.Addr]found{},
 		id: binary.BigEndian.Uint16(id[:])}
 	for _, family := range families {
 		socket, err := open(family, k.id)
@@ -154,6 +155,16 @@ func (k *Kernel) Ask(self, node netip.Addr, nonce Nonce) error {
 		Ifindex: int32(link)}), &unix.SockaddrInet4{Addr: node.As4()}, 0)
 }
 
+// found is the interface over which the kernel finds an alias, and when it was asked.
+type found struct {
+	link int
+	at   time.Time
+}
+
+// lookAgain is after which time the kernel is asked again without a reason: not of all that changes a way does it tell,
+// such as a sysctl, or a carrier that comes back.
+const lookAgain = 5 * time.Second
+
 // leads reports whether the kernel's way to an alias is over an interface, the tunnel. It asks the kernel if that may
 // have changed: a look-up costs nearly as much as the rest of a question.
 func (k *Kernel) leads(alias netip.Addr, link int) (bool, error) {
@@ -163,11 +174,11 @@ func (k *Kernel) leads(alias netip.Addr, link int) (bool, error) {
 		return false, err
 	}
 	for _, c := range changes {
-		maps.DeleteFunc(k.through, func(alias netip.Addr, link int) bool {
-			return c.All || c.Link == link || c.Prefix.IsValid() && c.Prefix.Contains(alias)
+		maps.DeleteFunc(k.through, func(alias netip.Addr, f found) bool {
+			return c.All || c.Link == f.link || c.Prefix.IsValid() && c.Prefix.Contains(alias)
 		})
 	}
-	if k.through[alias] == link {
+	if f := k.through[alias]; f.link == link && time.Since(f.at) < lookAgain {
 		return true, nil
 	}
 	way, err := k.routes.Way(alias)
@@ -178,7 +189,7 @@ func (k *Kernel) leads(alias netip.Addr, link int) (bool, error) {
 	if len(k.through) >= 2*MaxNodes { // of nodes that are asked no more
 		clear(k.through)
 	}
-	k.through[alias] = link
+	k.through[alias] = found{link, time.Now()}
 	return true, nil
 }
 
