@@ -212,6 +212,9 @@ func (g *gatherer) place() {
 			case "landfall-proxy":
 				agent.Proxy, c.NoProxy = is, false
 			case "landfall-relay":
+				if agent.Relay.Running {
+					continue // an upgrade has two of them side by side
+				}
 				agent.Relay = is
 			default:
 				continue

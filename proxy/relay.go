@@ -116,7 +116,7 @@ func relayProgram(f *relayFlags) ops.Program {
 		Name:    relayName,
 		Summary: "ends connections to Services on this node, and tries another backend when one does not answer",
 		Usage:   relayUsage, MetricsBindAddress: "localhost:7483", StatusSocket: "/run/landfall/relay-status.sock",
-		Flags: f.add, Run: f.run, Succeeds: true,
+		Flags: f.add, Run: f.run, Succeeds: func() bool { return f.options.HandOver != "" },
 	}
 }
 

@@ -450,8 +450,11 @@ func (r *ProxyRelay) leads(ports []lb.ServicePort) map[lb.Family]netip.AddrPort 
 // asRequested says what of the Service's requests a node does not follow, as the first such node wrote it.
 func (e explanation) asRequested() Check {
 	c := e.Service.AsRequested
-	if c.Type == "" || c.Status || c.Reason == lb.ReasonRelayRefused && len(e.Agents) > 0 { // relay says more
+	if c.Type == "" || c.Status {
 		return Check{}
+	}
+	if relay := e.relay(); relay.Reason == c.Reason && strings.Contains(c.Message, relay.Text) {
+		return Check{} // which says as much
 	}
 	return Check{Level: Warning, What: "requests", Reason: c.Reason, Text: c.Message,
 		Cure: e.cure(c.Reason, e.names("")...)}

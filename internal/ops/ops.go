@@ -44,9 +44,10 @@ type Program struct {
 	MetricsBindAddress string
 	// StatusSocket is the default of --status-socket; empty if the program has no status.
 	StatusSocket string
-	// Succeeds is set if another process of the program may run before it on the node, and hand over to it: the program
-	// waits for the addresses of metrics that this one has, and has the argument ready.
-	Succeeds bool
+	// Succeeds reports, as the flags say, whether another process of the program may run before it on the node, and hand
+	// over to it: the program then waits for the addresses of metrics that this one has. A program for which it is not
+	// nil has the argument ready.
+	Succeeds func() bool
 	// Flags registers the program's own flags. It may be nil.
 	Flags func(*pflag.FlagSet)
 	// Usage is the text of --help between the summary and the flags. It may be empty.
@@ -172,7 +173,7 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	if p.StatusSocket != "" && slices.Equal(rt.Args, []string{statusArgument}) {
 		return printStatus(context.Background(), common.statusSocket, common.statusOnly, stdout)
 	}
-	if p.Succeeds && slices.Equal(rt.Args, []string{readyArgument}) {
+	if p.Succeeds != nil && slices.Equal(rt.Args, []string{readyArgument}) {
 		return printReady(context.Background(), common.statusSocket, stdout)
 	}
 	if common.otlpEndpoint != "" {
@@ -217,7 +218,7 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 		return err
 	}
 	listeners, err := openAll(addresses)
-	if err != nil && (!p.Succeeds || !errors.Is(err, syscall.EADDRINUSE)) {
+	if err != nil && (p.Succeeds == nil || !p.Succeeds() || !errors.Is(err, syscall.EADDRINUSE)) {
 		return err
 	}
 	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))

@@ -48,9 +48,10 @@ type letter struct {
 	Version int `json:"version,omitempty"`
 	// Refused says why there is nothing to have.
 	Refused string `json:"refused,omitempty"`
-	// Begin asks for the sockets of Port (0 for any), and for the connections.
-	Begin bool   `json:"begin,omitempty"`
-	Port  uint16 `json:"port,omitempty"`
+	// Begin asks for the sockets of Port (0 for any), unless NoSockets is set, and for the connections.
+	Begin     bool   `json:"begin,omitempty"`
+	Port      uint16 `json:"port,omitempty"`
+	NoSockets bool   `json:"noSockets,omitempty"`
 	// Sockets are those that listen; the successor opens its own if they are none.
 	Sockets     []handedSocket     `json:"sockets,omitempty"`
 	Connections []handedConnection `json:"connections,omitempty"`

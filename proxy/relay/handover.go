@@ -87,7 +87,7 @@ func (c *crew) serveSuccessor(conn *net.UnixConn) error {
 	if err != nil || !begin.Begin {
 		return errors.Join(errors.New("the successor does not begin"), err)
 	}
-	if err := c.handSockets(p, begin.Port); err != nil {
+	if err := c.handSockets(p, begin); err != nil {
 		return err
 	}
 	if err := c.handAll(p); err != nil {
@@ -134,8 +134,8 @@ func (c *crew) handAll(p *courier) error {
 
 // handSockets hands over the sockets that listen, if the successor wants those of this port, and does not use them any
 // more.
-func (c *crew) handSockets(p *courier, port uint16) error {
-	s := &c.sockets
+func (c *crew) handSockets(p *courier, begin letter) error {
+	s, port := &c.sockets, begin.Port
 	s.handing.Lock()
 	defer s.handing.Unlock()
 	l, conns := letter{}, []*Conn{}
@@ -143,7 +143,7 @@ func (c *crew) handSockets(p *courier, port uint16) error {
 		l.Sockets, conns = append(l.Sockets, handedSocket{family, udp}), append(conns, conn)
 	}
 	for i, listening := range s.listeners() {
-		if s.ending || i == 0 && port != 0 && port != listening.port {
+		if s.ending || begin.NoSockets || i == 0 && port != 0 && port != listening.port {
 			break
 		}
 		add(listening.family, false, listening.socket)

@@ -71,6 +71,8 @@ type passed struct {
 	tried        []netip.AddrPort
 	began        time.Time
 	reset        func(error)
+	// inherited is set if the sockets are a predecessor's, whose control group they count for.
+	inherited bool
 }
 
 func newPassing() *passing { return &passing{all: map[*passed]bool{}} }
@@ -158,7 +160,9 @@ func (r *Relay) relieve(beyond uint64) (victims []*passed) {
 	r.cross()
 	var all []holding
 	for _, c := range r.passing.list() {
-		all = append(all, holding{c, c.client.held() + c.backend.held()})
+		if !c.inherited { // to reset those gives this process no room
+			all = append(all, holding{c, c.client.held() + c.backend.held()})
+		}
 	}
 	victims = most(all, beyond)
 	for _, c := range victims {

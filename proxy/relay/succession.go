@@ -16,7 +16,8 @@ import (
 
 const (
 	// knownWithin is how long a successor waits for the proxy's word on what is relayed before it takes over. Without
-	// that word it would have to reset new connections; if the proxy is away, the rules lead none to it.
+	// that word it would have to reset new connections, so it takes none of the sockets that accept them: the proxy may
+	// be of another release, and know the predecessor alone.
 	knownWithin = 5 * time.Second
 	// knownFor is how long ago a successor has told the proxy its ports when it takes the proxy to know it.
 	knownFor = 2 * wire.Beat
@@ -78,6 +79,9 @@ func (r *Relay) findPredecessor() (*courier, error) {
 	return nil, err
 }
 
+// errNoUDP is why there is no socket of UDP until the port could be opened.
+var errNoUDP = errors.New("the relay before had no port of UDP")
+
 func otherVersion(version int) error {
 	return fmt.Errorf("it hands over by version %d, and this relay by version %d", version, successionVersion)
 }
@@ -91,7 +95,7 @@ func (c *crew) takeOver(ctx context.Context) {
 	known := time.Now().Add(knownWithin)
 	for c.Ready() != nil && time.Now().Before(known) && wait(ctx, lookEvery) {
 	}
-	listeners, err := c.takeSockets(p)
+	listeners, err := c.takeSockets(p, c.Ready() == nil)
 	if err != nil {
 		c.deps.Log.Warn("cannot take over from the relay that is there", "error", err)
 	}
@@ -117,6 +121,9 @@ func (c *crew) takeOver(ctx context.Context) {
 			c.settle()
 			c.inherit.Go(func() { c.sayReady(ctx, p) })
 		}
+	}
+	if ctx.Err() == nil {
+		p.close() // the predecessor goes on with what it has
 	}
 	c.settle()
 	c.deps.Log.Info("took over from the relay before", "connections", taken, "end", err)
@@ -161,9 +168,9 @@ func (c *crew) openPorts(ctx context.Context) {
 	}
 }
 
-// takeSockets takes the sockets that listen; none if the predecessor keeps them.
-func (c *crew) takeSockets(p *courier) (listeners []listener, err error) {
-	if err := p.send(letter{Begin: true, Port: c.options.Port}); err != nil {
+// takeSockets takes the sockets that listen, if the proxy knows this relay; none if the predecessor keeps them.
+func (c *crew) takeSockets(p *courier, known bool) (listeners []listener, err error) {
+	if err := p.send(letter{Begin: true, Port: c.options.Port, NoSockets: !known}); err != nil {
 		return nil, err
 	}
 	l, fds, err := p.receive(stepWithin)
@@ -190,6 +197,13 @@ func (c *crew) takeSockets(p *courier) (listeners []listener, err error) {
 		closeConns(conns)
 		return nil, err
 	}
+	lacking := errNoUDP
+	if c.options.TCPOnly {
+		lacking = errTCPOnly
+	}
+	for _, l := range listeners {
+		c.receivers.set(l.family, nil, lacking)
+	}
 	for i, s := range l.Sockets {
 		switch {
 		case !s.UDP:
@@ -197,11 +211,6 @@ func (c *crew) takeSockets(p *courier) (listeners []listener, err error) {
 			conns[i].Close()
 		default:
 			c.receivers.set(s.Family, conns[i], nil)
-		}
-	}
-	if c.options.TCPOnly {
-		for _, l := range listeners {
-			c.receivers.set(l.family, nil, errTCPOnly)
 		}
 	}
 	return listeners, nil
@@ -228,7 +237,7 @@ func (c *crew) takeConnections(p *courier, handed []handedConnection, fds []int)
 		}
 		conns = append(conns, ends...)
 		one := &passed{service: &service{id: id{h.Service, lb.TCP}}, from: h.Client, to: h.Frontend, at: h.Backend,
-			tried: h.Tried, began: h.Began}
+			tried: h.Tried, began: h.Began, inherited: true}
 		one.passage = newPassage(nil, ends[0], ends[1])
 		one.end, one.outEnded, one.backEnded = ended{sent: h.Sent, received: h.Received}, h.OutEnded, h.BackEnded
 		for _, half := range []struct {
