@@ -125,7 +125,7 @@ var Reasons = map[lb.Reason]Entry{
 		"docs/guide/relay.md says what the relay needs; the Event says what is missing"},
 	lb.ReasonRelayAway: {"A node's relay is not there, or not ready: connections to Services with landfall.dev/relay go " +
 		"straight to endpoints.", "kubectl -n landfall-system logs -l app.kubernetes.io/component=node -c relay" +
-			"   # component=relay with relay.ownPods"},
+		"   # component=relay with relay.ownPods"},
 	lb.ReasonRelayFull: {"A node's relay has as many connections as it may, or too little time or memory: new ones go " +
 		"straight to endpoints until it has room again.",
 		"raise relay.connections or relay.resources, spread the clients over more nodes, or lower relay.udpRate"},
