@@ -39,6 +39,9 @@ const (
 	maxHandedTries = 8
 )
 
+// meetTries is how often a successor tries to meet a relay whose socket is there: it may be left over.
+const meetTries = 10
+
 // stepWithin is how long either end waits for the other's next letter. It is longer in tests, whose machines are busy.
 var stepWithin = 5 * time.Second
 
@@ -246,7 +249,15 @@ func closeAll(fds []int) {
 
 // meet connects to the relay that there is; nil if there is none.
 func meet(path string) (*courier, error) {
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+	var conn *net.UnixConn
+	var err error
+	for range meetTries { // a socket that is bound refuses until it listens
+		conn, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if !errors.Is(err, unix.ECONNREFUSED) {
+			break
+		}
+		time.Sleep(lookEvery)
+	}
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		return nil, nil
 	}
