@@ -25,7 +25,7 @@ const (
 	lookEvery = 20 * time.Millisecond
 )
 
-// succession is how a relay takes over from its predecessor, and what becomes of it once it has a successor.
+// succession says how far a relay has taken over from its predecessor, and how far its successor from it.
 type succession struct {
 	// predecessor has agreed to hand over; nil if there is none.
 	predecessor *courier

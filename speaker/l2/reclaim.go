@@ -27,8 +27,8 @@ const (
 	// rivalEvery is the least time between two other nodes that count as the last to have announced a
 	// VIP: each change of that is told to the proxy.
 	rivalEvery = time.Second
-	// rivalCalm is after which time without a change the next one counts for nothing, also if nobody announces the VIP
-	// any more.
+	// rivalCalm is for how long a change has the next one count for the bound of all VIPs, also when nobody has
+	// announced the VIP between the two.
 	rivalCalm = time.Minute
 	// All VIPs together are reclaimed so many times a second, and so many at once. The same holds for what else a
 	// neighbor may cause with made-up packets for every VIP.

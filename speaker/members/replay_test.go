@@ -116,8 +116,8 @@ func (r *rig) replay(packets [][]byte, to string) {
 	}
 }
 
-// The recorded leave of an earlier process of a node does not end the one that runs, although nobody remembers the
-// earlier one, and nor does all else that it said.
+// Whoever recorded what an earlier process of a node said, its leave included, cannot end the next process with it.
+// Nobody remembers the earlier one.
 func TestContract11ARecordedLeaveEndsNobody(t *testing.T) {
 	for _, key := range [][]byte{nil, bytes.Repeat([]byte{7}, 32)} {
 		name := "in clear"
