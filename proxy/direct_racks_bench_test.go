@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/proxy/across"
 )
 
 // BenchmarkDirectAcrossRouters shows the throughput of connections that come in at one node and end at pods of nodes
@@ -19,16 +18,7 @@ import (
 // send in one part, and pods in the other:
 // go test -run '^$' -bench DirectAcrossRouters -benchtime 9x ./proxy
 func BenchmarkDirectAcrossRouters(b *testing.B) {
-	s := newRackSite(b)
-	for i := 1; i <= 3; i++ {
-		for j := 1; j <= 3; j++ {
-			if i != j {
-				s.waitFor(b, i, j, across.Answers)
-			}
-		}
-		s.program(b, i, s.planRack(i))
-	}
-	s.turn(b, 1)
+	s := newHandingSite(b)
 	plans := map[bool]func(){
 		true:  func() { s.program(b, 1, s.planRack(1)) },
 		false: func() { s.program(b, 1, s.planFor(1, 2, 3)) },

@@ -214,12 +214,8 @@ func (s rackSite) wantSeen(t *testing.T, what string, direct ...int) {
 	})
 }
 
-// Three nodes in three networks forward a Service directly, in both families, TCP and UDP: all pods see the
-// client's address and port, no answer passes another node, and all connections go on when routers turn to another
-// node. Connections to a node whose tunnel is cut are masqueraded, and handed over again when it is back; an interface
-// that is made anew needs no other rules.
-func TestDirectForwardingAcrossRouters(t *testing.T) {
-	t.Parallel()
+// newHandingSite is a rack site whose nodes forward a Service directly. Connections come in through the first.
+func newHandingSite(t testing.TB) rackSite {
 	s := newRackSite(t)
 	for i := 1; i <= 3; i++ {
 		for j := 1; j <= 3; j++ {
@@ -230,6 +226,16 @@ func TestDirectForwardingAcrossRouters(t *testing.T) {
 		s.program(t, i, s.planRack(i))
 	}
 	s.turn(t, 1)
+	return s
+}
+
+// Three nodes in three networks forward a Service directly, in both families, TCP and UDP: all pods see the
+// client's address and port, no answer passes another node, and all connections go on when routers turn to another
+// node. Connections to a node whose tunnel is cut are masqueraded, and handed over again when it is back; an interface
+// that is made anew needs no other rules.
+func TestDirectForwardingAcrossRouters(t *testing.T) {
+	t.Parallel()
+	s := newHandingSite(t)
 	s.nodes[0].Run(t, "nft", "add table inet seen; "+
 		"add chain inet seen forward { type filter hook prerouting priority -400; }; "+
 		"add rule inet seen forward iifname eth0 ip saddr 198.51.100.1 counter; "+

@@ -57,7 +57,7 @@ func TestResetsWhileAWriteWaits(t *testing.T) {
 		server, out := pairOfConns(t)
 		done := make(chan struct{})
 		go func() {
-			pass(t.Context(), newPipes(4).of(nil, netip.IPv4Unspecified()), in, out, time.Hour)
+			newPassage(newPipes(4).of(nil, netip.IPv4Unspecified()), in, out).run(t.Context(), time.Hour)
 			in.Close()
 			out.Close()
 			close(done)
@@ -91,7 +91,7 @@ func TestUrgentData(t *testing.T) {
 		server, out := pairOfConns(t)
 		moved := make(chan error, 1)
 		go func() {
-			_, err := move(out, in, newPipes(most).of(nil, netip.IPv4Unspecified()))
+			_, err := newMover(out, in, newPipes(most).of(nil, netip.IPv4Unspecified())).run()
 			out.Close()
 			moved <- err
 		}()

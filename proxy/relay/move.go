@@ -24,17 +24,12 @@ const (
 	bufferSize = 32 << 10
 )
 
-// move moves what one end sends to the other until the end of that, and returns how many bytes it was.
+// mover moves what one end sends to the other.
 //
 // The kernel moves the bytes through a pipe (splice), without a copy. A connection has a pipe only while
 // bytes are in it, so a few suffice for many connections. Those that find none copy. Copied bytes stay in
 // the receiving socket until the other has taken them, so neither an idle connection nor one whose reader
-// is slow holds memory of the process.
-func move(to, from *Conn, pipes *share) (moved uint64, err error) {
-	return newMover(to, from, pipes).run()
-}
-
-// mover moves bytes in one direction. At most one of pipe and buffer is set.
+// is slow holds memory of the process. At most one of pipe and buffer is set.
 type mover struct {
 	from, to   syscall.RawConn
 	take, give func(fd uintptr) bool
@@ -56,7 +51,8 @@ func newMover(to, from *Conn, pipes *share) *mover {
 // errPaused is the error of a mover that a deadline of its sockets has stopped. It can run again.
 var errPaused = errors.New("paused")
 
-// run moves bytes until their end. After errPaused, what is between the ends is in the pipe, of which left tells.
+// run moves bytes until their end, and returns how many it was. After errPaused, what is between the ends is in the
+// pipe, of which left tells.
 func (m *mover) run() (moved uint64, err error) {
 	for {
 		n, err := m.chunk()

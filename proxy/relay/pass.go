@@ -21,12 +21,6 @@ type ended struct {
 	handedOn bool
 }
 
-// pass passes on what either end sends until both have ended what they send, one of them fails, neither
-// has sent anything for idle, or ctx ends. An end that ends what it sends can still receive.
-func pass(ctx context.Context, pipes *share, client, backend *Conn, idle time.Duration) ended {
-	return newPassage(pipes, client, backend).run(ctx, idle)
-}
-
 // passage passes on the bytes of one connection. Another goroutine than that of run may pause it: then no byte moves,
 // and what is between the ends is in the pipes of its movers, until that resumes or releases it.
 type passage struct {
@@ -51,7 +45,8 @@ func newPassage(pipes *share, client, backend *Conn) *passage {
 		back: newMover(client, backend, pipes), verdict: make(chan bool)}
 }
 
-// run passes on until the connection has ended or is released.
+// run passes on what either end sends until both have ended what they send, one of them fails, neither has sent
+// anything for idle, ctx ends, or the connection is released. An end that ends what it sends can still receive.
 func (p *passage) run(ctx context.Context, idle time.Duration) ended {
 	stop := context.AfterFunc(ctx, func() { p.abort(context.Cause(ctx)) })
 	defer stop()
