@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/across"
 )
 
 // BenchmarkDirectAcrossRouters shows the throughput of connections that come in at one node and end at pods of nodes
@@ -45,6 +46,28 @@ func BenchmarkDirectAcrossRouters(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkDirectWaysStayOpen shows how often a way to another node is closed although nothing is lost, as on a machine
+// that is busy with other work:
+// go test -run '^$' -bench DirectWaysStayOpen -benchtime 60s ./proxy
+func BenchmarkDirectWaysStayOpen(b *testing.B) {
+	s := newHandingSite(b)
+	var before [3]map[netip.Addr]across.State
+	closed := 0
+	for b.Loop() {
+		for i, asking := range s.asking {
+			states := asking.States()
+			for node, state := range states {
+				if state != across.Answers && before[i][node] == across.Answers {
+					closed++
+				}
+			}
+			before[i] = states
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	b.ReportMetric(float64(closed), "closed")
 }
 
 const (

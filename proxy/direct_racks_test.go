@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
@@ -23,6 +27,7 @@ import (
 type rackSite struct {
 	directSite
 	router  *nstest.NS
+	pods    []*nstest.NS
 	objects map[string]lb.Node
 	asking  []*across.Actor
 	tunnels []*rescue.Actor
@@ -56,7 +61,7 @@ func newRackSite(t testing.TB) rackSite {
 		s.router.Run(t, "ip", "route", "add", fmt.Sprintf("10.1.%d.0/24", i), "via", fmt.Sprintf("10.2.%d.1", i))
 		s.router.Run(t, "ip", "route", "add", fmt.Sprintf("fd01:%d::/64", i), "via", fmt.Sprintf("fd02:%d::1", i))
 		serveWho(t, pod, fmt.Sprint(i))
-		s.nodes = append(s.nodes, node)
+		s.nodes, s.pods = append(s.nodes, node), append(s.pods, pod)
 		s.objects[siteNode(i)] = lb.Node{Name: siteNode(i), Addresses: []netip.Addr{
 			netip.MustParseAddr(fmt.Sprintf("10.2.%d.1", i)), netip.MustParseAddr(fmt.Sprintf("fd02:%d::1", i))}}
 	}
@@ -276,6 +281,89 @@ func TestDirectForwardingAcrossRouters(t *testing.T) {
 	s.wantSeen(t, "the tunnel to node 3 is back", 1, 2, 3)
 	s.nodes[0].Run(t, "sh", "-c", "ip link del landfall4; ip link del landfall6")
 	s.wantSeen(t, "the tunnel was made anew", 1, 2, 3)
+}
+
+// What clients send much of to pods of other racks fits into the tunnel: no packet goes in fragments, and no client has
+// to be told of a size. Pods that ask for less get less.
+func TestUploadsFitIntoTheTunnel(t *testing.T) {
+	t.Parallel()
+	s := newHandingSite(t)
+	s.wantListed(t)
+	const small = 1000
+	s.pods[2].Run(t, "ip", "route", "replace", "default", "via", "10.1.3.1", "advmss", fmt.Sprint(small))
+	s.pods[2].Run(t, "ip", "-6", "route", "replace", "default", "via", "fd01:3::1", "advmss", fmt.Sprint(small))
+	s.router.Run(t, "nft", "add table inet seen; "+
+		"add chain inet seen passing { type filter hook prerouting priority -500; }; "+
+		"add rule inet seen passing ip frag-off & 0x3fff != 0 counter comment fragments; "+
+		"add rule inet seen passing icmpv6 type packet-too-big counter comment told; "+
+		"add rule inet seen passing udp dport 7948 meta length > 1400 counter comment tunnel")
+	count := func(what string) (packets int) {
+		t.Helper()
+		for line := range strings.Lines(s.router.Run(t, "nft", "list", "table", "inet", "seen")) {
+			if _, counted, is := strings.Cut(line, "counter packets "); is && strings.Contains(line, what) {
+				_, _ = fmt.Sscan(counted, &packets)
+			}
+		}
+		return packets
+	}
+	for family, vip := range s.vips {
+		sent, fragments, told := map[string]bool{}, count("fragments"), count("told")
+		for try := 0; len(sent) < 2; try++ {
+			if try == 100 {
+				t.Fatalf("%s: 100 connections reach %v", family, sent)
+			}
+			f := s.open(t, "tcp", vip)
+			pod, seen := f.ask(t)
+			if pod == "1" || sent[pod] {
+				continue
+			}
+			if seen != f.conn.LocalAddr().String() {
+				t.Fatalf("%s: pod %s sees the client as %s", family, pod, seen)
+			}
+			if size := segmentOf(t, f); pod == "3" && size > small {
+				t.Errorf("%s: a pod that asks for %d bytes gets segments of %d", family, small, size)
+			}
+			before := count("tunnel")
+			_ = f.conn.SetDeadline(time.Now().Add(time.Minute))
+			if err := send(f); err != nil {
+				t.Fatalf("%s: send to pod %s: %v", family, pod, err)
+			}
+			sent[pod] = true
+			if pod == "2" && count("tunnel") == before {
+				t.Errorf("%s: what is sent to pod %s does not pass the tunnel", family, pod)
+			}
+		}
+		if fragments, told = count("fragments")-fragments, count("told")-told; fragments+told > 0 {
+			t.Errorf("%s: %d fragments, and %d times a client was told that its packets are too big", family, fragments, told)
+		}
+	}
+}
+
+// wantListed fails unless nft prints the rule about segments, and takes what it has printed.
+func (s rackSite) wantListed(t *testing.T) {
+	t.Helper()
+	for family, want := range map[string]string{"ip": "maxseg size set 1410", "ip6": "maxseg size set 1370"} {
+		list := "nft list table " + family + " " + tunnel.TableName
+		if listing := s.nodes[1].Run(t, "sh", "-c", list); !strings.Contains(listing, want) {
+			t.Errorf("%s lacks %q: %s", family, want, listing)
+		}
+		s.nodes[1].Run(t, "sh", "-c", list+" | nft -c -f -")
+	}
+}
+
+// segmentOf returns how much a packet of a connection has at most.
+func segmentOf(t *testing.T, f flow) (size int) {
+	t.Helper()
+	raw, err := f.conn.(*net.TCPConn).SyscallConn()
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) {
+			size, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG)
+		}), err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return size
 }
 
 // A rule ahead of the tunnel's that takes all traffic but that of the cluster and its clients, as some VPNs set one,

@@ -20,10 +20,11 @@ import (
 )
 
 const (
-	// every is how often a node that answers is asked, so that it is soon noticed when packets to it are lost. A node
-	// that does not answer is asked only each rarely-th time: many may not.
-	every  = 250 * time.Millisecond
-	rarely = 4
+	// every is how often a node that answers is asked, so that it is soon noticed when packets to it are lost. It is asked
+	// again without an answer after patience. A node that does not answer is asked only each rarely-th time: many may not.
+	every    = 250 * time.Millisecond
+	patience = 100 * time.Millisecond
+	rarely   = 4
 	// soon is when the first answers are looked for.
 	soon = 20 * time.Millisecond
 	// MaxNodes is how many addresses of nodes are asked at most.
@@ -114,10 +115,21 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 		a.due = now.Add(every)
 		a.rounds++
 	}
+	next := a.due
 	for _, node := range nodes.Others {
 		t := a.tallies[node]
-		if t == nil || due && (t.state == Answers || a.rounds%rarely == 0) {
-			errs = append(errs, a.ask(nodes.Self, node))
+		ask := due && a.rounds%rarely == 0
+		if t != nil && t.state == Answers {
+			ask = due
+			if t.late() {
+				ask = !now.Before(t.at.Add(patience))
+			}
+		}
+		if t == nil || ask {
+			errs = append(errs, a.ask(nodes.Self, node, now))
+		}
+		if t = a.tallies[node]; t.late() && t.at.Add(patience).Before(next) {
+			next = t.at.Add(patience)
 		}
 	}
 	a.publish()
@@ -130,7 +142,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	case slices.ContainsFunc(slices.Collect(maps.Values(a.tallies)), (*tally).missing):
 		return soon, nil
 	}
-	return max(a.due.Sub(a.deps.Now()), time.Millisecond), nil
+	return max(next.Sub(a.deps.Now()), time.Millisecond), nil
 }
 
 // listen takes the answers that have come.
@@ -154,7 +166,7 @@ func (a *Actor) listen(nodes []netip.Addr) error {
 }
 
 // ask asks one node. A question that this node cannot send has no answer.
-func (a *Actor) ask(self []netip.Addr, node netip.Addr) error {
+func (a *Actor) ask(self []netip.Addr, node netip.Addr, now time.Time) error {
 	t := a.tallies[node]
 	if t == nil {
 		t = &tally{}
@@ -162,7 +174,7 @@ func (a *Actor) ask(self []netip.Addr, node netip.Addr) error {
 	}
 	var nonce Nonce
 	_, _ = rand.Read(nonce[:]) // never fails
-	t.ask(nonce)
+	t.ask(nonce, now)
 	i := slices.IndexFunc(self, func(own netip.Addr) bool { return lb.FamilyOf(own) == lb.FamilyOf(node) })
 	if i < 0 {
 		return nil

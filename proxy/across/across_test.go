@@ -42,8 +42,8 @@ func TestTally(t *testing.T) {
 		var node tally
 		for i, answer := range test.answers {
 			nonce := Nonce{byte(i + 1)}
-			node.ask(nonce)
-			if node.answer(Nonce{byte(i)}) {
+			node.ask(nonce, time.Time{})
+			if node.state != Answers && node.answer(Nonce{byte(i)}) {
 				t.Errorf("%s: the answer to the question before counts", name)
 			}
 			if answer == '>' {
@@ -55,10 +55,58 @@ func TestTally(t *testing.T) {
 				t.Errorf("%s: an answer does not count, or twice", name)
 			}
 		}
-		node.ask(Nonce{99})
+		node.ask(Nonce{99}, time.Time{})
 		if node.state != test.want {
 			t.Errorf("%s: state %d, want %d", name, node.state, test.want)
 		}
+	}
+}
+
+// A node that answers is asked again before it is known that an answer is lost, so one to an earlier question counts as
+// long as the node is not silent, once.
+func TestAnswersMayTakeLong(t *testing.T) {
+	var node tally
+	ask := func(numbers ...byte) {
+		for _, number := range numbers {
+			node.ask(Nonce{number}, time.Time{})
+		}
+	}
+	ask(1)
+	node.answer(Nonce{1})
+	ask(2, 3, 4)
+	if !node.answer(Nonce{2}) || node.answer(Nonce{4}) || node.late() || node.row != 1 {
+		t.Errorf("after a late answer: %+v", node)
+	}
+	if ask(5, 6, 7, 8); node.state != Silent || node.answer(Nonce{7}) || !node.answer(Nonce{8}) {
+		t.Errorf("of a silent node other answers count than that to the last question: %+v", node)
+	}
+}
+
+// A node that answers no more is found out soon, however the time of the next question falls, while others are asked no
+// more often.
+func TestASilentNodeIsAskedAgainSoon(t *testing.T) {
+	now := time.Unix(0, 0)
+	line := &fakeLine{answers: map[netip.Addr]bool{near4: true, near6: true}, asked: map[netip.Addr]int{}}
+	a := New(Deps{Log: slog.New(slog.DiscardHandler), Line: line, Now: func() time.Time { return now }, Changed: func() {}})
+	a.Set(Nodes{self, []netip.Addr{near4, near6}})
+	step := func() {
+		again, err := a.step(t.Context())
+		if err != nil || again <= 0 {
+			t.Fatalf("again in %v: %v", again, err)
+		}
+		now = now.Add(again)
+	}
+	for range 4 * rarely {
+		step()
+	}
+	line.answers[near4] = false
+	clear(line.asked)
+	cut := now
+	for a.States()[near4] == Answers && now.Sub(cut) < time.Minute {
+		step()
+	}
+	if took, most := now.Sub(cut), every+(losses+1)*patience; took > most || line.asked[near6] > 3 {
+		t.Errorf("a node is silent after %v, want %v at most; another was asked %d times", took, most, line.asked[near6])
 	}
 }
 

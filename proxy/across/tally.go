@@ -1,6 +1,10 @@
 package across
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
 
 // State is what is known of a node behind a router.
 type State int
@@ -27,31 +31,35 @@ type Nonce [16]byte
 // tally is what is known of one node. It begins as the zero value.
 type tally struct {
 	state State
-	// asked is set while the question with nonce has no answer.
-	asked bool
-	nonce Nonce
+	// open are the questions without an answer, the last one last, of which at was the time. Of a node that answers these
+	// are all since its last answer, as one may take longer than the time to the next question. Else it is the last one.
+	open []Nonce
+	at   time.Time
 	// row counts the last questions in a row that were answered, or, below zero, that were not.
 	row int
 }
 
 // ask notes that a question is about to go out. That the one before has no answer by now counts, however late
 // this comes: after a pause of this program the node is not the one that was silent.
-func (t *tally) ask(nonce Nonce) {
-	if t.asked {
+func (t *tally) ask(nonce Nonce, now time.Time) {
+	if len(t.open) > 0 {
 		t.row = min(t.row, 0) - 1
 		if t.row <= -losses {
 			t.state = Silent
 		}
 	}
-	t.asked, t.nonce = true, nonce
+	if t.state != Answers {
+		t.open = t.open[:0]
+	}
+	t.open, t.at = append(t.open, nonce), now
 }
 
-// answer takes an answer, and reports whether it is one to the last question.
+// answer takes an answer, and reports whether it is one to an open question.
 func (t *tally) answer(nonce Nonce) bool {
-	if !t.asked || t.nonce != nonce {
+	if !slices.Contains(t.open, nonce) {
 		return false
 	}
-	t.asked = false
+	t.open = t.open[:0]
 	if t.row = max(t.row, 0) + 1; t.state == Unknown || t.row >= again {
 		t.state = Answers
 	}
@@ -59,10 +67,13 @@ func (t *tally) answer(nonce Nonce) bool {
 }
 
 // divert notes that the last question was not sent, as the tunnel is not the way to the node.
-func (t *tally) divert() { t.state, t.asked, t.row = Diverted, false, 0 }
+func (t *tally) divert() { t.state, t.open, t.row = Diverted, t.open[:0], 0 }
 
 // missing reports whether a node's first answer has not come yet.
-func (t *tally) missing() bool { return t.asked && t.state == Unknown }
+func (t *tally) missing() bool { return len(t.open) > 0 && t.state == Unknown }
+
+// late reports whether a node that answers owes an answer.
+func (t *tally) late() bool { return len(t.open) > 0 && t.state == Answers }
 
 // Nodes are the addresses of this node, and of those to ask.
 type Nodes struct{ Self, Others []netip.Addr }

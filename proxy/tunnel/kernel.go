@@ -145,10 +145,20 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 		return 0, err
 	}
 	want, keep := h.contents(d, adopt, k.diverted[h.family])
+	for set := range keep {
+		if keep[set] {
+			maps.Copy(want[set], have[set])
+		}
+	}
+	bounds := limits{port: k.port, least: k.least, most: k.most}
+	if len(want[setDirect]) > 0 {
+		bounds.segment = segment(h.family, d.MTU)
+	}
+	wanted := h.chains(bounds)
 	b := nft.NewBatch(h.table())
 	b.AddTable()
 	right := !slices.ContainsFunc(h.sets(), func(s nft.Set) bool { return sets[s.Name] != s.Shape() })
-	for _, c := range h.chains(k.port, k.least, k.most) {
+	for _, c := range wanted {
 		right = right && chains[c.name].Hook == c.hook && slices.Equal(chains[c.name].Rules, nft.UserData(c.rules))
 	}
 	if !right {
@@ -157,10 +167,10 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 		for _, s := range h.sets() {
 			b.AddSet(s)
 		}
-		for _, c := range h.chains(k.port, k.least, k.most) {
+		for _, c := range wanted {
 			b.AddChain(c.name, c.hook)
 		}
-		for _, c := range h.chains(k.port, k.least, k.most) {
+		for _, c := range wanted {
 			for _, r := range c.rules {
 				b.AddRule(c.name, r)
 			}
@@ -168,9 +178,6 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 	}
 	changed := !right
 	for _, s := range h.sets() {
-		if keep[s.Name] {
-			maps.Copy(want[s.Name], have[s.Name])
-		}
 		if !right {
 			clear(have[s.Name])
 		}

@@ -24,10 +24,13 @@ const (
 	// Connection tracking is kept from noting a connection for each moved one, here and there.
 	chainReceived = "received"
 	chainSent     = "sent"
+	// chainSegments keeps clients from sending larger segments than fit into the tunnel.
+	chainSegments = "segments"
 )
 
-// raw is ahead of connection tracking (-200).
-const raw = -300
+// raw is ahead of connection tracking (-200), and answered behind translation (100): the source of an answer is the
+// VIP again.
+const raw, answered = -300, 110
 
 // header says where things are in the IP header of a family.
 type header struct {
@@ -60,9 +63,16 @@ type chain struct {
 	rules []nft.Rule
 }
 
-// chains return the rules. They do not depend on the nodes. Through the tunnel come ICMP errors, and TCP
-// without SYN, with a TTL from least to most, and what nodes hand over.
-func (h header) chains(port uint16, least, most byte) []chain {
+// limits are what the rules depend on. Through the tunnel come ICMP errors, and TCP without SYN, with a TTL from least
+// to most, and what nodes hand over, of which segment is the greatest TCP segment that fits; 0 for no bound.
+type limits struct {
+	port        uint16
+	least, most byte
+	segment     uint16
+}
+
+// chains return the rules. They do not depend on the nodes.
+func (h header) chains(l limits) []chain {
 	rule := func(comment string, parts ...expr.List) nft.Rule {
 		return nft.Rule{Comment: comment, Exprs: expr.Join(parts...)}
 	}
@@ -71,15 +81,15 @@ func (h header) chains(port uint16, least, most byte) []chain {
 	}
 	toPort := expr.Join(expr.IsProtocol(expr.CmpOpEq, unix.IPPROTO_UDP), expr.List{
 		expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, 2, 2),
-		expr.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, port)...)})
+		expr.Compare(expr.CmpOpEq, binary.BigEndian.AppendUint16(nil, l.port)...)})
 	from, to := expr.List{load(h.source, h.size)}, expr.List{load(h.dest, h.size)}
 	here := expr.List{&expr.Fib{Register: expr.Reg}, expr.Compare(expr.CmpOpEq, expr.Host32(unix.RTN_LOCAL)...)}
 	inside := expr.CameIn(expr.CmpOpEq, lb.TunnelName(h.family))
 	const flags, syn = 13, 2 // of a TCP header (RFC 9293 section 3.1)
 	isSYN := expr.List{expr.Load(expr.Reg, expr.PayloadBaseTransportHeader, flags, 1), expr.Keep(syn),
 		expr.Compare(expr.CmpOpNeq, 0)}
-	otherTTL := expr.List{load(h.ttl, 1), &expr.Range{Op: expr.CmpOpNeq, Register: expr.Reg, FromData: []byte{least},
-		ToData: []byte{most}}}
+	otherTTL := expr.List{load(h.ttl, 1), &expr.Range{Op: expr.CmpOpNeq, Register: expr.Reg, FromData: []byte{l.least},
+		ToData: []byte{l.most}}}
 	refuse := expr.Goto(chainRefused)
 	moved := []nft.Rule{rule("not moved", otherTTL, expr.Goto(chainHanded))}
 	for _, number := range nft.ErrorTypes(h.family) {
@@ -88,7 +98,15 @@ func (h header) chains(port uint16, least, most byte) []chain {
 	moved = append(moved, rule("neither TCP nor an error", expr.IsProtocol(expr.CmpOpNeq, unix.IPPROTO_TCP), refuse),
 		rule("a new connection", isSYN, refuse))
 	filter := func(hook uint32) nft.Hook { return nft.Hook{Kind: "filter", Number: hook, Priority: raw} }
+	// A client is told how much fits in the answer to its SYN: what it sends may come through the tunnel.
+	var segments []nft.Rule
+	if l.segment != 0 {
+		segments = append(segments, rule("fits into the tunnel", expr.IsProtocol(expr.CmpOpEq, unix.IPPROTO_TCP), isSYN, from,
+			expr.In(setDirect), expr.List{&expr.Immediate{Register: expr.Reg,
+				Data: binary.BigEndian.AppendUint16(nil, l.segment)}, &expr.Segment{Register: expr.Reg}}))
+	}
 	return []chain{
+		{chainSegments, nft.Hook{Kind: "filter", Number: unix.NF_INET_POST_ROUTING, Priority: answered}, segments},
 		{chainRefused, nft.Hook{}, []nft.Rule{rule("", expr.List{&expr.Counter{}}, expr.Drop())}},
 		{chainPort, filter(unix.NF_INET_LOCAL_IN),
 			[]nft.Rule{rule("not from a node", toPort, from, expr.NotIn(setNodes), refuse)}},

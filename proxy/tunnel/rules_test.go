@@ -21,7 +21,7 @@ type written struct {
 }
 
 func (w written) Chain(name string) (rules []nft.Listed, ok bool) {
-	for _, c := range w.chains(DefaultPort, 152, 216) {
+	for _, c := range w.chains(limits{DefaultPort, 152, 216, segment(w.family, 1500)}) {
 		if c.name == name {
 			for _, r := range c.rules {
 				rules = append(rules, nft.Listed{Rule: r})
@@ -118,6 +118,56 @@ func TestWhatIsHandedOver(t *testing.T) {
 				t.Errorf("%s, protocol %d to %s with TTL %d from %s: %s, want %s: %+v", family, test.protocol, test.to.Addr(),
 					test.ttl, test.from.Addr(), got, test.want, steps)
 			}
+		}
+	}
+}
+
+// Answers to SYNs for addresses that are forwarded directly ask for segments that fit into the tunnel: what a client
+// sends may come through it. Nothing else is changed.
+func TestClientsSendSegmentsThatFit(t *testing.T) {
+	for family, addrs := range map[lb.Family][3]string{
+		lb.IPv4: {"198.51.100.1", "198.51.100.2", "203.0.113.1"},
+		lb.IPv6: {"2001:db8::1", "2001:db8::2", "2001:db8:1::1"},
+	} {
+		var vip, other, client netip.AddrPort
+		for i, at := range []*netip.AddrPort{&vip, &other, &client} {
+			*at = netip.AddrPortFrom(netip.MustParseAddr(addrs[i]), 80)
+		}
+		fits := map[lb.Family]string{lb.IPv4: "at most 1410 bytes", lb.IPv6: "at most 1370 bytes"}[family]
+		h := headerOf(family)
+		want, _ := h.contents(Desired{Direct: []netip.Addr{vip.Addr()}, DirectKnown: true}, false, false)
+		for _, test := range []struct {
+			from, to netip.AddrPort
+			protocol uint8
+			bounded  bool
+		}{
+			{vip, client, unix.IPPROTO_TCP, true},
+			{vip, client, unix.IPPROTO_UDP, false},
+			{other, client, unix.IPPROTO_TCP, false},
+			{client, vip, unix.IPPROTO_TCP, false}, // to the pod, whose packets do not pass the tunnel
+		} {
+			w := walk.Walker{Family: family, Name: TableName, Table: written{h, want}}
+			p := trace.Packet{Source: test.from, Destination: test.to, Protocol: test.protocol, TTL: 64}
+			ends := w.Hook(unix.NF_INET_POST_ROUTING, chainSegments, trace.Way{Packet: p, Chance: 1})
+			if len(ends) != 1 || ends[0].Verdict != trace.Undecided {
+				t.Fatalf("protocol %d from %s: %+v", test.protocol, test.from, ends)
+			}
+			steps := ends[0].Steps()
+			if bounded := len(steps) == 1 && strings.Contains(steps[0].Text, fits); bounded != test.bounded || len(steps) > 1 {
+				t.Errorf("protocol %d from %s to %s: %+v, bounded %v", test.protocol, test.from, test.to, steps, test.bounded)
+			}
+		}
+	}
+}
+
+// What fits in one packet follows from the MTU of the networks between the nodes.
+func TestSegment(t *testing.T) {
+	for _, test := range []struct {
+		between  int
+		ip4, ip6 uint16
+	}{{0, 0, 0}, {1500, 1410, 1370}, {1300, 1210, 1220}, {9000, 8910, 8870}, {300, 536, 1220}, {70_000, 65_535, 65_535}} {
+		if ip4, ip6 := segment(lb.IPv4, test.between), segment(lb.IPv6, test.between); ip4 != test.ip4 || ip6 != test.ip6 {
+			t.Errorf("MTU %d: %d and %d, want %d and %d", test.between, ip4, ip6, test.ip4, test.ip6)
 		}
 	}
 }

@@ -62,6 +62,20 @@ type State struct {
 	Refused uint64
 }
 
+// segment returns the greatest TCP segment, without options, that fits into the tunnel in one packet of the networks
+// between the nodes; 0 if that is not known.
+func segment(family lb.Family, between int) uint16 {
+	const tcp, most = 20, 1<<16 - 1
+	if between == 0 {
+		return 0
+	}
+	if family == lb.IPv6 {
+		return uint16(min(mtu(family, between)-40-tcp, most))
+	}
+	// Hosts take 576 bytes (RFC 9293 section 3.7.1).
+	return uint16(min(max(between-overhead(family), 576)-20-tcp, most))
+}
+
 // mtu returns the size of the packets that fit; 0 if that is not known.
 func mtu(family lb.Family, between int) int {
 	if between == 0 {
