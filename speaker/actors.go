@@ -75,6 +75,7 @@ type gossip interface {
 
 type diagnosis interface {
 	Set(nodes map[string][]netip.Addr)
+	Confirm(after time.Time)
 	Speakers() plan.Speakers
 }
 

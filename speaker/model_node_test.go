@@ -186,6 +186,12 @@ type modelLiveness struct{ *modelNode }
 
 func (l modelLiveness) Set(nodes map[string][]netip.Addr) { l.Live.Keep(nodes) }
 
+func (l modelLiveness) Confirm(after time.Time) {
+	if l.Live.Confirm(after) {
+		l.probe()
+	}
+}
+
 func (l modelLiveness) Speakers() plan.Speakers {
 	s := l.Live.Speakers(l.w.Now)
 	if l.w.hooks.noMajority {

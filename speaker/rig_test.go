@@ -158,6 +158,7 @@ type fakeNode struct {
 	ours        map[string]string
 	rivals      map[netip.Addr]string
 	dead        []string      // as gossip finds
+	confirmed   time.Time     // after which moment it was last asked whether they are silent still
 	update      lb.FeedUpdate // as the proxy was last told
 	passing     bool          // it passes on connections by that, or would if it were told
 	slow        bool          // probing takes until finish is called
@@ -447,9 +448,20 @@ type fakeLiveness struct{ *fakeNode }
 
 func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
+// Confirm finds at once that those that are silent are so still.
+func (g fakeLiveness) Confirm(after time.Time) {
+	g.mu.Lock()
+	news := after.After(g.confirmed)
+	g.confirmed = after
+	g.mu.Unlock()
+	if news {
+		g.runner.Poke()
+	}
+}
+
 func (g fakeLiveness) Speakers() plan.Speakers {
 	g.mu.Lock()
-	silent, cut, sees, waits := slices.Clone(g.dead), g.cutOff, g.sees, g.waits
+	silent, cut, sees, waits, confirmed := slices.Clone(g.dead), g.cutOff, g.sees, g.waits, g.confirmed
 	g.mu.Unlock()
 	live := []string{g.self}
 	for name, n := range g.rig.nodes {
@@ -469,7 +481,9 @@ func (g fakeLiveness) Speakers() plan.Speakers {
 	if waits {
 		return plan.SpeakersOf(g.self, live, all, all, nil)
 	}
-	return plan.SpeakersOf(g.self, live, live, all, silent)
+	s := plan.SpeakersOf(g.self, live, live, all, silent)
+	s.Confirmed = confirmed
+	return s
 }
 
 func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {

@@ -176,6 +176,9 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 		logEstranged(s.log, is, f)
 	}
 	s.from.members.Seek(s.rooms.partition.EstrangedSince())
+	if after := s.rooms.partition.Unconfirmed(); !after.IsZero() {
+		s.from.liveness.Confirm(after)
+	}
 	if news {
 		said, heard := s.rooms.partition.Heard()
 		s.log.Info("the other side of a partition reports over the API server", "heard", heard, "from",

@@ -207,7 +207,7 @@ func (r *runner) round(ctx context.Context, round story.Round) (e contract.Evide
 	if round.Calm {
 		err = r.inTurn(ctx, round.Events)
 	} else {
-		err = r.atOnce(ctx, round.Events)
+		err = errors.Join(r.atOnce(ctx, round.Events), r.drainAll(ctx, round))
 	}
 	s, took := r.settle(ctx)
 	r.journal.add("round %d: settled after %v", round.Number, took.Round(100*time.Millisecond))

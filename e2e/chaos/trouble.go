@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -167,31 +168,49 @@ func (r *runner) removePeers(ctx context.Context, names ...string) error {
 // flood creates Services as fast as the API server takes them, and deletes them.
 func (r *runner) flood(ctx context.Context, e story.Event) error {
 	began := time.Now()
-	var next atomic.Int32
-	inParallel := func(do func(n int) error) error {
-		next.Store(0)
-		var g lab.Group
-		for range floodWorkers {
-			g.Run(func() error {
-				for n := int(next.Add(1)); n <= flooded; n = int(next.Add(1)) {
-					if err := do(n); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		}
-		return g.Wait()
-	}
-	name := func(n int) string { return fmt.Sprintf("flood-%d-%d", e.ID, n) }
-	err := inParallel(func(n int) error {
-		s := churnService(fmt.Sprintf("churn-%d", n))
-		s.Name = name(n)
+	err := eachOfFlood(e, func(n int, name string) error {
+		s := churnService(fmt.Sprintf("churn-%d", n)) // of each kind
+		s.Name = name
 		return r.create(ctx, s)
 	})
-	err = errors.Join(err, inParallel(func(n int) error { return r.removeService(ctx, name(n)) }))
+	err = errors.Join(err, r.drain(ctx, e))
 	r.journal.add("flood: %d Services created and deleted in %v", flooded, time.Since(began).Round(time.Millisecond))
 	return err
+}
+
+// drain deletes the Services of a flood.
+func (r *runner) drain(ctx context.Context, e story.Event) error {
+	return eachOfFlood(e, func(_ int, name string) error { return r.removeService(ctx, name) })
+}
+
+// drainAll deletes what an etcd that was restored has brought back of the round's floods.
+func (r *runner) drainAll(ctx context.Context, round story.Round) (err error) {
+	if !slices.ContainsFunc(round.Events, func(e story.Event) bool { return e.Kind == story.RestoreEtcd }) {
+		return nil
+	}
+	for _, e := range round.Events {
+		if e.Kind == story.Flood {
+			err = errors.Join(err, r.drain(ctx, e))
+		}
+	}
+	return err
+}
+
+// eachOfFlood does something with each of its Services, by number and name, some at once.
+func eachOfFlood(e story.Event, do func(n int, name string) error) error {
+	var next atomic.Int32
+	var g lab.Group
+	for range floodWorkers {
+		g.Run(func() error {
+			for n := int(next.Add(1)); n <= flooded; n = int(next.Add(1)) {
+				if err := do(n, fmt.Sprintf("flood-%d-%d", e.ID, n)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 // foreignTable is a table with many elements, as nft takes it.

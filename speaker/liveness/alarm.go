@@ -85,12 +85,16 @@ func (l *State) alarmProbed(n *peer, a Answer, now time.Time) Verdict {
 	return l.judge(n, now)
 }
 
-// revived takes in whether the kernel of a node has answered that gossip has not lost.
+// revived takes in whether the kernel of a node has answered that gossip has not lost. Its speaker may be waited for
+// again, should it be lost.
 func (n *peer) revived(a Answer, now time.Time) Verdict {
 	if !a.Answered || !n.condemned || n.Born != a.condemned {
 		return Unchanged
 	}
 	n.phase, n.dead, n.condemned = live, false, false
+	if n.hold.born == n.Born {
+		n.hold = reserved{}
+	}
 	n.stale, n.staleUntil = plan.Point{Born: n.Born, Seq: math.MaxUint64}, now.Add(staleFor)
 	return NodeBack
 }

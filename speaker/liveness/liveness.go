@@ -114,6 +114,17 @@ func (a *Actor) Farewell(node string, born uint64) (news bool) {
 	return news
 }
 
+// Confirm has the kernels of all dead nodes asked once more, after the given moment, if they were not. Speakers tells
+// when they were.
+func (a *Actor) Confirm(after time.Time) {
+	a.mu.Lock()
+	news := a.state.Confirm(after)
+	a.mu.Unlock()
+	if news {
+		a.runner.Poke()
+	}
+}
+
 // Recalled takes in that other nodes reserve what an earlier process of this node has announced.
 func (a *Actor) Recalled(born uint64) {
 	a.change(func(s *State, now time.Time) { s.Recalled(born, now) })
@@ -323,7 +334,9 @@ func (a *Actor) settle(answers []Answer) {
 			watched[p.Node] = a.state.watched(p.Node, now)
 		}
 	}
+	confirmed := a.state.confirmed
 	verdicts := a.state.Probed(answers, now)
+	news := a.state.confirmed.After(confirmed)
 	a.mu.Unlock()
 	for node, verdict := range verdicts {
 		a.announce(verdict, node)
@@ -333,5 +346,8 @@ func (a *Actor) settle(answers []Answer) {
 		if p.condemned != 0 {
 			a.attest(p.Node, p.condemned, p.Answered)
 		}
+	}
+	if news {
+		a.opts.Changed()
 	}
 }

@@ -28,12 +28,13 @@ type Probe struct {
 	held      uint64    // of a node that is waited for
 	alarm     time.Time // of a node on a lost path
 	condemned uint64    // of a node that gossip still knows
+	confirms  time.Time // of a dead node that is asked once more, after that moment
 	witness   bool      // of a node that nothing is held against: see witness.go
 	late      bool      // of a witness that is asked once another node has not answered for a while
 }
 
 // buries reports whether a node counts as dead if it does not answer.
-func (p Probe) buries() bool { return !p.witness && p.condemned == 0 }
+func (p Probe) buries() bool { return !p.witness && p.confirms.IsZero() && p.condemned == 0 }
 
 // Answer is what has come of a Probe.
 type Answer struct {
@@ -54,6 +55,9 @@ type State struct {
 	doubting time.Time // since when answers count of those asked while this node may be cut off
 	unsure   bool      // a silence of the last round shows nothing
 	sure     bool      // enough have answered since, and the suspects of that time are asked once more
+	// unconfirmed is after which moment the dead are to be asked once more, the zero time for not, and confirmed the
+	// last such moment after which they were.
+	unconfirmed, confirmed time.Time
 }
 
 // phase is what gossip knows of a node's speaker.
@@ -182,6 +186,16 @@ func (n *peer) leave(now time.Time, hold time.Duration) {
 	}
 }
 
+// Confirm has the kernels of all dead nodes asked once more, after the given moment. It reports whether they were not
+// asked since then, nor are about to be.
+func (l *State) Confirm(after time.Time) (news bool) {
+	if !after.After(l.confirmed) || !after.After(l.unconfirmed) {
+		return false
+	}
+	l.unconfirmed = after
+	return true
+}
+
 // Recalled takes in that others reserve what the process born then has announced from this node.
 func (l *State) Recalled(born uint64, now time.Time) {
 	if born > l.previous.born {
@@ -210,9 +224,11 @@ func (l *State) Probes(now time.Time) []Probe {
 		case n.phase == live && n.alarm.open(now):
 			probes = append(probes, Probe{Node: name, Addr: n.Addr, alarm: n.alarm.since})
 		case n.condemned:
-			probes = append(probes, Probe{Node: name, Addr: n.Addr, condemned: n.Born})
+			probes = append(probes, Probe{Node: name, Addr: n.Addr, condemned: n.Born, confirms: l.unconfirmed})
 		case n.phase == absent && n.hold.active(now) && n.hold.probe.IsValid():
 			probes = append(probes, Probe{Node: name, Addr: n.hold.probe, held: n.hold.born})
+		case n.phase == absent && n.dead && !l.unconfirmed.IsZero() && n.Addr.IsValid():
+			probes = append(probes, Probe{Node: name, Addr: n.Addr, confirms: l.unconfirmed})
 		}
 	}
 	news := buries || slices.ContainsFunc(probes, func(p Probe) bool { return p.buries() && p.held == 0 })
@@ -237,6 +253,8 @@ func (l *State) due(now time.Time) time.Duration {
 	switch {
 	case slices.ContainsFunc(probes, func(p Probe) bool { return p.doubt != 0 }):
 		return time.Nanosecond // news came while others were asked
+	case slices.ContainsFunc(probes, func(p Probe) bool { return !p.confirms.IsZero() }):
+		return time.Nanosecond // so did the question
 	case l.undecided():
 		return time.Nanosecond // each round asks others
 	case len(probes) == 0:
@@ -268,6 +286,14 @@ func (l *State) Probed(answers []Answer, now time.Time) map[string]Verdict {
 	verdicts := map[string]Verdict{}
 	l.reconsider(shown, verdicts)
 	for _, a := range answers {
+		if a.confirms.After(l.confirmed) {
+			l.confirmed = a.confirms
+		}
+	}
+	if !l.unconfirmed.After(l.confirmed) {
+		l.unconfirmed = time.Time{}
+	}
+	for _, a := range answers {
 		if verdict := l.settle(a, shown == cutOff, now); verdict != Unchanged {
 			verdicts[a.Node] = verdict
 		}
@@ -288,6 +314,12 @@ func (l *State) settle(a Answer, unsure bool, now time.Time) Verdict {
 		return l.alarmProbed(n, a, now)
 	case a.condemned != 0:
 		return n.revived(a, now)
+	case !a.confirms.IsZero():
+		if !a.Answered || n.phase != absent || !n.dead {
+			return Unchanged
+		}
+		n.dead = false // and missing as before
+		return NodeBack
 	case a.held != 0:
 		if a.Answered || unsure || n.phase != absent || n.hold.born != a.held {
 			return Unchanged
@@ -385,7 +417,9 @@ func (l *State) Speakers(now time.Time) plan.Speakers {
 	for _, names := range [][]string{heard, alive, known, dead} {
 		slices.Sort(names)
 	}
-	return plan.SpeakersOf(l.self, heard, alive, known, dead)
+	s := plan.SpeakersOf(l.self, heard, alive, known, dead)
+	s.Confirmed = l.confirmed
+	return s
 }
 
 // Standings returns what counts of the claims of each node that is live or waited for.

@@ -34,7 +34,7 @@ func process(name string) plan.Process {
 
 // do takes one step: "a1 joins", "a1 speaks" (it announces addresses), "a1 starts" (it speaks, and
 // announces none yet), "a1 lost", "a1 leaves", "a1 departs" (gossip tells that first), "a answers", "a silent",
-// "3s", "recalled 1", "cluster a b"; "a1 path" (this node's path to it is lost), "a1 from b" (b's is).
+// "3s", "recalled 1", "confirm", "cluster a b"; "a1 path" (this node's path to it is lost), "a1 from b" (b's is).
 func (s *story) do(step string) Verdict {
 	words := strings.Fields(step)
 	if d, err := time.ParseDuration(words[0]); err == nil {
@@ -59,6 +59,8 @@ func (s *story) do(step string) Verdict {
 			nodes[name] = nil
 		}
 		s.Keep(nodes)
+	case words[0] == "confirm":
+		s.Confirm(s.now)
 	case words[0] == "recalled":
 		s.Recalled(uint64(words[1][0]-'0'), s.now)
 	case verb == "joins":
@@ -177,6 +179,8 @@ func TestStories(t *testing.T) {
 		{"down soon after its speaker has restarted", all + "a2 joins, a2 lost, a silent", "live b m, missing a, dead a"},
 		{"dead for good", all + "a1 lost, a silent, 1h", "live b m, missing a, dead a"},
 		{"back in the same process", all + "a1 lost, a silent, a1 joins", "live a b m, a stale 1.1"},
+		{"back, and its speaker is lost later", all + "a1 lost, a silent, a1 joins, 2s, a1 lost, a answers",
+			"live a b m, a held 1"},
 		{"back as another one", all + "a1 lost, a silent, a2 joins", "live a b m"},
 		{"removed from the cluster", all + "a1 lost, a silent, cluster b", "live b m"},
 		{"still in the cluster", all + "a1 lost, a silent, cluster a b", "live b m, missing a, dead a"},
@@ -194,6 +198,12 @@ func TestStories(t *testing.T) {
 		{"left, and its node is back", all + "a1 leaves, a silent, a2 joins", "live a b m"},
 		{"all others have left", all + "a1 leaves, b1 leaves, 1h", "live m"},
 		{"back, and lost", all + "a1 leaves, a2 joins, a2 lost, a silent", "live b m, missing a, dead a"},
+
+		// The dead are asked once more.
+		{"and are silent still", all + "a1 lost, a silent, confirm, a silent", "live b m, missing a, dead a"},
+		{"one answers", all + "a1 lost, a silent, confirm, a answers", "live b m, missing a"},
+		{"one that gossip has not lost", all + "a1 path, a1 from b, a silent, confirm, a answers",
+			"live a b m, a stale 1.18446744073709551615"},
 
 		// Who may call others dead.
 		{"two of three are lost", all + "a1 lost, a silent, b1 lost, b silent", "live m, missing a b, alone"},
@@ -226,6 +236,8 @@ func TestStories(t *testing.T) {
 			"live a b m, a stale 1.18446744073709551615"},
 		{"and is silent again", all + "a1 path, a1 from b, a silent, a answers, 2s, a1 path, a1 from b, a silent",
 			"live b m, missing a, dead a"},
+		{"and its speaker is lost later", all + "a1 path, a1 from b, a silent, a answers, 2s, a1 lost, a answers",
+			"live a b m, a held 1"},
 		{"a path is lost when gossip has noticed", all + "a1 lost, a1 path, a1 from b, a answers", "live a b m, a held 1"},
 		{"gossip hears it again", all + "a1 path, a1 from b, a silent, a1 joins", "live a b m, a stale 1.1"},
 		{"two of three by two paths", all + "a1 path, b1 path, a silent, b silent", "live a b m"},
@@ -397,5 +409,30 @@ func TestWitnessesAreDrawn(t *testing.T) {
 	// 32 of 190 are drawn: each is asked by 32 others or so, give or take 5, and 8 are of the same rack.
 	if most := slices.Max(slices.Collect(maps.Values(asked))); most > nodes/3 || sameRack > 0 {
 		t.Errorf("%d nodes ask one and the same; %d nodes ask their own rack", most, sameRack)
+	}
+}
+
+// The dead count as asked after a moment once all were, by questions that were put after it.
+func TestTheDeadAreAskedOnceMore(t *testing.T) {
+	s := newStory()
+	for _, step := range []string{"a1 joins", "b1 joins", "a1 lost", "a silent", "b1 lost", "b silent"} {
+		s.do(step)
+	}
+	first, second := s.now, s.now.Add(time.Millisecond)
+	if !s.Confirm(first) || s.Confirm(first) || len(s.Probes(s.now)) != 2 {
+		t.Fatalf("asked: %v", s.Probes(s.now))
+	}
+	var answers []Answer
+	for _, p := range s.Probes(s.now) {
+		answers = append(answers, Answer{Probe: p})
+	}
+	s.Confirm(second) // meanwhile
+	s.Probed(answers, s.now)
+	if got := s.Speakers(s.now).Confirmed; !got.Equal(first) || len(s.Probes(s.now)) != 2 {
+		t.Errorf("confirmed after %v, and asked are %v", got, s.Probes(s.now))
+	}
+	s.do("b silent")
+	if got := s.Speakers(s.now).Confirmed; !got.Equal(second) || len(s.Probes(s.now)) > 0 || s.Confirm(first) {
+		t.Errorf("confirmed after %v, and asked are %v", got, s.Probes(s.now))
 	}
 }

@@ -11,7 +11,7 @@ import (
 // takes no address that it does not answer for, until it has heard another speaker, or has waited
 // long enough. The survivor of a crash is told from a node that is cut off by an interface that has
 // a carrier, by the kernels of the others, which are silent, and by the API server, which answers
-// it at once.
+// it at once. Their kernels are asked after that once more: a cut that ends between the two would look the same.
 
 // Times of a node that is estranged.
 const (
@@ -70,6 +70,9 @@ type estrangement struct {
 	heard     bool      // a majority that this node does not see is heard of over the API server
 	asked     time.Time // when the API server was last asked that answered
 	reached   time.Time // since when it has answered, again and again
+	// prompt is when the API server had answered, soon after since and promptly, and unconfirmed the same while only
+	// the kernels of the others have to be asked after it.
+	prompt, unconfirmed time.Time
 }
 
 // look is what a step makes of the facts first.
@@ -110,12 +113,16 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 	if met := f.Contact.Met; e.met.Before(e.since) && !met.Before(e.since) {
 		e.met = met
 	}
+	e.unconfirmed = time.Time{}
 	e.on = e.on && !e.over(now, f, l.calm)
 }
 
 // over reports whether the node is estranged no more.
 func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
 	asked, met := !f.Contact.Asked.Before(e.since), !e.met.Before(e.since)
+	if asked && e.prompt.Before(e.since) && f.Contact.Asked.Before(e.since.Add(AskedSoon)) && f.Contact.Took < Promptly {
+		e.prompt = f.Contact.Asked.Add(f.Contact.Took)
+	}
 	switch {
 	case f.Unplugged:
 		return false
@@ -123,10 +130,13 @@ func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
 		return true // who is missing now, others would have told of
 	case asked && e.heard:
 		return true // the majority says what it answers for
-	case asked && !e.deaf && f.Contact.Asked.Before(e.since.Add(AskedSoon)) && f.Contact.Took < Promptly &&
-		f.Speakers.Survives(f.Self):
-		return true // the others are gone, not this node
-	case asked && now.Sub(e.asked) <= AskedLately:
+	case !e.deaf && !e.prompt.Before(e.since) && f.Speakers.Survives(f.Self):
+		if !f.Speakers.Confirmed.Before(e.prompt) {
+			return true // the others are gone, not this node
+		}
+		e.unconfirmed = e.prompt // they were silent when this node heard nobody, maybe
+	}
+	if asked && now.Sub(e.asked) <= AskedLately {
 		return !now.Before(e.bound(f.ReturnHold))
 	}
 	return !now.Before(e.since.Add(silentHolds * f.ReturnHold))

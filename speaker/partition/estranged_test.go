@@ -23,6 +23,7 @@ type moment struct {
 	heard  bool   // a majority is heard of over the API server
 	old    bool   // what is heard is from before that majority lost this node
 	answer bool   // the kernels of those that are missing answer
+	unsure bool   // they were not asked after the API server has answered
 	state  string // "estranged", "mute" (which is estranged too), or ""
 }
 
@@ -38,6 +39,17 @@ func TestEstranged(t *testing.T) {
 			{what: "two die", after: time.Minute, live: "c", state: "estranged"},
 			{what: "the API server answers", after: soon, live: "c", asked: true},
 			{what: "for ever", after: time.Hour, live: "c"}}},
+		"a cut that ends while the API server is asked": {"c", []moment{minute,
+			{what: "cut off", after: time.Minute, live: "c", state: "estranged"},
+			{what: "the API server answers", after: soon, live: "c", asked: true, unsure: true, state: "estranged"},
+			{what: "so do their kernels", after: soon, live: "c", answer: true, state: "estranged"},
+			{what: "it has heard them", after: soon, live: "a b c", met: true, state: "estranged"},
+			{what: "what was said before is over", after: Reunion, live: "a b c"}}},
+		"their kernels are silent when asked once more": {"c", []moment{minute,
+			{what: "two die", after: time.Minute, live: "c", state: "estranged"},
+			{what: "the API server answers", after: soon, live: "c", asked: true, unsure: true, state: "estranged"},
+			{what: "and again", after: time.Second, live: "c", asked: true, unsure: true, state: "estranged"},
+			{what: "they do not", after: soon, live: "c"}}},
 		"only gossip is cut": {"c", []moment{minute,
 			{what: "the others' kernels answer", after: time.Minute, live: "c", answer: true, state: "estranged"},
 			{what: "the API server too", after: soon, live: "c", answer: true, asked: true, state: "estranged"},
@@ -166,6 +178,9 @@ func tell(t *testing.T, name, self string, story []moment) {
 				f.Contact.Took = time.Second
 			}
 		}
+		if !m.unsure {
+			f.Speakers.Confirmed = f.Contact.Asked.Add(f.Contact.Took)
+		}
 		s.Step(now, f)
 		state := ""
 		switch {
@@ -225,6 +240,7 @@ func TestOfTwoHalves(t *testing.T) {
 			if v.met {
 				f.Contact.Met = now
 			}
+			f.Speakers.Confirmed = f.Contact.Asked.Add(f.Contact.Took)
 			if s.Step(now, f); s.Estranged() != v.estranged {
 				t.Errorf("%s, %d, seeing %s: estranged %v", name, i, v.live, s.Estranged())
 			}
@@ -255,6 +271,7 @@ func TestEverySplitOfSmallClusters(t *testing.T) {
 				step := func(after time.Duration, live []string) bool {
 					now = now.Add(after)
 					f.Speakers = plan.SpeakersOf(self, live, live, known, without(known, live))
+					f.Speakers.Confirmed = f.Contact.Asked.Add(f.Contact.Took)
 					s.Step(now, f)
 					return s.Estranged()
 				}

@@ -180,6 +180,10 @@ func (s *State) bury(now time.Time) {
 // then it gives up.
 func (s *State) Trusted() time.Time { return s.estrangement.trusted }
 
+// Unconfirmed returns after which moment the kernels of the others have to be asked once more, for this node to know
+// that it has outlived them; the zero time for not.
+func (s *State) Unconfirmed() time.Time { return s.estrangement.unconfirmed }
+
 // Mute reports whether the process was frozen and has heard no other speaker since: it answers for
 // nothing.
 func (s *State) Mute() bool { return s.mute }

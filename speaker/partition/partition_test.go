@@ -159,6 +159,7 @@ func TestASurvivorIsNotCutOffForEver(t *testing.T) {
 		now = now.Add(after)
 		seen, known := strings.Fields(live), strings.Fields("a b")
 		f.Speakers = plan.SpeakersOf("b", seen, seen, known, without(known, seen))
+		f.Speakers.Confirmed = f.Contact.Asked.Add(f.Contact.Took)
 		if s.Step(now, f); s.CutOff() != want {
 			t.Errorf("seeing %s after %s: cut off %v", live, after, s.CutOff())
 		}

@@ -40,3 +40,28 @@ func TestEstranged(t *testing.T) {
 		}
 	}
 }
+
+// A node that may have been cut off does not say of an address that it cannot serve itself that nobody does.
+func TestContract10ACutOffNodeLeavesTheStatusToOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		tweak    func(*Facts, *Input) // if any
+		reporter string
+	}{
+		"it has always been alone": {nil, w178},
+		"it may have been cut off": {func(f *Facts, _ *Input) { f.Estranged = true }, ""},
+		"a majority serves it":     {func(_ *Facts, in *Input) { in.Elsewhere = true }, ""},
+		"but one that it sees may": {func(f *Facts, in *Input) {
+			f.Estranged, in.Claims = true, map[string]Claim{w179: {Answering: true}}
+		}, w179},
+		"it has outlived the others": {func(f *Facts, _ *Input) { f.Parted, f.Alone = true, true }, w178},
+	} {
+		f, in := facts(w178), input(held(delivery(nginx, local(0, 0, 1, 1))))
+		f.Live = []string{w178}
+		if c.tweak != nil {
+			c.tweak(&f, &in)
+		}
+		if d := Decide(f, in); d.Refusal == nil || d.Refusal.Reason != lb.ReasonNoLocalBackends || d.Reporter != c.reporter {
+			t.Errorf("%s: reporter %q, want %q, and refused: %v", name, d.Reporter, c.reporter, d.Refusal)
+		}
+	}
+}

@@ -191,8 +191,8 @@ func Decide(f Facts, in Input) Decision {
 	if d.Owner == "" {
 		d.Reporter = Winner(in.VIP, reporters(f, in, d))
 	}
-	if d.Refusal != nil && (d.Refusal.Reason == lb.ReasonYielded || d.Refusal.Reason == lb.ReasonCutOff) {
-		d.Reporter = "" // the others do
+	if leavesReport(f, in, d) {
+		d.Reporter = "" // to the others
 	}
 	if probes(f, in, d) {
 		d.Probe = place.interfaces
@@ -210,6 +210,15 @@ func Decide(f Facts, in Input) Decision {
 	}
 	d.said = sayingsOf(f, in, d)
 	return d
+}
+
+// leavesReport reports whether others than the nodes that this one sees may serve the VIP: that none of these does
+// is not the truth about it then.
+func leavesReport(f Facts, in Input, d Decision) bool {
+	if d.Refusal != nil && (d.Refusal.Reason == lb.ReasonYielded || d.Refusal.Reason == lb.ReasonCutOff) {
+		return true
+	}
+	return d.Owner == "" && (in.Elsewhere || f.Estranged)
 }
 
 // claimants are the live nodes that claim the VIP. What this node claims is what it has just

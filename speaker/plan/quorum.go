@@ -1,6 +1,9 @@
 package plan
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Speakers is what this node sees of the cluster's speakers.
 type Speakers struct {
@@ -15,6 +18,9 @@ type Speakers struct {
 	// Silent are the missing nodes whose kernel is silent too; sorted. Dead are the same, but none
 	// without a majority, as it may be this node that is cut off.
 	Silent, Dead []string
+	// Confirmed is the last moment after which the kernels of all Silent were asked once more, and were silent still;
+	// the zero time if they never were.
+	Confirmed time.Time
 	Quorum
 }
 
