@@ -95,17 +95,18 @@ type listener struct {
 type sockets struct {
 	mu  sync.Mutex
 	all []listener
-	// handing is held while they are handed to a successor, or end. handed is set once it has them, and ending once no
-	// more are to be handed over.
-	handing        sync.Mutex
-	handed, ending bool
+	// handing is held while they are handed to a successor, end, or get a socket of UDP that was lacking. handed is closed
+	// once a successor has them, and ending is set once no more are to be handed over.
+	handing sync.Mutex
+	handed  chan struct{}
+	ending  bool
 }
 
 // end has who accepts stop in a moment, unless a successor accepts.
 func (s *sockets) end() {
 	s.handing.Lock()
 	defer s.handing.Unlock()
-	if s.ending = true; s.handed {
+	if s.ending = true; isClosed(s.handed) {
 		return
 	}
 	for _, l := range s.listeners() {

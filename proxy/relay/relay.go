@@ -136,7 +136,7 @@ type Relay struct {
 
 // New returns a relay that is listening already, or is about to take over from another one on the node.
 func New(options Options, deps Deps) (*Relay, error) {
-	r := &Relay{options: options, deps: deps, table: newTable(deps.Now),
+	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), sockets: sockets{handed: make(chan struct{})},
 		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
