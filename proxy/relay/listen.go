@@ -68,20 +68,10 @@ func originalIPv6(fd uintptr) (to netip.AddrPort, err error) {
 	return netip.AddrPortFrom(netip.AddrFrom16(addr.Addr), hostOrder(addr.Port)), nil
 }
 
-// hostOrder returns a port that is in the network's byte order.
+// hostOrder returns a port that is in the network's byte order, and the other way round.
 func hostOrder(port uint16) uint16 {
 	b := (*[2]byte)(unsafe.Pointer(&port))
 	return uint16(b[0])<<8 | uint16(b[1])
-}
-
-func getsockopt(fd uintptr, level, option int, to unsafe.Pointer, length uintptr) error {
-	size := uint32(length)
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, uintptr(level), uintptr(option), uintptr(to),
-		uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // listener accepts connections of one family.

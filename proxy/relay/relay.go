@@ -111,6 +111,7 @@ type Relay struct {
 	receivers *receivers
 	succession
 
+	workers   *workers
 	pipes     *pipes
 	passing   *passing
 	flows     *flows
@@ -137,7 +138,7 @@ type Relay struct {
 // New returns a relay that is listening already, or is about to take over from another one on the node.
 func New(options Options, deps Deps) (*Relay, error) {
 	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), sockets: sockets{handed: make(chan struct{})},
-		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(),
+		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(), workers: newWorkers(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
 		questions: newQuestions(), succession: newSuccession()}
@@ -417,9 +418,7 @@ func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, p *passe
 
 // carry passes on the bytes of a connection, which may be reset or handed on meanwhile.
 func (r *Relay) carry(ctx context.Context, p *passed) ended {
-	ctx, reset := context.WithCancelCause(ctx)
-	defer reset(nil)
-	p.reset = reset
+	p.reset, p.start = p.abort, r.workers.run
 	r.passing.add(p)
 	defer r.passing.remove(p)
 	return p.run(ctx, r.options.Idle)

@@ -64,6 +64,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	c.stopHanding()
 	c.heirs.Wait()
+	r.workers.close()
 	r.pipes.close()
 	return nil
 }
@@ -156,7 +157,9 @@ func (r *Relay) accept(ctx context.Context, l listener, connections *sync.WaitGr
 			abort(conn)
 			continue
 		}
-		connections.Go(func() {
+		connections.Add(1)
+		r.workers.run(func() {
+			defer connections.Done()
 			defer r.release()
 			r.serve(ctx, conn, from, l)
 		})

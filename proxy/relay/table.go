@@ -438,16 +438,21 @@ func (t *table) chooser(w way, client, frontend netip.AddrPort, random func() ui
 	s, now := w.service, t.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	suspects := map[netip.AddrPort]bool{}
+	var suspects map[netip.AddrPort]bool // most have none
 	for b, until := range s.suspects {
 		if now.Before(until) {
+			if suspects == nil {
+				suspects = map[netip.AddrPort]bool{}
+			}
 			suspects[b] = true
 		} else {
 			delete(s.suspects, b)
 		}
 	}
-	c := chooser{choices: w.choices, scheduler: w.scheduler, client: client, frontend: frontend, draw: random,
-		isSuspect: func(b netip.AddrPort) bool { return suspects[b] }}
+	c := chooser{choices: w.choices, scheduler: w.scheduler, client: client, frontend: frontend, draw: random}
+	if suspects != nil {
+		c.isSuspect = func(b netip.AddrPort) bool { return suspects[b] }
+	}
 	if m, ok := s.remembered[w.remembering(client.Addr())]; ok && now.Sub(m.last) < w.affinity {
 		c.first = m.backend
 	}
