@@ -107,8 +107,8 @@ func testRelay(t *testing.T, mode string, networks ...string) {
 	}
 }
 
-// TestContract6AnUpgradeOfTheRelay starts the next relay of a node beside the one that is there, as its own DaemonSet does,
-// and then ends that one, twice. No open connection breaks and no new one is refused.
+// TestContract6AnUpgradeOfTheRelay starts the next relay of a node beside the one that is there, as the DaemonSet of
+// relay.ownPods does, and then ends that one, twice. No open connection breaks and no new one is refused.
 func TestContract6AnUpgradeOfTheRelay(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {

@@ -138,9 +138,9 @@ func dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	if err := connect(fd, backend); err != nil && err != unix.EINPROGRESS {
+	if errno := connect(fd, backend); errno != 0 && errno != unix.EINPROGRESS {
 		unix.Close(fd)
-		return nil, err
+		return nil, errno
 	}
 	c, err := newConn(fd)
 	if err != nil {
@@ -156,7 +156,7 @@ func dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 // connected waits until the connection stands.
 func (c *Conn) connected(ctx context.Context, to netip.AddrPort) error {
 	var stop func() bool // nil unless it has to wait
-	var failed error
+	var failed unix.Errno
 	err := c.raw.Write(func(fd uintptr) bool {
 		failed = connect(int(fd), to) // says how far the first call has come
 		stands := failed != unix.EALREADY && failed != unix.EINPROGRESS && failed != unix.EINTR
@@ -170,7 +170,7 @@ func (c *Conn) connected(ctx context.Context, to netip.AddrPort) error {
 		return context.Cause(ctx)
 	case err != nil:
 		return err
-	case failed != nil && failed != unix.EISCONN:
+	case failed != 0 && failed != unix.EISCONN:
 		return failed
 	}
 	return nil

@@ -293,7 +293,7 @@ func lockAt(path string) (*os.File, error) {
 		return lock, nil
 	}
 	lock.Close()
-	if err == unix.EWOULDBLOCK {
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, errLocked
 	}
 	return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)

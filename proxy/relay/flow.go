@@ -96,7 +96,7 @@ func (r *Relay) receiveUDP(ctx context.Context, l listener, handed <-chan struct
 	r.receiveAll(ctx, l, r.receivers.of(l.family), running)
 }
 
-// reopenUDP tries to open a port of UDP that another program had. It is not this relay's any more once handed is closed.
+// reopenUDP tries to open a port of UDP that another program had. Once handed is closed, the port is the successor's.
 func (r *Relay) reopenUDP(l listener, handed <-chan struct{}) (isOurs bool, err error) {
 	r.sockets.handing.Lock()
 	defer r.sockets.handing.Unlock()

@@ -123,9 +123,9 @@ func (m *mover) receive(fd uintptr) (done bool) {
 		if !m.move(fd) {
 			m.peek(fd, bufferSize)
 		}
-		m.bulk = m.n >= short || m.failed == unix.EAGAIN
+		m.bulk = m.n >= short || errors.Is(m.failed, unix.EAGAIN)
 	}
-	if m.failed != unix.EAGAIN {
+	if !errors.Is(m.failed, unix.EAGAIN) {
 		return true
 	}
 	m.failed = nil
@@ -151,7 +151,7 @@ func (m *mover) move(fd uintptr) (moved bool) {
 	m.drop() // a copy of it
 	m.pipe = one
 	m.n, m.failed = splice(int(fd), m.pipe.in, maxChunk)
-	if m.n == 0 && (m.failed == nil || m.failed == unix.EAGAIN) {
+	if m.n == 0 && (m.failed == nil || errors.Is(m.failed, unix.EAGAIN)) {
 		m.drop()
 		return false
 	}
@@ -172,7 +172,7 @@ func (m *mover) send(fd uintptr) (done bool) {
 	default: // there was no room, and now is: what was copied is still with the receiver
 		return true
 	}
-	if m.failed != unix.EAGAIN {
+	if !errors.Is(m.failed, unix.EAGAIN) {
 		return true
 	}
 	m.failed = nil

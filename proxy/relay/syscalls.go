@@ -40,8 +40,8 @@ func transfer(call uintptr, fd int, p []byte, flags int) (n int, err error) {
 	}
 }
 
-// connect begins to connect a socket, or says how far that has come.
-func connect(fd int, to netip.AddrPort) error {
+// connect begins to connect a socket, or says how far that has come; 0 if it stands.
+func connect(fd int, to netip.AddrPort) unix.Errno {
 	addr := to.Addr()
 	if addr.Is4() {
 		at := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: hostOrder(to.Port()), Addr: addr.As4()}
@@ -51,9 +51,9 @@ func connect(fd int, to netip.AddrPort) error {
 	return connectTo(fd, unsafe.Pointer(&at), unix.SizeofSockaddrInet6)
 }
 
-func connectTo(fd int, at unsafe.Pointer, size uintptr) error {
+func connectTo(fd int, at unsafe.Pointer, size uintptr) unix.Errno {
 	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(at), size)
-	return asError(errno)
+	return errno
 }
 
 // shutdown ends what a socket sends.
