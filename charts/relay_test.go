@@ -59,3 +59,33 @@ func TestRelayOwnPods(t *testing.T) {
 		t.Error("without it, the relay is not a container of the proxy's pod that lists its ports")
 	}
 }
+
+// TestRelayUpdateStrategy has the relay's own pods replaced as node.updateStrategy says, on as many nodes at once, but
+// by a surge: the next relay of a node has to start before the one before ends.
+func TestRelayUpdateStrategy(t *testing.T) {
+	t.Parallel()
+	const strategy = "node.updateStrategy."
+	for _, test := range []struct {
+		set  []string
+		want string // the surge; empty for OnDelete
+	}{
+		{nil, "1"},
+		{[]string{strategy + `rollingUpdate.maxUnavailable="25%"`}, "25%"},
+		{[]string{strategy + "rollingUpdate.maxUnavailable=0", strategy + "rollingUpdate.maxSurge=3"}, "3"},
+		{[]string{strategy + "rollingUpdate=null"}, "1"},
+		{[]string{strategy + `type="OnDelete"`}, ""},
+	} {
+		set := append([]string{"relay.enabled=true", "relay.ownPods=true"}, test.set...)
+		got := as[appsv1.DaemonSet](t, render(t, set...), "DaemonSet landfall-relay").Spec.UpdateStrategy
+		if test.want == "" {
+			if got.Type != appsv1.OnDeleteDaemonSetStrategyType || got.RollingUpdate != nil {
+				t.Errorf("%q: the strategy is %+v", test.set, got)
+			}
+			continue
+		}
+		if r := got.RollingUpdate; got.Type != appsv1.RollingUpdateDaemonSetStrategyType || r == nil ||
+			r.MaxSurge.String() != test.want || r.MaxUnavailable.String() != "0" {
+			t.Errorf("%q: the strategy is %s, %+v", test.set, got.Type, r)
+		}
+	}
+}

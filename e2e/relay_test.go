@@ -107,6 +107,72 @@ func testRelay(t *testing.T, mode string, networks ...string) {
 	}
 }
 
+// TestContract6AnUpgradeOfTheRelay starts the next relay of a node beside the one that is there, as the DaemonSet of
+// relay.ownPods does, and then ends that one, twice. No open connection breaks and no new one is refused.
+func TestContract6AnUpgradeOfTheRelay(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			testRelayUpgrade(t, mode)
+		})
+	}
+}
+
+func testRelayUpgrade(t *testing.T, mode string) {
+	const connections = 200
+	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Values: map[string]any{
+		"relay": map[string]any{"enabled": true, "ownPods": true}, "proxy": map[string]any{"mode": mode}}})
+	if err := l.ApplyYAML(t.Context(), preferBootNode); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.AddService(t.Context(), lab.SeedService()); err != nil {
+		t.Fatal(err)
+	}
+	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
+	wantAnswererAmong(t, l, seedVIP.Addr(), bootNode)
+	setRelay(t, l, "true")
+
+	flows := startFlows(t, l, seedVIP, connections)
+	waitOpen(t, l, bootNode, connections)
+	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+	for range 2 {
+		if err := l.Agent("relay", bootNode).Surge(t.Context()); err != nil {
+			t.Error(err)
+		}
+		waitRelayed(t, l, bootNode, true)
+		waitOpen(t, l, bootNode, connections)
+	}
+	report, lost := probe.Stop(), flows.stop()
+	t.Logf("new connections: %s; %d of %d open ones were lost", report, lost, connections)
+	if report.Failed() > 0 || report.Answered == 0 || lost > 0 {
+		t.Errorf("while the relay was upgraded: %s; %d of %d open connections were lost", report, lost, connections)
+	}
+}
+
+// waitOpen waits until the relay of a node has at least so many connections.
+func waitOpen(t *testing.T, l *lab.Lab, node string, want int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the relay of %s has %d connections", node, want), func() error {
+		text, err := l.Agent("relay", node).Run(t.Context(), "relay", "status")
+		if err != nil {
+			return err
+		}
+		var status struct{ Services []struct{ Open int } }
+		if err := json.Unmarshal([]byte(text), &status); err != nil {
+			return err
+		}
+		open := 0
+		for _, s := range status.Services {
+			open += s.Open
+		}
+		if open < want {
+			return fmt.Errorf("it has %d", open)
+		}
+		return nil
+	})
+}
+
 // setRelay annotates the Service, and waits until each node follows.
 func setRelay(t *testing.T, l *lab.Lab, value string) {
 	t.Helper()

@@ -57,7 +57,7 @@ const gcPercent = 25
 
 // spare is memory that counts for the collector, and nothing touches, so that the kernel gives none
 // for it. Without it a proxy that holds little collects garbage after each 2 MiB, many times a second
-// while Services come.
+// while Services come, and a relay after some hundred connections.
 const spare = 16 << 20
 
 // fold is how events are read that keep coming. Some hundred changes at once wait for nothing.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -123,6 +125,9 @@ func relayProgram(f *relayFlags) ops.Program {
 func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err := f.check(); err != nil {
 		return err
+	}
+	if os.Getenv("GOGC") == "" {
+		defer runtime.KeepAlive(make([]byte, spare))
 	}
 	settled := newSettled()
 	rt.Ready("relay", settled.check) // only a predecessor that hands over waits for it: the rules do without a relay

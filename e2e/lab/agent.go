@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -27,13 +28,14 @@ type Agent struct {
 	// Node is the name of the node that it runs on.
 	Node string
 
-	lab     *Lab
-	spec    command
-	grace   time.Duration
-	ready   string            // URL of the readiness probe; "" if there is none
-	mounts  map[string]string // what the container's paths are outside
-	mu      sync.Mutex
-	process *process
+	lab          *Lab
+	spec         command
+	grace        time.Duration
+	ready        string            // URL of the readiness probe; "" if there is none
+	readyCommand []string          // command of the readiness probe; nil if there is none
+	mounts       map[string]string // what the container's paths are outside
+	mu           sync.Mutex
+	process      *process
 }
 
 // Agent returns an agent by the name of its container and its node, or nil.
@@ -130,6 +132,49 @@ func (a *Agent) Restart(ctx context.Context) error {
 		return err
 	}
 	return a.WaitReady(ctx)
+}
+
+// Surge starts the agent a second time beside the process that runs, in a pod of its own, and stops that one once the
+// second is ready, as a rolling update with a surge does.
+func (a *Agent) Surge(ctx context.Context) error {
+	before, err := a.startBeside()
+	if err != nil {
+		return err
+	}
+	if err := a.WaitReady(ctx); err != nil {
+		return errors.Join(err, before.stop(a.grace))
+	}
+	return before.stop(a.grace)
+}
+
+// startBeside starts the process again, and returns the one that runs.
+func (a *Agent) startBeside() (before *process, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if before = a.process; before == nil || !before.running() {
+		return nil, fmt.Errorf("%s does not run", a.Name())
+	}
+	spec, mounts := a.spec, maps.Clone(a.mounts)
+	spec.Mounts = slices.Clone(spec.Mounts)
+	for i, m := range spec.Mounts {
+		if !m.PodsOwn {
+			continue
+		}
+		own, err := os.MkdirTemp(filepath.Dir(m.From), filepath.Base(m.From)+"-")
+		if err == nil {
+			err = os.Chmod(own, 0o777)
+		}
+		if err != nil {
+			return nil, err
+		}
+		spec.Mounts[i].From, mounts[m.To] = own, own
+	}
+	p, err := a.lab.startProcess(a.Name(), spec)
+	if err != nil {
+		return nil, err
+	}
+	a.spec, a.mounts, a.process = spec, mounts, p
+	return before, nil
 }
 
 // Signal sends a signal, such as SIGSTOP.
@@ -273,6 +318,10 @@ func (a *Agent) probe(ctx context.Context) error {
 	if !a.Running() {
 		return permanent{fmt.Errorf("%s has ended", a.Name())}
 	}
+	if len(a.readyCommand) > 0 {
+		_, err := a.Run(ctx, a.readyCommand[1:]...)
+		return err
+	}
 	if a.ready == "" {
 		return nil
 	}
@@ -311,6 +360,8 @@ func (a *Agent) Get(ctx context.Context, path string) (string, error) {
 
 // Path returns where a path below one of the container's mounts is outside, for a test to look at.
 func (a *Agent) Path(inside string) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for to, from := range a.mounts {
 		if rest, ok := strings.CutPrefix(inside, to); ok && (rest == "" || rest[0] == '/') {
 			return from + rest

@@ -96,6 +96,9 @@ func (l *Lab) newAgent(ctx context.Context, owner string, pod corev1.PodSpec, c 
 	for _, m := range a.spec.Mounts {
 		a.mounts[m.To] = m.From
 	}
+	if c.ReadinessProbe != nil && c.ReadinessProbe.Exec != nil {
+		a.readyCommand = c.ReadinessProbe.Exec.Command
+	}
 	a.ready, err = readinessURL(c, n)
 	return a, err
 }
@@ -174,12 +177,12 @@ func (l *Lab) containerMounts(ctx context.Context, owner string, pod corev1.PodS
 	mounts := []mount{{From: acc.Folder, To: "/run/secrets/kubernetes.io/serviceaccount"}}
 	for _, m := range c.VolumeMounts {
 		v := volumes[m.Name]
-		from := ""
+		from, podsOwn := "", false
 		switch {
 		case m.SubPath != "":
 			return nil, fmt.Errorf("volume %s: the lab does not do subPath", m.Name)
 		case v.EmptyDir != nil:
-			from = l.state.path("volumes", owner+"-"+n.Name, m.Name)
+			from, podsOwn = l.state.path("volumes", owner+"-"+n.Name, m.Name), true
 			if err := os.MkdirAll(from, 0o777); err != nil {
 				return nil, err
 			}
@@ -199,7 +202,7 @@ func (l *Lab) containerMounts(ctx context.Context, owner string, pod corev1.PodS
 		default:
 			return nil, fmt.Errorf("volume %s: the lab does not know this kind", m.Name)
 		}
-		mounts = append(mounts, mount{From: from, To: m.MountPath})
+		mounts = append(mounts, mount{From: from, To: m.MountPath, PodsOwn: podsOwn})
 	}
 	for _, m := range mounts {
 		if err := l.makeMountPoint(m, n); err != nil {

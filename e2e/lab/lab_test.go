@@ -115,7 +115,7 @@ func TestCommandLine(t *testing.T) {
 		{"own /run", command{Argv: []string{"true"}}, "/r", "ip netns exec ns sh -c SCRIPT sh /r /run -- true"},
 		{
 			"volumes and privileges",
-			command{Argv: []string{"p", "--x"}, Mounts: []mount{{"/v", "/run/v"}}, Privileges: []string{"--no-new-privs"}},
+			command{Argv: []string{"p", "--x"}, Mounts: []mount{{From: "/v", To: "/run/v"}}, Privileges: []string{"--no-new-privs"}},
 			"/r", "ip netns exec ns sh -c SCRIPT sh /r /run /v /run/v -- setpriv --no-new-privs p --x",
 		},
 	} {

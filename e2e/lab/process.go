@@ -13,8 +13,12 @@ import (
 	"time"
 )
 
-// mount binds From over To, for one process only. From may be [fullDisk].
-type mount struct{ From, To string }
+// mount binds From over To, for one process only. From may be [fullDisk]. It is a pod's own folder if each pod has
+// another one.
+type mount struct {
+	From, To string
+	PodsOwn  bool
+}
 
 // fullDisk is a file system that has no room for another file.
 const fullDisk = "full"

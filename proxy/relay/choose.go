@@ -17,7 +17,7 @@ type chooser struct {
 	draw func() uint64
 	// first is the backend that session affinity remembers; it is tried first if it is there.
 	first netip.AddrPort
-	// isSuspect reports whether a backend did not answer lately: it is tried last.
+	// isSuspect reports whether a backend did not answer lately: it is tried last. It is nil if there is none.
 	isSuspect func(netip.AddrPort) bool
 	// open and turns are the Service's.
 	open  map[netip.AddrPort]uint32
@@ -33,6 +33,11 @@ type turn struct {
 // remembers reports whether the choice goes by what became of others.
 func (c chooser) remembers() bool { return c.scheduler.Counts() || c.scheduler.Turns() }
 
+// anyWill reports whether no backend is to be preferred.
+func (c chooser) anyWill() bool {
+	return !c.remembers() && c.slots == nil && !c.first.IsValid() && c.isSuspect == nil
+}
+
 // Of the backends that may be tried, those of the highest class are.
 const (
 	classTried = iota
@@ -45,7 +50,7 @@ func (c chooser) class(b plan.RelayedBackend, tried []netip.AddrPort) int {
 	switch {
 	case slices.Contains(tried, b.Addr):
 		return classTried
-	case c.isSuspect(b.Addr):
+	case c.isSuspect != nil && c.isSuspect(b.Addr):
 		return classSuspect
 	case b.Addr == c.first:
 		return classRemembered
@@ -62,6 +67,9 @@ func (c chooser) class(b plan.RelayedBackend, tried []netip.AddrPort) int {
 //     weights together, each backend has as many as its weight. One that comes has none to catch up on;
 //   - else any.
 func (c chooser) next(tried []netip.AddrPort) (best netip.AddrPort, ok bool) {
+	if c.anyWill() && len(tried) == 0 && len(c.backends) > 0 { // most connections
+		return c.backends[c.draw()%uint64(len(c.backends))].Addr, true
+	}
 	class := classTried
 	for _, b := range c.backends {
 		class = max(class, c.class(b, tried))

@@ -44,7 +44,7 @@ func (c *Conn) control(do func(fd int) error) error {
 
 // closeWrite ends what this end sends.
 func (c *Conn) closeWrite() error {
-	return c.control(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) })
+	return c.control(shutdown)
 }
 
 // abort resets connections, which ends what reads from them and writes to them.
@@ -126,7 +126,10 @@ func Dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 }
 
 func dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
-	family, to := sockaddrOf(backend)
+	family := unix.AF_INET
+	if backend.Addr().Is6() {
+		family = unix.AF_INET6
+	}
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -135,15 +138,15 @@ func dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	if err := unix.Connect(fd, to); err != nil && err != unix.EINPROGRESS {
+	if errno := connect(fd, backend); errno != 0 && errno != unix.EINPROGRESS {
 		unix.Close(fd)
-		return nil, err
+		return nil, errno
 	}
 	c, err := newConn(fd)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.connected(ctx, to); err != nil {
+	if err := c.connected(ctx, backend); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -151,19 +154,23 @@ func dial(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error) {
 }
 
 // connected waits until the connection stands.
-func (c *Conn) connected(ctx context.Context, to unix.Sockaddr) error {
-	stop := context.AfterFunc(ctx, func() { _ = c.file.SetWriteDeadline(time.Unix(1, 0)) })
-	var failed error
+func (c *Conn) connected(ctx context.Context, to netip.AddrPort) error {
+	var stop func() bool // nil unless it has to wait
+	var failed unix.Errno
 	err := c.raw.Write(func(fd uintptr) bool {
-		failed = unix.Connect(int(fd), to) // says how far the first call has come
-		return failed != unix.EALREADY && failed != unix.EINPROGRESS && failed != unix.EINTR
+		failed = connect(int(fd), to) // says how far the first call has come
+		stands := failed != unix.EALREADY && failed != unix.EINPROGRESS && failed != unix.EINTR
+		if !stands && stop == nil {
+			stop = context.AfterFunc(ctx, func() { _ = c.file.SetWriteDeadline(time.Unix(1, 0)) })
+		}
+		return stands
 	})
 	switch {
-	case !stop():
+	case stop != nil && !stop():
 		return context.Cause(ctx)
 	case err != nil:
 		return err
-	case failed != nil && failed != unix.EISCONN:
+	case failed != 0 && failed != unix.EISCONN:
 		return failed
 	}
 	return nil

@@ -54,9 +54,10 @@ func (d dialer) connect(ctx context.Context, next func(tried []netip.AddrPort) (
 	if !ok {
 		return connection{}, errNoBackend
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, d.timeout, noAnswer(d.timeout))
-	defer cancel()
-	r := race{dialer: d, next: next, failed: failed, ends: make(chan attempt)}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r := race{dialer: d, next: next, failed: failed, ends: make(chan attempt), until: time.Now().Add(d.timeout),
+		cancel: cancel}
 	r.tried = append(r.tried, first)
 	// Most connections stand at once: for these, no goroutine is begun.
 	type result struct {
@@ -65,7 +66,7 @@ func (d dialer) connect(ctx context.Context, next func(tried []netip.AddrPort) (
 	}
 	results := make(chan result, 1)
 	late := time.AfterFunc(d.tryAfter, func() {
-		defer cancel()
+		defer cancel(nil)
 		r.open = map[netip.AddrPort]bool{first: true}
 		c, err := r.run(ctx)
 		results <- result{c, err}
@@ -94,6 +95,8 @@ type race struct {
 	ends   chan attempt
 	open   map[netip.AddrPort]bool // those that are late are true
 	errs   []error
+	until  time.Time // when all have had enough time
+	cancel context.CancelCauseFunc
 }
 
 // run tries backends until one answers, all have failed or ctx ends.
@@ -103,8 +106,9 @@ func (r *race) run(ctx context.Context) (connection, error) {
 			go closeLate(r.ends, len(r.open))
 		}
 	}()
-	late := time.NewTimer(r.tryAfter)
+	late, over := time.NewTimer(r.tryAfter), time.AfterFunc(time.Until(r.until), func() { r.cancel(noAnswer(r.timeout)) })
 	defer late.Stop()
+	defer over.Stop()
 	for {
 		var backend netip.AddrPort
 		ok := len(r.tried) < r.tries

@@ -36,7 +36,7 @@ func TestWhatCountsAgainstBackends(t *testing.T) {
 		"silent":              {answers: []answer{{after: never}, {}}, failed: backends[:1]},
 		"the late one wins":   {answers: []answer{{after: 260 * time.Millisecond}, {after: never}}},
 		"two silent":          {answers: []answer{{after: never}, {after: never}, {}}, failed: backends[:2]},
-		"nobody, in the time": {answers: []answer{{after: never}}, failed: backends[:1], err: context.DeadlineExceeded},
+		"nobody, in the time": {answers: []answer{{after: never}}, failed: backends[:1], err: noAnswer(10 * time.Second)},
 	}
 	for _, errno := range []unix.Errno{unix.EADDRNOTAVAIL, unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM,
 		unix.EAGAIN} {
@@ -54,7 +54,7 @@ func TestWhatCountsAgainstBackends(t *testing.T) {
 					a := test.answers[slices.Index(backends, b)]
 					select {
 					case <-ctx.Done():
-						return nil, ctx.Err()
+						return nil, context.Cause(ctx)
 					case <-time.After(a.after):
 						return &Conn{}, a.err
 					}

@@ -267,9 +267,12 @@ func meet(path string) (*courier, error) {
 	return newCourier(conn)
 }
 
-// listenAt opens the socket for successors, in a directory that only this user may look into. It replaces that of a
-// process which has ended.
-func listenAt(path string) (*net.UnixListener, error) {
+// errLocked is the error of locking what another relay of the node has locked.
+var errLocked = errors.New("another relay of the node serves successors")
+
+// lockAt locks the socket for successors, which has a directory that only this user may look into. Only the relay that
+// has the lock may open the socket. The lock ends when it is closed, or its process ends.
+func lockAt(path string) (*os.File, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -281,15 +284,25 @@ func listenAt(path string) (*net.UnixListener, error) {
 	if info.Mode().Perm()&0o077 != 0 {
 		return nil, fmt.Errorf("directory %s is open to others: it needs mode 0700", dir)
 	}
-	other, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
-	switch {
-	case err == nil:
-		other.Close()
-		return nil, fmt.Errorf("another process serves %s", path)
-	case errors.Is(err, unix.ECONNREFUSED):
-		if err := os.Remove(path); err != nil {
-			return nil, err
-		}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return lock, nil
+	}
+	lock.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errLocked
+	}
+	return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+}
+
+// listenAt opens the socket for successors. It replaces one that is left over of a process that has ended.
+func listenAt(path string) (*net.UnixListener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
 	}
 	return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 }

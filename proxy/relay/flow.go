@@ -75,23 +75,37 @@ type flow struct {
 	proven              bool // its client has sent again after an answer
 }
 
-// receiveUDP passes on the datagrams of clients, until the socket closes. Where another program has the port, it
-// waits for that.
-func (r *Relay) receiveUDP(ctx context.Context, l listener, running *sync.WaitGroup) {
+// receiveUDP passes on the datagrams of clients, until the socket closes or handed does. Where another program has the
+// port, it waits for that.
+func (r *Relay) receiveUDP(ctx context.Context, l listener, handed <-chan struct{}, running *sync.WaitGroup) {
 	failures := loop.Failures{Repeat: time.Hour}
 	for r.receivers.of(l.family) == nil {
 		select {
 		case <-r.leaving:
 			return
+		case <-handed:
+			return
 		case <-time.After(reopenEvery):
 		}
-		socket, err := openUDP(l.family, l.port)
-		failures.Log(r.deps.Log, "cannot open the relay's port of UDP, which goes straight to endpoints; trying again",
-			"opened the relay's port of UDP", err)
-		r.receivers.set(l.family, socket, err)
-		r.cross()
+		if isOurs, err := r.reopenUDP(l, handed); isOurs {
+			failures.Log(r.deps.Log, "cannot open the relay's port of UDP, which goes straight to endpoints; trying again",
+				"opened the relay's port of UDP", err)
+			r.cross()
+		}
 	}
 	r.receiveAll(ctx, l, r.receivers.of(l.family), running)
+}
+
+// reopenUDP tries to open a port of UDP that another program had. Once handed is closed, the port is the successor's.
+func (r *Relay) reopenUDP(l listener, handed <-chan struct{}) (isOurs bool, err error) {
+	r.sockets.handing.Lock()
+	defer r.sockets.handing.Unlock()
+	if isClosed(handed) {
+		return false, nil
+	}
+	socket, err := openUDP(l.family, l.port)
+	r.receivers.set(l.family, socket, err)
+	return true, err
 }
 
 // receiveAll passes on the datagrams that come in at a socket, until that closes or has a deadline.

@@ -28,6 +28,10 @@ func (c *crew) serveSuccessors() {
 	case <-c.handing.Done():
 		return
 	}
+	if !c.lockHandOver() {
+		return
+	}
+	defer c.lock.Close()
 	for {
 		conn, err := c.awaitSuccessor()
 		if c.handing.Err() != nil {
@@ -48,6 +52,25 @@ func (c *crew) serveSuccessors() {
 			return
 		}
 		failed.Log(c.deps.Log, "handing over to a successor failed: going on", "", err)
+	}
+}
+
+// lockHandOver waits until no other relay of the node serves successors: after a hand-over that failed there are two.
+// It returns false if the relay ends before.
+func (c *crew) lockHandOver() bool {
+	failures := loop.Failures{Repeat: time.Hour}
+	for {
+		lock, err := lockAt(c.options.HandOver)
+		if err == nil {
+			c.lock = lock
+			return true
+		}
+		if !errors.Is(err, errLocked) {
+			failures.Log(c.deps.Log, "no successor can take over from the relay; trying again", "", err)
+		}
+		if !wait(c.handing, reopenEvery) {
+			return false
+		}
 	}
 }
 
@@ -122,6 +145,7 @@ func (c *crew) handAll(p *courier) error {
 		}
 		if (p.ready || late) && !isClosed(c.succeeded) {
 			close(c.succeeded)
+			c.lock.Close() // it serves the next one
 			if c.deps.Succeeded != nil {
 				c.deps.Succeeded()
 			}
@@ -161,7 +185,7 @@ func (c *crew) handSockets(p *courier, begin letter) error {
 	if err := p.hand(l, fds); err != nil {
 		return err
 	}
-	s.handed = true
+	close(s.handed)
 	for _, conn := range conns {
 		_ = conn.file.SetReadDeadline(time.Unix(1, 0))
 	}
@@ -173,18 +197,17 @@ func (c *crew) keepSockets() {
 	s := &c.sockets
 	s.handing.Lock()
 	defer s.handing.Unlock()
-	if !s.handed || s.ending || isClosed(c.succeeded) {
+	if !isClosed(s.handed) || s.ending || isClosed(c.succeeded) {
 		return
 	}
-	s.handed = false
+	s.handed = make(chan struct{})
 	for _, l := range s.listeners() {
 		_ = l.socket.file.SetReadDeadline(time.Time{})
-		c.accepting.Go(func() { c.accept(c.serving, l, &c.connections) })
 		if udp := c.receivers.of(l.family); udp != nil {
 			_ = udp.file.SetReadDeadline(time.Time{})
-			c.receiving.Go(func() { c.receiveAll(c.flowing, l, udp, &c.running) })
 		}
 	}
+	c.use()
 }
 
 // sweep hands over the connections that have a backend, and returns how many.

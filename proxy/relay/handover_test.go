@@ -320,6 +320,68 @@ func TestHandOverToASuccessorThatDies(t *testing.T) {
 	}
 }
 
+// A relay without a port of UDP leaves that to its successor once it has handed over.
+func TestHandOverWithoutUDP(t *testing.T) {
+	other, port := portOfAnother(t)
+	path := filepath.Join(t.TempDir(), "own", "handover.sock")
+	server := echo(t, "a")
+	first := newRig(t, handsOver(path, port))
+	first.hears(server)
+	if first.receivers.of(lb.IPv4) != nil {
+		t.Fatal("the relay has a port that another program has")
+	}
+	second := first.successor(t, server)
+	other.Close()
+	if isOurs, err := first.reopenUDP(first.sockets.listeners()[0], first.sockets.handed); isOurs {
+		t.Errorf("the predecessor opens the port, which is its successor's (%v)", err)
+	}
+	second.until("the successor has the port", func() bool { return second.receivers.of(lb.IPv4) != nil })
+	if first.receivers.of(lb.IPv4) != nil {
+		t.Error("the predecessor has the port too")
+	}
+}
+
+// After a hand-over that failed, the relay that accepts connections goes on serving successors, and the other one, which
+// is there too, does not disturb it. Once that has ended, the other one has its port and serves them.
+func TestHandOverThatFailedLeavesOneSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "own", "handover.sock")
+	server := echo(t, "a")
+	other, port := portOfAnother(t)
+	other.Close()
+	first := newRig(t, handsOver(path, port))
+	first.hears(server)
+	socket := func() (info os.FileInfo) {
+		first.until("a relay serves successors", func() bool {
+			var err error
+			info, err = os.Stat(path)
+			return err == nil
+		})
+		return info
+	}
+	socket()
+	second := newRig(t, handsOver(path, port)) // it waits for the proxy
+	if second.predecessor == nil {
+		t.Fatal("the second relay has found no predecessor")
+	}
+	second.predecessor.close()
+	second.hears(server)
+	second.until("it has given up", func() bool { return second.Settled() == nil })
+	before := socket()
+	time.Sleep(2 * reopenEvery) // in which it would disturb
+	if now := socket(); !os.SameFile(before, now) || !now.ModTime().Equal(before.ModTime()) {
+		t.Error("there is another socket for successors")
+	}
+	if answer, err := first.ask("x"); answer != "a: x" || err != nil {
+		t.Errorf("the first relay: %q, %v", answer, err)
+	}
+	first.stop()
+	second.until("the second relay accepts connections", func() bool { return len(second.sockets.ports()) > 0 })
+	third := second.successor(t, server)
+	if answer, err := third.ask("x"); answer != "a: x" || err != nil {
+		t.Errorf("the third relay: %q, %v", answer, err)
+	}
+}
+
 // A successor of another version is refused, and gets nothing.
 func TestHandOverToAnotherVersion(t *testing.T) {
 	g := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
@@ -333,6 +395,11 @@ func TestHandOverToAnotherVersion(t *testing.T) {
 // late to tell goes on with the relay that was there.
 func TestHandOverAnswersThatComeTooLate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "own", "handover.sock")
+	lock, err := lockAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
 	l, err := listenAt(path)
 	if err != nil {
 		t.Fatal(err)

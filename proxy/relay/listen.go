@@ -68,20 +68,10 @@ func originalIPv6(fd uintptr) (to netip.AddrPort, err error) {
 	return netip.AddrPortFrom(netip.AddrFrom16(addr.Addr), hostOrder(addr.Port)), nil
 }
 
-// hostOrder returns a port that is in the network's byte order.
+// hostOrder returns a port that is in the network's byte order, and the other way round.
 func hostOrder(port uint16) uint16 {
 	b := (*[2]byte)(unsafe.Pointer(&port))
 	return uint16(b[0])<<8 | uint16(b[1])
-}
-
-func getsockopt(fd uintptr, level, option int, to unsafe.Pointer, length uintptr) error {
-	size := uint32(length)
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, uintptr(level), uintptr(option), uintptr(to),
-		uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // listener accepts connections of one family.
@@ -95,17 +85,18 @@ type listener struct {
 type sockets struct {
 	mu  sync.Mutex
 	all []listener
-	// handing is held while they are handed to a successor, or end. handed is set once it has them, and ending once no
-	// more are to be handed over.
-	handing        sync.Mutex
-	handed, ending bool
+	// handing is held while they are handed to a successor, end, or get a socket of UDP that was lacking. handed is closed
+	// once a successor has them, and ending is set once no more are to be handed over.
+	handing sync.Mutex
+	handed  chan struct{}
+	ending  bool
 }
 
 // end has who accepts stop in a moment, unless a successor accepts.
 func (s *sockets) end() {
 	s.handing.Lock()
 	defer s.handing.Unlock()
-	if s.ending = true; s.handed {
+	if s.ending = true; isClosed(s.handed) {
 		return
 	}
 	for _, l := range s.listeners() {

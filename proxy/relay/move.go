@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,16 +21,17 @@ const (
 	maxPipes = 128
 	// maxChunk is how many bytes are moved at once.
 	maxChunk = 1 << 20
-	// bufferSize is how many bytes are copied at once where no pipe is free.
-	bufferSize = 32 << 10
+	// bufferSize is how many bytes are copied at once where no pipe is free, and short how many are moved rather than
+	// copied: to copy fewer costs less than a pipe does.
+	bufferSize, short = 32 << 10, 8 << 10
 )
 
 // mover moves what one end sends to the other.
 //
 // The kernel moves the bytes through a pipe (splice), without a copy. A connection has a pipe only while
-// bytes are in it, so a few suffice for many connections. Those that find none copy. Copied bytes stay in
-// the receiving socket until the other has taken them, so neither an idle connection nor one whose reader
-// is slow holds memory of the process. At most one of pipe and buffer is set.
+// bytes are in it, so a few suffice for many connections. Those that find none copy, and so do those that have
+// few bytes. Copied bytes stay in the receiving socket until the other has taken them, so neither an idle connection
+// nor one whose reader is slow holds memory of the process. At most one of pipe and buffer is set.
 type mover struct {
 	from, to   syscall.RawConn
 	take, give func(fd uintptr) bool
@@ -40,6 +42,9 @@ type mover struct {
 	n      int // bytes that are in the pipe, or of which the buffer has a copy
 	sent   int // of them
 	failed error
+	bulk   bool // the last bytes were many, so the next are likely to be
+	// giving is set while bytes are sent, and stays set if that fails.
+	giving atomic.Bool
 }
 
 func newMover(to, from *Conn, pipes *share) *mover {
@@ -94,9 +99,11 @@ func (m *mover) chunk() (moved int, err error) {
 		}
 	}
 	before := m.sent
+	m.giving.Store(true)
 	if err := m.to.Write(m.give); err != nil || m.failed != nil {
 		return m.sent - before, cmp.Or(m.failed, err)
 	}
+	m.giving.Store(false)
 	if m.buffer == nil {
 		return m.sent - before, nil
 	}
@@ -108,15 +115,15 @@ func (m *mover) chunk() (moved int, err error) {
 // receive takes what an end has sent into a pipe, or a copy of it into a buffer. It returns false if there
 // is nothing.
 func (m *mover) receive(fd uintptr) (done bool) {
-	if m.pipe = m.pipes.get(); m.pipe != nil {
-		m.n, m.failed = splice(int(fd), m.pipe.in, maxChunk)
-		if m.n == 0 && (m.failed == nil || errors.Is(m.failed, unix.EAGAIN)) {
-			m.drop() // nothing, the end, or urgent data at the front, which splice does not go past
-		}
+	if !m.bulk {
+		m.peek(fd, short)
+		m.bulk = m.n == short // there may be more
 	}
-	if m.pipe == nil {
-		m.buffer = buffers.Get().(*[bufferSize]byte)
-		m.n, m.failed = receive(int(fd), m.buffer[:], unix.MSG_PEEK)
+	if m.bulk {
+		if !m.move(fd) {
+			m.peek(fd, bufferSize)
+		}
+		m.bulk = m.n >= short || errors.Is(m.failed, unix.EAGAIN)
 	}
 	if !errors.Is(m.failed, unix.EAGAIN) {
 		return true
@@ -124,6 +131,31 @@ func (m *mover) receive(fd uintptr) (done bool) {
 	m.failed = nil
 	m.drop()
 	return false
+}
+
+// peek copies up to so many bytes of what an end has sent, which stay there.
+func (m *mover) peek(fd uintptr, most int) {
+	if m.buffer == nil {
+		m.buffer = buffers.Get().(*[bufferSize]byte)
+	}
+	m.n, m.failed = receive(int(fd), m.buffer[:most], unix.MSG_PEEK)
+}
+
+// move takes what an end has sent into a pipe. It returns false if there is no pipe, or nothing that could be moved: at
+// the end of what is sent, or with urgent data at the front, which splice does not go past.
+func (m *mover) move(fd uintptr) (moved bool) {
+	one := m.pipes.get()
+	if one == nil {
+		return false
+	}
+	m.drop() // a copy of it
+	m.pipe = one
+	m.n, m.failed = splice(int(fd), m.pipe.in, maxChunk)
+	if m.n == 0 && (m.failed == nil || errors.Is(m.failed, unix.EAGAIN)) {
+		m.drop()
+		return false
+	}
+	return true
 }
 
 // send gives the other end what receive has taken. It returns false if that end takes no more for now.
@@ -168,30 +200,12 @@ func (m *mover) drop() {
 
 var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
-// splice, receive and send do not block, and return 0 with an error.
+// splice does not block, and returns 0 with an error.
 func splice(from, to, n int) (moved int, err error) {
 	for {
 		n, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
 		if err != unix.EINTR {
 			return max(int(n), 0), err
-		}
-	}
-}
-
-func receive(fd int, into []byte, flags int) (n int, err error) {
-	for {
-		n, _, err := unix.Recvfrom(fd, into, flags|unix.MSG_DONTWAIT)
-		if err != unix.EINTR {
-			return max(n, 0), err
-		}
-	}
-}
-
-func send(fd int, p []byte) (n int, err error) {
-	for {
-		n, err := unix.SendmsgN(fd, p, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		if err != unix.EINTR {
-			return max(n, 0), err
 		}
 	}
 }

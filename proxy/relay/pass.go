@@ -26,6 +26,8 @@ type ended struct {
 type passage struct {
 	client, backend *Conn
 	out, back       *mover // of what the client sends, and of what the backend does
+	// start runs a function in another goroutine.
+	start func(func())
 	// These belong to run, and to who has paused it. outEnded and backEnded are set once an end has ended what it sends.
 	end                 ended
 	outEnded, backEnded bool
@@ -42,7 +44,7 @@ type passage struct {
 
 func newPassage(pipes *share, client, backend *Conn) *passage {
 	return &passage{client: client, backend: backend, out: newMover(backend, client, pipes),
-		back: newMover(client, backend, pipes), verdict: make(chan bool)}
+		back: newMover(client, backend, pipes), verdict: make(chan bool), start: func(f func()) { go f() }}
 }
 
 // run passes on what either end sends until both have ended what they send, one of them fails, neither has sent
@@ -81,13 +83,16 @@ func (p *passage) both() {
 	if p.outEnded || p.backEnded {
 		halves.Store(1)
 	}
-	half := func(m *mover, to, from *Conn) (n uint64, ended bool) {
+	half := func(m, other *mover, to, from *Conn) (n uint64, ended bool) {
 		n, err := m.run()
 		if errors.Is(err, errPaused) {
 			return n, false
 		}
 		if err == nil && halves.Add(1) == 1 { // when both have, closing says so
-			if err = from.wasReset(); err == nil {
+			if other.giving.Load() { // which may have been told of a reset in place of m
+				err = from.wasReset()
+			}
+			if err == nil {
 				err = to.closeWrite()
 			}
 		}
@@ -99,14 +104,14 @@ func (p *passage) both() {
 	var back chan struct{}
 	if !p.backEnded {
 		back = make(chan struct{})
-		go func() {
+		p.start(func() {
 			defer close(back)
-			n, ended := half(p.back, p.client, p.backend)
+			n, ended := half(p.back, p.out, p.client, p.backend)
 			p.end.received, p.backEnded = p.end.received+n, ended
-		}()
+		})
 	}
 	if !p.outEnded {
-		n, ended := half(p.out, p.backend, p.client)
+		n, ended := half(p.out, p.back, p.backend, p.client)
 		p.end.sent, p.outEnded = p.end.sent+n, ended
 	}
 	if back != nil {
@@ -199,7 +204,7 @@ func watch(idle time.Duration, client, backend *Conn, reset func(error)) *time.T
 }
 
 // wasReset returns an error if the other end has reset the connection: a write may have been told so in place
-// of the read, which then sees an end.
+// of the read, which then sees an end. That costs a system call.
 func (c *Conn) wasReset() error {
 	return c.control(func(fd int) error {
 		const closed = 7 // TCP_CLOSE; after the other's FIN it is CLOSE_WAIT

@@ -18,6 +18,8 @@ type crew struct {
 	serving, flowing, talking, handing context.Context
 	abort, abortFlows                  context.CancelCauseFunc
 	hangUp, stopHanding                context.CancelFunc
+	// lock is what only the relay has that serves successors. It belongs to serveSuccessors.
+	lock *os.File
 
 	// accepting and receiving end with the sockets that listen, and begin anew if a successor gives these back.
 	accepting, receiving                       sync.WaitGroup
@@ -62,6 +64,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	c.stopHanding()
 	c.heirs.Wait()
+	r.workers.close()
 	r.pipes.close()
 	return nil
 }
@@ -69,13 +72,21 @@ func (r *Relay) Run(ctx context.Context) error {
 // begin accepts and receives at the sockets that listen.
 func (c *crew) begin() {
 	c.deps.Log.Info("relaying", "ports", c.sockets.ports())
+	c.sockets.handing.Lock()
+	defer c.sockets.handing.Unlock()
+	c.use()
+	c.cross() // has the ports said
+}
+
+// use accepts and receives at the sockets that listen until they are handed over; their lock handing is held.
+func (c *crew) use() {
+	handed := c.sockets.handed
 	for _, l := range c.sockets.listeners() {
 		c.accepting.Go(func() { c.accept(c.serving, l, &c.connections) })
 		if !c.options.TCPOnly {
-			c.receiving.Go(func() { c.receiveUDP(c.flowing, l, &c.running) })
+			c.receiving.Go(func() { c.receiveUDP(c.flowing, l, handed, &c.running) })
 		}
 	}
-	c.cross() // has the ports said
 }
 
 // leave has the rules not lead here any more, and ends the sockets that accept.
@@ -146,7 +157,9 @@ func (r *Relay) accept(ctx context.Context, l listener, connections *sync.WaitGr
 			abort(conn)
 			continue
 		}
-		connections.Go(func() {
+		connections.Add(1)
+		r.workers.run(func() {
+			defer connections.Done()
 			defer r.release()
 			r.serve(ctx, conn, from, l)
 		})

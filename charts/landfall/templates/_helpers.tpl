@@ -352,6 +352,23 @@ or has one of its own. */}}
 {{- toYaml $sets -}}
 {{- end -}}
 
+{{/* How pods of the relay alone are replaced: on as many nodes at once as node.updateStrategy has. The next relay of a
+node takes over from the one before, so both run for a moment. */}}
+{{- define "landfall.relayUpdateStrategy" -}}
+{{- $strategy := .Values.node.updateStrategy -}}
+{{- $type := $strategy.type | default "RollingUpdate" -}}
+type: {{ $type }}
+{{- if eq $type "RollingUpdate" }}
+{{- $rolling := $strategy.rollingUpdate | default dict }}
+{{- $nodes := list -}}
+{{- range list "maxSurge" "maxUnavailable" }}
+{{- $n := get $rolling . -}}
+{{- if not (has (toString $n) (list "" "0" "0%")) }}{{ $nodes = append $nodes $n }}{{ end -}}
+{{- end }}
+rollingUpdate: {maxSurge: {{ append $nodes 1 | first | toJson }}, maxUnavailable: 0}
+{{- end }}
+{{- end -}}
+
 {{/* The names of the DaemonSet that runs the proxy, with either value of node.separatePods, as JSON. */}}
 {{- define "landfall.proxySets" -}}
 {{- $full := include "landfall.fullname" . -}}

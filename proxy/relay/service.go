@@ -1,0 +1,256 @@
+package relay
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+const (
+	// maxRemembered is how many clients a Service's session affinity remembers. Others get the backend
+	// that their address chooses.
+	maxRemembered = 10_000
+	// maxLines is how many lines of the access log a Service gets in a second: its clients decide how many connections
+	// end, and the node's logs are everybody's.
+	maxLines = 100
+	// suspectFor is how long a backend that did not answer is tried last.
+	suspectFor = 5 * time.Second
+)
+
+// service is what is relayed of a Service in one protocol. It is safe for concurrent use, but for what belongs
+// to the table.
+type service struct {
+	id
+	plan.Relayed                   // of the table, as tables are
+	tables       map[string]*slots // see slotsOf
+
+	mu      sync.Mutex
+	removed bool
+	counts  Counts
+	// open are the connections of each backend, those included that it has not answered yet.
+	open map[netip.AddrPort]uint32
+	// turns are when each backend has its next turn, and when that was that was taken last, at no backend.
+	turns map[turn]float64
+	// clients counts the open connections of each client.
+	clients map[netip.Addr]int
+	// remembered are the backends of clients, by port and client, with session affinity.
+	remembered map[remembering]remembered
+	swept      time.Time
+	suspects   map[netip.AddrPort]time.Time
+	// logged are the lines of the access log in the second that began at loggedIn, and leftOut those that it did not get
+	// since its last line.
+	logged, leftOut int
+	loggedIn        time.Time
+}
+
+type remembering struct {
+	choices string
+	client  netip.Addr
+}
+
+type remembered struct {
+	backend netip.AddrPort
+	last    time.Time
+}
+
+// remove notes whether the Service is relayed no more.
+func (s *service) remove(removed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removed = removed
+}
+
+// forgive forgets the suspects that are no backends, as endpoints that end are tried no more, and the turns of
+// those that have none.
+func (s *service) forgive(backends map[netip.AddrPort]bool, turns map[turn]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for b := range s.suspects {
+		if !backends[b] {
+			delete(s.suspects, b)
+		}
+	}
+	for one := range s.turns {
+		if !turns[one] {
+			delete(s.turns, one)
+		}
+	}
+}
+
+// admit counts a connection, and reports whether the Service and its client may have it; close takes it back.
+func (s *service) admit(from netip.Addr, limit, clientLimit int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	client := clientOf(from)
+	switch {
+	case s.counts.Open >= limit:
+		s.counts.Refused++
+		return false
+	case s.clients[client] >= clientLimit:
+		s.counts.ClientRefused++
+		return false
+	}
+	s.counts.Open++
+	s.counts.Connections++
+	s.clients[client]++
+	return true
+}
+
+// clientOf returns what counts as one client: an IPv4 address, or the network of 64 bits of an IPv6
+// address, in which a host may have any number of addresses.
+func clientOf(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return addr
+	}
+	network, _ := addr.WithZone("").Prefix(64)
+	return network.Addr()
+}
+
+// close counts what became of a connection.
+func (t *table) close(s *service, from netip.Addr, end ended) {
+	s.leaves(clientOf(from))
+	t.ended(s, Counts{Sent: end.sent, Received: end.received})
+}
+
+// leaves counts a client's connection no more.
+func (s *service) leaves(client netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clients[client]--; s.clients[client] == 0 {
+		delete(s.clients, client)
+	}
+}
+
+// count counts something.
+func (s *service) count(more Counts) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.add(more)
+}
+
+// logs reports whether the Service gets one more line of the access log, and how many it has not got before.
+func (s *service) logs(now time.Time) (leftOut int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if second := now.Truncate(time.Second); !second.Equal(s.loggedIn) {
+		s.logged, s.loggedIn = 0, second
+	}
+	if s.logged == maxLines {
+		s.leftOut++
+		return 0, false
+	}
+	s.logged++
+	leftOut, s.leftOut = s.leftOut, 0
+	return leftOut, true
+}
+
+// connected counts the tries of a connection, and those of them that failed on this node.
+func (s *service) connected(tries, failedHere int, ok bool) {
+	more := Counts{Tries: uint64(tries), NodeFailures: uint64(failedHere)}
+	switch {
+	case !ok:
+		more.Failures++
+	case tries > 1:
+		more.Retried++
+	}
+	s.count(more)
+}
+
+// choose chooses a backend after those that were tried, and counts the connection there. Only what chooses by
+// such counts or takes turns holds up others meanwhile, of the same Service: a draw among many backends takes a while.
+func (s *service) choose(c chooser, tried []netip.AddrPort) (backend netip.AddrPort, ok bool) {
+	if !c.remembers() {
+		backend, ok = c.next(tried)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.remembers() {
+		c.open, c.turns = s.open, s.turns
+		backend, ok = c.next(tried)
+	}
+	if ok {
+		s.open[backend]++
+	}
+	return backend, ok
+}
+
+// leave counts a connection to a backend no longer.
+func (s *service) leave(backend netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[backend]--; s.open[backend] == 0 {
+		delete(s.open, backend)
+	}
+}
+
+// suspect notes that a backend did not answer, and has others be tried first for a while.
+func (t *table) suspect(s *service, backend netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.suspects[backend] = t.now().Add(suspectFor)
+}
+
+// trust notes that a backend did answer.
+func (s *service) trust(backend netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.suspects, backend)
+}
+
+// chooser returns what chooses for a client's connection to a frontend.
+func (t *table) chooser(w way, client, frontend netip.AddrPort, random func() uint64) chooser {
+	s, now := w.service, t.now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var suspects map[netip.AddrPort]bool // most have none
+	for b, until := range s.suspects {
+		if now.Before(until) {
+			if suspects == nil {
+				suspects = map[netip.AddrPort]bool{}
+			}
+			suspects[b] = true
+		} else {
+			delete(s.suspects, b)
+		}
+	}
+	c := chooser{choices: w.choices, scheduler: w.scheduler, client: client, frontend: frontend, draw: random}
+	if suspects != nil {
+		c.isSuspect = func(b netip.AddrPort) bool { return suspects[b] }
+	}
+	if m, ok := s.remembered[w.remembering(client.Addr())]; ok && now.Sub(m.last) < w.affinity {
+		c.first = m.backend
+	}
+	return c
+}
+
+func (w way) remembering(client netip.Addr) remembering { return remembering{w.name, client} }
+
+// remember notes which backend a client got. Of a Service with too many clients it first forgets those
+// whose time is over.
+func (t *table) remember(w way, client netip.Addr, backend netip.AddrPort) {
+	s := w.service
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.affinity == 0 {
+		clear(s.remembered)
+		return
+	}
+	now, who := t.now(), w.remembering(client)
+	if _, ok := s.remembered[who]; !ok && len(s.remembered) >= maxRemembered {
+		if now.Sub(s.swept) < time.Second { // it takes a while
+			return
+		}
+		s.swept = now
+		for other, m := range s.remembered {
+			if now.Sub(m.last) >= w.affinity {
+				delete(s.remembered, other)
+			}
+		}
+		if len(s.remembered) >= maxRemembered {
+			return
+		}
+	}
+	s.remembered[who] = remembered{backend, now}
+}
