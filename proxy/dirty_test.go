@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -120,4 +122,44 @@ func TestContract11AContestCostsTheWinners(t *testing.T) {
 			t.Errorf("x%d was told %q", i, b.warnings)
 		}
 	}
+}
+
+// slowSlices have endpoints that take a while to plan.
+type slowSlices struct {
+	table[lb.Key, []lb.Slice]
+	takes time.Duration
+}
+
+func (s slowSlices) Get(key lb.Key) ([]lb.Slice, bool) {
+	time.Sleep(s.takes)
+	return s.table.Get(key)
+}
+
+// A first step with many large Services is no planner that hangs: the speaker would hear nothing more, and withdraw
+// all VIPs.
+func TestContract11ManyLargePlansAreNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		for i := range 10 {
+			b.put(fmt.Sprint("huge-", i), netip.AddrFrom4([4]byte{172, 20, 0, byte(1 + i)}).String(), "10.200.1.9")
+		}
+		b.synced()
+		const takes = 10 * time.Second
+		b.from.slices = slowSlices{b.slices, takes}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.runner.Run(ctx) }()
+		b.markFacts()
+		seconds, longest := 0, time.Duration(0)
+		for time.Sleep(time.Second); b.runner.Busy() > 0; time.Sleep(time.Second) {
+			seconds, longest = seconds+1, max(longest, b.runner.Busy())
+		}
+		if seconds < 90 || longest > 2*takes {
+			t.Errorf("in %d s, the planner was at one thing for %v, and each Service takes %v", seconds, longest, takes)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -1,21 +1,24 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // plan plans the dirty Services, and those on which their plans bear, which become dirty too. It
-// returns those whose plans changed.
-func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
+// returns those whose plans changed. Each Service is progress: at the start there may be many large ones.
+func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
 	var concerned, told []lb.Key
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
 		others, losers := p.planLive(key, now)
+		loop.Progress(ctx)
 		concerned, told = append(concerned, others...), append(told, losers...)
 	}
 	for _, key := range append(concerned, p.lingers.changed(now, p.claims)...) {
@@ -26,6 +29,7 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 	p.markTold(slices.DeleteFunc(told, func(key lb.Key) bool { return !dirty[key].IsZero() }), now)
 	touched := map[lb.Key]bool{}
 	for key, since := range dirty {
+		loop.Progress(ctx)
 		r := p.records[key]
 		planned := p.claims.Grant(r.live)
 		p.advise(r, planned)
