@@ -101,9 +101,9 @@ func (c *cleaner) run(ctx context.Context) error {
 	}
 	if n := len(c.protected); n > 0 {
 		slices.SortFunc(c.protected, lb.Key.Compare)
-		c.log.Warn("Services of another load balancer class carry Landfall's finalizer: once they are deleted they stay, unless "+
-			"another Landfall serves that class; run the cleanup for their class", "services", n,
-			"such as", c.protected[:min(n, maxNamed)])
+		c.log.Warn("Services of another load balancer class carry Landfall's finalizer, and stay when they are deleted, "+
+			"unless another Landfall serves that class; run the cleanup for their class", "services", n,
+			"some", c.protected[:min(n, maxNamed)])
 	}
 	c.log.Info("took back what Landfall wrote to Services", "writes", total)
 	return nil

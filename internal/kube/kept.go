@@ -43,8 +43,8 @@ func keptLabels(all map[string]string) map[string]string {
 	return some
 }
 
-// keptRanges returns source ranges as they are kept: the first ones, and of the rest the first of each family, since one
-// without any would be open to everybody.
+// keptRanges returns source ranges as they are kept: the first ones, and of the rest the first of each family, since
+// a family without any would be open to everybody.
 func keptRanges(all []string) []string {
 	if len(all) <= maxKeptRanges {
 		return all

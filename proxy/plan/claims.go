@@ -158,7 +158,9 @@ func (c *Claims) Set(s Service) (concerned, told []lb.Key) {
 			gains[owner.key] = true
 		}
 		for _, other := range c.waiting[at] {
-			gains[other.key] = gains[other.key]
+			if !gains[other.key] {
+				gains[other.key] = false // named all the same
+			}
 		}
 	}
 	delete(gains, s.Key)
