@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -24,6 +25,8 @@ const (
 	// A Service that shows the annotation alone after so many passes that took it back is written by somebody else:
 	// a speaker writes its condition along with it.
 	maxTakenBack = 3
+	// maxNamed is how many Services a line of the log names.
+	maxNamed = 10
 )
 
 // services is what kube.Status offers a cleanup.
@@ -51,6 +54,8 @@ type cleaner struct {
 	log       *slog.Logger
 	// takenBack counts the passes that took the annotation alone from a Service.
 	takenBack map[lb.Key]int
+	// protected are the Services of other classes that carry the finalizer, as the last pass saw them.
+	protected []lb.Key
 }
 
 // run waits until Landfall has ended, and then takes back until nobody writes any more. It may be
@@ -94,6 +99,12 @@ func (c *cleaner) run(ctx context.Context) error {
 				"service", key, "annotation", lb.AnnotationAnnouncements)
 		}
 	}
+	if n := len(c.protected); n > 0 {
+		slices.SortFunc(c.protected, lb.Key.Compare)
+		c.log.Warn("Services of another load balancer class carry Landfall's finalizer, and stay when they are deleted, "+
+			"unless another Landfall serves that class; run the cleanup for their class", "services", n,
+			"some", c.protected[:min(n, maxNamed)])
+	}
 	c.log.Info("took back what Landfall wrote to Services", "writes", total)
 	return nil
 }
@@ -102,7 +113,11 @@ func (c *cleaner) run(ctx context.Context) error {
 // ConfigMap go in each pass, as a speaker may have been about to write them.
 func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 	var found []lb.Service
+	c.protected = nil
 	if err := c.services.EachService(ctx, func(s lb.Service) {
+		if plan.Protected(&s) && !plan.Written(&s, c.class) {
+			c.protected = append(c.protected, s.Key)
+		}
 		switch {
 		case plan.Written(&s, c.class):
 			found = append(found, s)

@@ -142,7 +142,9 @@ func TestCleanup(t *testing.T) {
 				}
 			}()
 			left := &install{objects: true, fails: 3, refuses: 8}
-			cleaner := cleaner{services: c, installation: left, addresses: addresses, log: slog.New(slog.DiscardHandler)}
+			var log strings.Builder
+			cleaner := cleaner{services: c, installation: left, addresses: addresses,
+				log: slog.New(slog.NewTextHandler(&log, nil))}
 			if err := cleaner.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -159,6 +161,10 @@ func TestCleanup(t *testing.T) {
 			}
 			if s := c.services[key("theirs")]; len(s.Conditions) != 3 || !s.Finalizer || s.Announcements == "" {
 				t.Errorf("another class's: %+v", s)
+			}
+			if said := log.String(); strings.Count(said, "another load balancer class") != 1 ||
+				!strings.Contains(said, "default/theirs") {
+				t.Errorf("it did not say what stays: %s", said)
 			}
 			if left.objects {
 				t.Error("the Leases and the ConfigMap stay")

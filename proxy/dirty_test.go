@@ -1,10 +1,14 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -85,4 +89,77 @@ func TestContract1LargeServicesGiveUpAtOnce(t *testing.T) {
 	if len(b.warnings) > 0 {
 		t.Errorf("warned: %q", b.warnings)
 	}
+}
+
+// Of many Services that ask for a frontend one has it. That it changes hands costs those that lose and get it,
+// however many others are refused it: they are told for whose sake one at a time, and let the others go first.
+func TestContract11AContestCostsTheWinners(t *testing.T) {
+	b := newBench(t)
+	b.put("small", "172.20.0.1", "10.200.1.1")
+	for i := range 6 {
+		b.list(fmt.Sprint("x", i), b.clock.Add(time.Duration(i)*time.Minute), 80, "198.51.100.7")
+	}
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.list("x0", b.clock, 81, "198.51.100.7")
+	want := [][]string{{"rules x0", "rules x1"}}
+	steps := [][]string{b.told()}
+	for i := range 8 {
+		b.put("small", "172.20.0.1", netip.AddrFrom4([4]byte{10, 200, 2, byte(1 + i)}).String())
+		steps, want = append(steps, b.told()), append(want, []string{"rules small"})
+		if i%2 == 1 { // two wait for one step of the other's each
+			want[i+1] = []string{"rules small", fmt.Sprint("rules x", 2+i/2)}
+		}
+	}
+	if diff := cmp.Diff(want, steps); diff != "" {
+		t.Errorf("what the writer was told, by step (-want +got):\n%s", diff)
+	}
+	for i := 2; i < 6; i++ {
+		said := fmt.Sprint("x", i, " FrontendInUse here: spec.externalIPs: 198.51.100.7:80/tcp is in use by Service default/x")
+		if !slices.Contains(b.warnings, said+"0") || !slices.Contains(b.warnings, said+"1") {
+			t.Errorf("x%d was told %q", i, b.warnings)
+		}
+	}
+}
+
+// slowSlices have endpoints that take a while to plan.
+type slowSlices struct {
+	table[lb.Key, []lb.Slice]
+	takes time.Duration
+}
+
+func (s slowSlices) Get(key lb.Key) ([]lb.Slice, bool) {
+	time.Sleep(s.takes)
+	return s.table.Get(key)
+}
+
+// A first step with many large Services is no planner that hangs: the speaker would hear nothing more, and withdraw
+// all VIPs.
+func TestContract11ManyLargePlansAreNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		for i := range 10 {
+			b.put(fmt.Sprint("huge-", i), netip.AddrFrom4([4]byte{172, 20, 0, byte(1 + i)}).String(), "10.200.1.9")
+		}
+		b.synced()
+		const takes = 10 * time.Second
+		b.from.slices = slowSlices{b.slices, takes}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.runner.Run(ctx) }()
+		b.markFacts()
+		seconds, longest := 0, time.Duration(0)
+		for time.Sleep(time.Second); b.runner.Busy() > 0; time.Sleep(time.Second) {
+			seconds, longest = seconds+1, max(longest, b.runner.Busy())
+		}
+		if seconds < 90 || longest > 2*takes {
+			t.Errorf("in %d s, the planner was at one thing for %v, and each Service takes %v", seconds, longest, takes)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

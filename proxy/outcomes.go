@@ -40,14 +40,19 @@ func (p *proxy) collect(now time.Time) (keys map[lb.Key]bool, all bool) {
 		}
 		keys[key] = true
 		p.counts.add(r, -1)
+		before := r.applied
 		r.applied, r.failure, r.alone, r.delivers = o.Applied, o.Err, o.Alone, nil
 		r.untried = false
 		flows[key] = o.Applied
 		p.direct.confirmed(o.Applied)
 		for i, family := range allFamilies {
-			if !r.since[i].IsZero() && plan.SameRules(r.planned, r.applied, family) {
+			switch {
+			case r.since[i].IsZero():
+			case plan.SameRules(r.planned, r.applied, family):
 				p.to.latency(now.Sub(r.since[i]))
-				r.since[i] = time.Time{}
+				r.since[i], r.writes[i] = time.Time{}, writes{}
+			case !plan.SameRules(before, r.applied, family):
+				r.since[i] = r.writes[i].heard(now, r.since[i])
 			}
 		}
 		if !r.pending() {

@@ -138,7 +138,7 @@ func (p *proxy) leave() {
 }
 
 // step does all that is due. It costs what has changed, not what there is.
-func (p *proxy) step(context.Context) (time.Duration, error) {
+func (p *proxy) step(ctx context.Context) (time.Duration, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.now()
@@ -155,7 +155,7 @@ func (p *proxy) step(context.Context) (time.Duration, error) {
 		p.announce(early)
 	}
 	dirty := p.takeDirty()
-	touched := p.plan(dirty, now)
+	touched := p.plan(ctx, dirty, now)
 	target(p, dirty)
 	p.probe(dirty, now)
 	p.announce(p.with(touched, walked)) // before the rules: what goes is withdrawn first

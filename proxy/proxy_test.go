@@ -563,6 +563,47 @@ func TestContract11AnUnfinishedServiceIsNotStale(t *testing.T) {
 	}
 }
 
+// A Service that changes faster than the kernel's writer writes never has its newest plan in the kernel. Its oldest
+// change that the kernel lacks is young all the same: else the node would turn away the traffic of all Services.
+func TestContract11AServiceThatNeverRestsIsNotStale(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	oldest := func() time.Duration { return b.clock.Sub(b.health.state.Unapplied[lb.IPv4]) }
+	change := func(i int) {
+		b.put("web", "192.0.2.1", fmt.Sprintf("10.200.1.%d", 3+i))
+		b.clock = b.clock.Add(time.Second)
+		b.run()
+	}
+	for i := range 100 {
+		before := maps.Clone(b.rules.wanted)
+		change(i)
+		for k, s := range before {
+			b.rules.outcomes[k] = plan.Outcome{Applied: s}
+		}
+		b.run()
+		if oldest() > 4*time.Second {
+			t.Fatalf("after %d changes in as many seconds, each of which the kernel has a second later, the oldest waits for %s",
+				i, oldest())
+		}
+	}
+	// It waits once the kernel has no more of them.
+	for i := range 100 {
+		change(100 + i)
+	}
+	if oldest() < 100*time.Second {
+		t.Errorf("the kernel has had nothing for 100 s, and the oldest change waits for %s", oldest())
+	}
+	b.rules.confirm()
+	b.run()
+	if got := b.health.state.Unapplied[lb.IPv4]; !got.IsZero() {
+		t.Errorf("unapplied since %s although all is confirmed", got)
+	}
+}
+
 // A failure that is no Service's own makes the node unhealthy in the end.
 func TestUnappliedChangesAreTold(t *testing.T) {
 	b := newBench(t)

@@ -35,6 +35,8 @@ type record struct {
 	// since is when the oldest change came that the kernel has not confirmed, by family; zero when
 	// there is none.
 	since [2]time.Time
+	// writes are those that the kernel confirmed of it in each family since it last held the newest plan.
+	writes [2]writes
 	// triggered is the newest change of the endpoints, as those who made it say; programming is the
 	// oldest one that the kernel has not confirmed, zero when there is none.
 	triggered, programming time.Time
@@ -50,6 +52,21 @@ type record struct {
 	probes        probes
 	// deliveries are what was last told of the VIPs.
 	deliveries []lb.Delivery
+}
+
+// writes are when the proxy heard of the last write of a Service, and of the one before.
+type writes struct{ last, before time.Time }
+
+// heard takes note of a write that is not of the newest plan, as the Service has changed meanwhile. It returns since
+// when the oldest change may be that the write does not have, of those since a time. The kernel's writer takes the
+// newest plan when it begins to write. It told of the last write by then, and so the proxy had heard of the one
+// before it.
+func (w *writes) heard(now, since time.Time) time.Time {
+	if w.before.After(since) {
+		since = w.before
+	}
+	w.last, w.before = now, w.last
+	return since
 }
 
 func (r *record) pending() bool { return !r.since[0].IsZero() || !r.since[1].IsZero() }

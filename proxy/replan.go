@@ -1,29 +1,35 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // plan plans the dirty Services, and those on which their plans bear, which become dirty too. It
-// returns those whose plans changed.
-func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
-	var concerned []lb.Key
+// returns those whose plans changed. Each Service is progress: at the start there may be many large ones.
+func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
+	var concerned, told []lb.Key
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
-		concerned = append(concerned, p.planLive(key, now)...)
+		others, losers := p.planLive(key, now)
+		loop.Progress(ctx)
+		concerned, told = append(concerned, others...), append(told, losers...)
 	}
 	for _, key := range append(concerned, p.lingers.changed(now, p.claims)...) {
 		if _, ok := dirty[key]; !ok {
 			dirty[key] = now
 		}
 	}
+	p.markTold(slices.DeleteFunc(told, func(key lb.Key) bool { return !dirty[key].IsZero() }), now)
 	touched := map[lb.Key]bool{}
 	for key, since := range dirty {
+		loop.Progress(ctx)
 		r := p.records[key]
 		planned := p.claims.Grant(r.live)
 		p.advise(r, planned)
@@ -41,8 +47,8 @@ func (p *proxy) plan(dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool 
 }
 
 // planLive plans one Service by what the API server has, and lets the VIPs that it loses linger. It
-// returns the other Services on whose frontends that bears.
-func (p *proxy) planLive(key lb.Key, now time.Time) []lb.Key {
+// returns the other Services on whose frontends that bears, and those that may have to be told something else.
+func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 	r := p.records[key]
 	if r == nil {
 		r = &record{live: plan.Service{Key: key}, planned: plan.Service{Key: key}, applied: plan.Service{Key: key}}

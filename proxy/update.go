@@ -41,7 +41,7 @@ func (p *proxy) hear(now time.Time) {
 	defer p.dirtyMu.Unlock()
 	for key, all := range p.from.slices.All() {
 		if on(all, changed) {
-			p.add(key, dirt{now, true})
+			p.add(key, dirt{since: now, endpoints: true})
 		}
 	}
 }

@@ -55,6 +55,13 @@ var shareStories = []story{
 		{name: "the older goes", do: []change{noService("old")},
 			want: map[string]string{"old": "gone", "young": "10.0.0.0 Assigned"}},
 	}},
+	{name: "a key that reads like the condition", steps: []step{
+		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("x (shared by key y", 80)),
+			service("young", shares("x (shared by key y", 81))},
+			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned"}},
+		{name: "the older takes the other's port", do: []change{service("old", shares("x (shared by key y", 81))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+	}},
 	{name: "a change into a conflict moves the one that changed", config: Config{MoveDuplicates: true}, steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
 			service("young", shares("k", 81))},

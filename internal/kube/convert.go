@@ -54,10 +54,12 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 		Type:           lb.ServiceType(common(o.Spec.Type)),
 		Class:          common(deref(o.Spec.LoadBalancerClass)),
 		ClusterIPs:     parseAddrs(o.Spec.ClusterIPs),
-		ExternalIPs:    parseAddrs(o.Spec.ExternalIPs),
+		ExternalIPs:    parseAddrs(o.Spec.ExternalIPs[:min(len(o.Spec.ExternalIPs), maxKeptExternalIPs)]),
 		ExternalPolicy: cmp.Or(lb.TrafficPolicy(common(o.Spec.ExternalTrafficPolicy)), lb.Cluster),
 	}
-	for _, p := range o.Spec.Ports {
+	s.Unkept.Ports = max(0, len(o.Spec.Ports)-maxKeptPorts)
+	s.Unkept.ExternalIPs = max(0, len(o.Spec.ExternalIPs)-maxKeptExternalIPs)
+	for _, p := range o.Spec.Ports[:len(o.Spec.Ports)-s.Unkept.Ports] {
 		s.Ports = append(s.Ports, lb.ServicePort{
 			Name: common(p.Name), Protocol: cmp.Or(lb.Protocol(common(p.Protocol)), lb.TCP), Port: uint16(p.Port),
 			NodePort: uint16(p.NodePort),
@@ -84,7 +86,9 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.Intruding = lb.Intrudes(assigned, s.Ports, s.Ingress)
 	s.Listed, s.AsRequested = listed(o), asRequested(o)
 	s.InternalPolicy = cmp.Or(lb.TrafficPolicy(common(deref(o.Spec.InternalTrafficPolicy))), lb.Cluster)
-	s.SourceRanges, s.InvalidRange = sourceRanges(o.Spec.LoadBalancerSourceRanges)
+	ranges := keptRanges(o.Spec.LoadBalancerSourceRanges)
+	s.Unkept.SourceRanges = len(o.Spec.LoadBalancerSourceRanges) - len(ranges)
+	s.SourceRanges, s.InvalidRange = sourceRanges(ranges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
 	annotation := func(name string) string { return kept(o.Annotations[name]) }
 	s.Scheduler, s.Failover = annotation(lb.AnnotationScheduler), annotation(lb.AnnotationFailover)
@@ -196,7 +200,7 @@ func convertNamespace(o *corev1.Namespace) (string, lb.Namespace) {
 // fillShown fills what controller and speakers read: labels, and what Landfall has written to the
 // Service.
 func fillShown(s *lb.Service, o *corev1.Service) {
-	s.Deleting, s.Labels = o.DeletionTimestamp != nil, o.Labels
+	s.Deleting, s.Labels = o.DeletionTimestamp != nil, keptLabels(o.Labels)
 	s.Finalizer = slices.Contains(o.Finalizers, lb.FinalizerCleanup)
 	_, s.Headless = o.Labels[lb.LabelHeadless]
 	s.Conditions = slices.DeleteFunc(convertConditions(o.Status.Conditions, lb.DriverName+"/"),

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -174,8 +175,6 @@ func TestSourceRangesOfNoFamily(t *testing.T) {
 	}
 }
 
-// TestAnnotationOfATenantIsNotKept checks that no more of the annotation is kept than a speaker
-// writes, and that one is still seen where it must be replaced or removed.
 // What tenants write into annotations takes no more memory in each program than it can mean.
 func TestContract11AnnotationsAreKeptToALimit(t *testing.T) {
 	const services, size = 100, 100_000
@@ -217,6 +216,84 @@ func TestContract11AnnotationsAreKeptToALimit(t *testing.T) {
 	}
 }
 
+// A Service of 1.5 MB, the most that the API server stores, costs each program less than that.
+func TestContract11ListsAreKeptToALimit(t *testing.T) {
+	const services = 4
+	inUse := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	for name, change := range map[string]func(*corev1.Service){
+		"labels": func(o *corev1.Service) {
+			o.Labels = map[string]string{}
+			for i := range 10_000 {
+				o.Labels[fmt.Sprintf("%060d.example.com/%060d", i, i)] = fmt.Sprint(i)
+			}
+		},
+		"external IPs": func(o *corev1.Service) {
+			for i := range 100_000 {
+				o.Spec.ExternalIPs = append(o.Spec.ExternalIPs, fmt.Sprintf("11.%d.%d.%d", i>>16, i>>8&255, i&255))
+			}
+		},
+		"source ranges": func(o *corev1.Service) {
+			for i := range 80_000 {
+				o.Spec.LoadBalancerSourceRanges = append(o.Spec.LoadBalancerSourceRanges,
+					fmt.Sprintf("11.%d.%d.%d/32", i>>16, i>>8&255, i&255))
+			}
+		},
+		"ports": func(o *corev1.Service) {
+			for i := range 50_000 {
+				o.Spec.Ports = append(o.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1), Protocol: "TCP"})
+			}
+		},
+	} {
+		for program, convert := range map[string]func(*corev1.Service) (lb.Key, lb.Service){
+			"proxy": convertForwardedService, "speaker": convertLabelledService,
+			"controller": func(o *corev1.Service) (lb.Key, lb.Service) { return convertRequestingService(o, true) },
+		} {
+			keep := make([]lb.Service, 0, services)
+			before := inUse()
+			for range services {
+				o := testService()
+				change(o)
+				_, s := convert(o)
+				keep = append(keep, s)
+			}
+			if used := (int64(inUse()) - int64(before)) / services; used > 1_100_000 {
+				t.Errorf("%s: %d bytes of %s are kept of each Service", program, used, name)
+			}
+			runtime.KeepAlive(keep)
+		}
+	}
+}
+
+// What is left out is counted, and of source ranges a family that is all left out is still there.
+func TestWhatIsNotKept(t *testing.T) {
+	o := testService()
+	o.Labels, o.Spec.LoadBalancerSourceRanges = map[string]string{}, nil
+	for i := range maxKeptLabels + 1 {
+		o.Labels[fmt.Sprintf("l%03d", i)] = ""
+	}
+	o.Spec.Ports = make([]corev1.ServicePort, maxKeptPorts+2)
+	o.Spec.ExternalIPs = slices.Repeat([]string{"198.51.100.1"}, maxKeptExternalIPs+3)
+	o.Spec.LoadBalancerSourceRanges = append(slices.Repeat([]string{"10.0.0.0/8"}, maxKeptRanges+5), "2001:db8::/32")
+	_, s := convertForwardedService(o)
+	if want := (lb.Unkept{Ports: 2, ExternalIPs: 3, SourceRanges: 4}); s.Unkept != want {
+		t.Errorf("not kept: %+v, want %+v", s.Unkept, want)
+	}
+	if last := s.SourceRanges[len(s.SourceRanges)-1]; last.String() != "2001:db8::/32" || s.InvalidRange != "" {
+		t.Errorf("the last range is %s, invalid is %q", last, s.InvalidRange)
+	}
+	_, s = convertLabelledService(o)
+	if _, has := s.Labels["l128"]; has || len(s.Labels) != maxKeptLabels {
+		t.Errorf("%d labels, l128 is there: %v", len(s.Labels), has)
+	}
+}
+
+// TestAnnotationOfATenantIsNotKept checks that no more of the annotation is kept than a speaker
+// writes, and that one is still seen where it must be replaced or removed.
 func TestAnnotationOfATenantIsNotKept(t *testing.T) {
 	written := lb.EncodeAnnouncements([]lb.Announcement{{VIP: netip.MustParseAddr("192.0.2.1"),
 		Reason: lb.ReasonNoBackends}})

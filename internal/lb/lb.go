@@ -126,6 +126,8 @@ type Service struct {
 	// ExternalIPs are addresses that an administrator routes to nodes without Landfall. They hold
 	// nothing of a pool.
 	ExternalIPs []netip.Addr
+	// Unkept counts what the Service has beyond what is kept of it.
+	Unkept Unkept
 	// Listed is what ConditionExternalIPs says; nil without it. Speakers do not read it.
 	Listed Listing
 	// AsRequested is ConditionAsRequested; zero without it. Speakers do not read it.
@@ -194,6 +196,10 @@ func (s *Service) VIPs() []netip.Addr {
 	}
 	return vips
 }
+
+// Unkept counts ports, external IPs and source ranges that a Service has and that programs do not keep, as they are
+// more than one Service may have: see proxy/plan.
+type Unkept struct{ Ports, ExternalIPs, SourceRanges int }
 
 // ServicePort is one port of a Service.
 type ServicePort struct {

@@ -107,7 +107,7 @@ func FormatSharing(terms string, after map[netip.Addr]Key) string {
 
 // ParseSharing reads the end of a condition's message; terms is "" if it says nothing of sharing.
 func ParseSharing(message string) (terms string, after map[netip.Addr]Key) {
-	start := strings.LastIndex(message, sharedBy)
+	start := indexUnquoted(message, sharedBy)
 	if start < 0 || !strings.HasSuffix(message, ")") {
 		return "", nil
 	}
@@ -125,6 +125,25 @@ func ParseSharing(message string) (terms string, after map[netip.Addr]Key) {
 			after = map[netip.Addr]Key{}
 		}
 		after[addr], rest = key, rest[:i]
+	}
+}
+
+// indexUnquoted returns where a message has text that is not in quotes, in which tenants wrote; -1 if it has none.
+func indexUnquoted(message, text string) int {
+	for at := 0; ; {
+		rest := message[at:]
+		found, quote := strings.Index(rest, text), strings.IndexByte(rest, '"')
+		if found < 0 || quote < 0 || found < quote {
+			if found < 0 {
+				return -1
+			}
+			return at + found
+		}
+		quoted, err := strconv.QuotedPrefix(rest[quote:])
+		if err != nil {
+			return -1
+		}
+		at += quote + len(quoted)
 	}
 }
 

@@ -20,6 +20,8 @@ func TestSharing(t *testing.T) {
 		"web": `p (shared by key "web" on 22/TCP, 53/TCP, 53/UDP; 192.0.2.7 after a/first; fd00::7 after a/first)`,
 		`x"; 1.1.1.1 after a/b`: `p (shared by key "x\"; 1.1.1.1 after a/b" on 22/TCP, 53/TCP, 53/UDP; ` +
 			`192.0.2.7 after a/first; fd00::7 after a/first)`,
+		`x (shared by key y`: `p (shared by key "x (shared by key y" on 22/TCP, 53/TCP, 53/UDP; ` +
+			`192.0.2.7 after a/first; fd00::7 after a/first)`,
 	} {
 		s.Request.Share = key
 		terms, after := SharingTerms(&s), map[netip.Addr]Key{four: first, six: first}

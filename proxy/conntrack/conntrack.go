@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -174,7 +173,11 @@ func (a *Actor) update(changes map[lb.Key]plan.Service) {
 		before, after := a.applied[key], destinations(now)
 		lists := pairs{}
 		for f, allowed := range before {
-			for _, by := range lists.missing(allowed, after[f]) {
+			gone := lists.missing(allowed, after[f])
+			if len(gone) > maxQuestions {
+				gone = []netip.AddrPort{anybody} // that asks for all flows, too
+			}
+			for _, by := range gone {
 				if by == aRelay {
 					a.suspect.doubtRelays(f, a.relays)
 				} else {
@@ -275,15 +278,21 @@ func contains(sorted []netip.AddrPort, by netip.AddrPort) bool {
 	return found
 }
 
-// doubt notes that flows to f may have to go that by answers. Of pings it is not known who does.
+// doubt notes that flows to f may have to go that by answers. Of pings it is not known who does. More answerers than
+// there are questions are anybody: a Service may have thousands of frontends, each with thousands of them.
 func (d doubts) doubt(f destination, by netip.AddrPort) {
 	if f.isPing() {
 		by = anybody
 	}
-	if d[f] == nil {
-		d[f] = answerers{}
+	switch all := d[f]; {
+	case all == nil:
+		d[f] = answerers{by: true}
+	case all[anybody] || all[by]:
+	case by == anybody || len(all) >= maxQuestions:
+		d[f] = answerers{anybody: true}
+	default:
+		all[by] = true
 	}
-	d[f][by] = true
 }
 
 // doubtRelays notes that flows may have to go that relays answer, which are unknown if there are none.
@@ -299,11 +308,10 @@ func (d doubts) doubtRelays(f destination, relays []netip.AddrPort) {
 }
 
 func (d doubts) add(other doubts) {
-	for f, by := range other {
-		if d[f] == nil {
-			d[f] = answerers{}
+	for f, answerers := range other {
+		for by := range answerers {
+			d.doubt(f, by)
 		}
-		maps.Copy(d[f], by)
 	}
 }
 

@@ -360,6 +360,44 @@ func TestContract11ChangesOfOneServiceDoNotPutOffOthers(t *testing.T) {
 	})
 }
 
+// A Service of UDP with many external IPs changes its selector: of each of its frontends all endpoints are others. What
+// is noted does not grow with frontends times endpoints.
+func TestContract11WhatIsInDoubtIsBounded(t *testing.T) {
+	const frontends, endpoints = 300, 300
+	version := func(n byte) map[lb.Key]plan.Service {
+		key := lb.Key{Namespace: "default", Name: "dns"}
+		p := plan.Port{Family: lb.IPv4, Protocol: lb.UDP}
+		for i := range endpoints {
+			p.Serving = append(p.Serving, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, n, byte(i >> 8), byte(i)}), 53))
+		}
+		for i := range frontends {
+			p.Frontends = append(p.Frontends, plan.Frontend{Kind: plan.ExternalIP, Port: 53, Action: plan.Reject,
+				Addr: netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})})
+		}
+		return map[lb.Key]plan.Service{key: {Key: key, Ports: []plan.Port{p}}}
+	}
+	table := &fake{}
+	a := newActor(table)
+	a.Begin(version(1))
+	if err := a.apply(); err != nil {
+		t.Fatal(err)
+	}
+	table.flows = []string{"11.0.0.1:53 10.1.0.1:53", "11.0.0.1:53 10.3.0.1:53", "11.0.1.9:53 10.2.0.9:53"}
+	for n := range byte(3) {
+		a.Update(version(1 + n))
+		noted := 0
+		for _, by := range a.suspect {
+			noted += len(by)
+		}
+		if noted > frontends*maxQuestions {
+			t.Fatalf("%d answerers are noted of %d frontends", noted, len(a.suspect))
+		}
+	}
+	if err := a.apply(); err != nil || !slices.Equal(table.flows, []string{"11.0.0.1:53 10.3.0.1:53"}) {
+		t.Errorf("%v, left are %v", err, table.flows)
+	}
+}
+
 // What is gone of a sorted list is found as if each endpoint were looked for.
 func TestMissing(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))

@@ -16,33 +16,52 @@ func (t *table) Held(key lb.Key) (plan.Service, error) {
 	if s == nil {
 		return plan.Service{}, nil
 	}
-	applied := s.input
-	var lost []error
+	lost := map[frontend]bool{}
+	var errs []error
+	more := 0
 	for _, p := range s.parts {
 		owner := t.owners[p.frontend]
 		if owner == nil || owner.key == key {
 			continue
 		}
-		applied = t.without(applied, p.frontend)
-		if !p.lingering {
-			lost = append(lost, fmt.Errorf("%s/%s is in use by another Service",
+		lost[p.frontend] = true
+		switch {
+		case p.lingering:
+		case len(errs) == maxLost:
+			more++
+		default:
+			errs = append(errs, fmt.Errorf("%s/%s is in use by another Service",
 				netip.AddrPortFrom(p.addr.ip(t.family), p.port), p.protocol))
 		}
 	}
-	return applied, errors.Join(lost...)
+	if len(lost) == 0 {
+		return s.input, nil
+	}
+	if more > 0 {
+		errs = append(errs, fmt.Errorf("and %d more", more))
+	}
+	return t.without(s.input, lost), errors.Join(errs...)
 }
 
-// without returns the plan without one frontend; a node port goes as a whole.
-func (t *table) without(s plan.Service, f frontend) plan.Service {
-	addr := f.addr.ip(t.family)
+// maxLost is how many frontends an error names that other Services have.
+const maxLost = 5
+
+// without returns the plan without some frontends; a node port goes as a whole.
+func (t *table) without(s plan.Service, lost map[frontend]bool) plan.Service {
 	s.Ports = slices.Clone(s.Ports)
 	for i, p := range s.Ports {
-		if protocol, ok := protocolOf(p.Protocol); !ok || protocol != f.protocol {
+		protocol, ok := protocolOf(p.Protocol)
+		if !ok {
 			continue
 		}
-		s.Ports[i].Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(other plan.Frontend) bool {
-			return other.Port == f.port &&
-				(other.Addr == addr || other.Kind == plan.NodePort && slices.Contains(t.nodeAddresses, addr))
+		isLost := func(addr netip.Addr, port uint16) bool {
+			return lost[frontend{addr: addressOf(addr), port: port, protocol: protocol}]
+		}
+		s.Ports[i].Frontends = slices.DeleteFunc(slices.Clone(p.Frontends), func(f plan.Frontend) bool {
+			if f.Kind != plan.NodePort {
+				return isLost(f.Addr, f.Port)
+			}
+			return slices.ContainsFunc(t.nodeAddresses, func(addr netip.Addr) bool { return isLost(addr, f.Port) })
 		})
 	}
 	return s

@@ -61,15 +61,15 @@ func bound(svc *lb.Service, endpoints []lb.Slice) (denied []Denied, excess *TooL
 			"%s: the last %d of %d are left out; a Service has at most %d source ranges, %d VIPs, and %d ports times "+
 				"addresses", field, n, of, maxSources, maxVIPs, maxFrontends)})
 	}
-	frontends := 2 * len(svc.Ports) * len(svc.ClusterIPs) // with node ports
+	frontends := 2 * (len(svc.Ports) + svc.Unkept.Ports) * len(svc.ClusterIPs) // with node ports
 	if n := deliveries(endpoints); n > maxDeliveries {
 		return nil, &TooLarge{Elements: n, Limit: maxDeliveries, Of: "pairs of port and endpoint"}
 	}
 	if frontends > maxFrontends {
 		return nil, &TooLarge{Elements: frontends, Limit: maxFrontends, Of: "frontends"}
 	}
-	if n := len(svc.SourceRanges); n > maxSources {
-		svc.SourceRanges = svc.SourceRanges[:maxSources]
+	if n := len(svc.SourceRanges) + svc.Unkept.SourceRanges; n > maxSources {
+		svc.SourceRanges = firstSources(svc.SourceRanges)
 		leftOut(LoadBalancer, "spec.loadBalancerSourceRanges", n-maxSources, n)
 	}
 	fitting := func(most int) int {
@@ -83,11 +83,24 @@ func bound(svc *lb.Service, endpoints []lb.Slice) (denied []Denied, excess *TooL
 		leftOut(LoadBalancer, "status.loadBalancer", n-fit, n)
 	}
 	frontends += len(svc.Ports) * len(svc.Ingress)
-	if n, fit := len(svc.ExternalIPs), fitting(maxFrontends); n > fit {
-		svc.ExternalIPs = svc.ExternalIPs[:fit]
+	if n, fit := len(svc.ExternalIPs)+svc.Unkept.ExternalIPs, fitting(maxFrontends); n > fit {
+		svc.ExternalIPs = svc.ExternalIPs[:min(fit, len(svc.ExternalIPs))]
 		leftOut(ExternalIP, "spec.externalIPs", n-fit, n)
 	}
 	return denied, nil
+}
+
+// firstSources returns the first source ranges. If none of a family is among them, it adds one that admits nobody:
+// without any, everybody would be admitted.
+func firstSources(all []netip.Prefix) []netip.Prefix {
+	first := all[:min(maxSources, len(all)):min(maxSources, len(all))]
+	for _, nobody := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		isOf := func(r netip.Prefix) bool { return r.Addr().Is4() == nobody.Is4() }
+		if slices.ContainsFunc(all[len(first):], isOf) && !slices.ContainsFunc(first, isOf) {
+			first = append(first, netip.PrefixFrom(nobody, nobody.BitLen()))
+		}
+	}
+	return first
 }
 
 // Frozen returns the plan of svc, which is too large as now, cut down to what s has, the plan of when

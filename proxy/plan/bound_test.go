@@ -23,6 +23,35 @@ func TestContract10TooLarge(t *testing.T) {
 	}
 }
 
+// Source ranges that are left out admit nobody, also if they are all of a family.
+func TestSourceRangesLeftOutAdmitNobody(t *testing.T) {
+	ranges := make([]netip.Prefix, maxSources, maxSources+1)
+	for i := range ranges {
+		ranges[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{13, 0, byte(i >> 8), byte(i)}), 32)
+	}
+	for last, want := range map[string]string{"2001:db8::/32": "[::/128]", "198.51.100.0/24": "everybody"} {
+		svc := service(func(s *lb.Service) {
+			s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr("fd00::1"))
+			s.Ingress = append(s.Ingress, lb.Ingress{Addr: netip.MustParseAddr("2001:db8::1")})
+			s.SourceRanges = append(ranges, netip.MustParsePrefix(last))
+		})
+		for _, p := range New(svc, nil, Node{Name: "here"}).Ports {
+			for _, f := range p.Frontends {
+				if f.Kind != LoadBalancer || p.Family != lb.IPv6 {
+					continue
+				}
+				got := "everybody"
+				if f.Sources != nil {
+					got = fmt.Sprint(f.Sources.Networks)
+				}
+				if got != want {
+					t.Errorf("with %s as the last of too many ranges, %s may connect over IPv6, want %s", last, got, want)
+				}
+			}
+		}
+	}
+}
+
 // Contract clause 11: what one Service costs has a bound in each direction, what is beyond is said,
 // and the rest is served.
 func TestContract11WhatAServiceCosts(t *testing.T) {

@@ -129,15 +129,16 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 }
 
 // Set takes all that a Service asks for; a plan without ports ends its claims. It returns the other
-// Services for which Grant may return something else than before.
-func (c *Claims) Set(s Service) []lb.Key {
+// Services for which Grant may return something else than before: concerned may get other frontends, and told are
+// refused the same ones, maybe for the sake of another Service.
+func (c *Claims) Set(s Service) (concerned, told []lb.Key) {
 	before := c.claiming[s.Key]
 	if before != nil && before.Age == s.Age && before.health == s.HealthPort &&
 		maps.Equal(before.listing, s.Listing) && slices.EqualFunc(before.ports, s.Ports, sameFrontends) {
 		before.ports, before.vips = s.Ports, s.VIPs
-		return nil
+		return nil, nil
 	}
-	changed := map[slot]bool{}
+	changed := map[slot]claim{}
 	if before != nil {
 		c.remove(before, changed)
 	}
@@ -145,20 +146,39 @@ func (c *Claims) Set(s Service) []lb.Key {
 		c.add(&claimant{Age: s.Age, listing: s.Listing, key: s.Key, ports: s.Ports, vips: s.VIPs,
 			health: s.HealthPort}, changed)
 	}
-	concerned := map[lb.Key]bool{}
-	for at := range changed {
+	gains := map[lb.Key]bool{} // true for those that may get other frontends
+	for at, was := range changed {
 		for s := range c.watching[at] {
-			concerned[s.key] = true
+			gains[s.key] = true
+		}
+		if was.claimant != nil {
+			gains[was.key] = true
 		}
 		if owner, owned := c.owners[at]; owned {
-			concerned[owner.key] = true
-			for _, other := range c.waiting[at] {
-				concerned[other.key] = true
+			gains[owner.key] = true
+		}
+		for _, other := range c.waiting[at] {
+			if !gains[other.key] {
+				gains[other.key] = false // named all the same
 			}
 		}
 	}
-	delete(concerned, s.Key)
-	return slices.Collect(maps.Keys(concerned))
+	delete(gains, s.Key)
+	for key, gains := range gains {
+		if gains {
+			concerned = append(concerned, key)
+		} else {
+			told = append(told, key)
+		}
+	}
+	return concerned, told
+}
+
+// change notes that a slot has another owner than before, which was the first of those that it has had since.
+func (c *Claims) change(at slot, changed map[slot]claim) {
+	if _, ok := changed[at]; !ok {
+		changed[at] = c.owners[at]
+	}
 }
 
 // sameFrontends reports whether two ports ask for the same frontends.
@@ -181,15 +201,17 @@ func (c *Claims) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool
 	return ok && (owner.kind != ExternalIP || c.refuse(owner.claimant, protocol, Frontend{Addr: addr, Port: port}) == nil)
 }
 
-func (c *Claims) add(s *claimant, changed map[slot]bool) {
+func (c *Claims) add(s *claimant, changed map[slot]claim) {
 	c.claiming[s.key] = s
 	for at, wish := range s.slots() {
 		owner, owned := c.owners[at]
 		switch {
 		case !owned:
-			c.owners[at], c.taken, changed[at] = wish, true, true
+			c.change(at, changed)
+			c.owners[at], c.taken = wish, true
 		case wish.precedes(owner):
-			c.owners[at], changed[at] = wish, true
+			c.change(at, changed)
+			c.owners[at] = wish
 			c.waiting[at] = append(c.waiting[at], owner)
 		default:
 			c.waiting[at] = append(c.waiting[at], wish)
@@ -203,14 +225,14 @@ func (c *Claims) add(s *claimant, changed map[slot]bool) {
 	}
 }
 
-func (c *Claims) remove(s *claimant, changed map[slot]bool) {
+func (c *Claims) remove(s *claimant, changed map[slot]claim) {
 	delete(c.claiming, s.key)
 	delete(c.externals, s)
 	for at := range s.slots() {
 		isOwn := func(other claim) bool { return other.claimant == s }
 		waiting := slices.DeleteFunc(c.waiting[at], isOwn)
 		if c.owners[at].claimant == s {
-			changed[at] = true
+			c.change(at, changed)
 			delete(c.owners, at)
 			if len(waiting) > 0 {
 				next := slices.MinFunc(waiting, func(a, b claim) int {

@@ -230,23 +230,23 @@ func TestContract11TheWinnerIsNotTouched(t *testing.T) {
 	claims := NewClaims()
 	web, x := New(tenant("shop/web", 9, vip("192.0.2.1")), nil, here), New(tenant("dev/x", 1,
 		external("192.0.2.1", "198.51.100.1")), nil, here)
-	if keys := claims.Set(web); len(keys) != 0 {
+	if keys, _ := claims.Set(web); len(keys) != 0 {
 		t.Errorf("concerned %v", keys)
 	}
 	before := claims.Grant(web)
-	if keys := claims.Set(x); slices.Contains(keys, x.Key) {
+	if keys, _ := claims.Set(x); slices.Contains(keys, x.Key) {
 		t.Errorf("concerned %v", keys)
 	}
 	if d := cmp.Diff(before, claims.Grant(web), cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); d != "" {
 		t.Errorf("the winner's plan changed:\n%s", d)
 	}
-	if keys := claims.Set(Service{Key: web.Key}); !slices.Equal(keys, []lb.Key{x.Key}) {
+	if keys, _ := claims.Set(Service{Key: web.Key}); !slices.Equal(keys, []lb.Key{x.Key}) {
 		t.Errorf("the owner has gone, and %v are concerned", keys)
 	}
 	if got := claims.Grant(x); len(got.Denied) != 0 {
 		t.Errorf("denied %v", got.Denied)
 	}
-	if keys := claims.Set(New(tenant("kube-system/c", 9, func(s *lb.Service) {
+	if keys, _ := claims.Set(New(tenant("kube-system/c", 9, func(s *lb.Service) {
 		s.ClusterIPs = []netip.Addr{addr("198.51.100.1")}
 		s.Ports[0].Port = 53
 	}), nil, here)); !slices.Equal(keys, []lb.Key{x.Key}) {
@@ -279,11 +279,12 @@ func TestContract11ClaimsDoNotDependOnTheWay(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 11))
 		claims, plans, shown := NewClaims(), map[lb.Key]Service{}, map[lb.Key]string{}
+		got := map[lb.Key]Service{}
 		rules := []ExternalIPs{{}, {Deny: true}, {Pools: map[string][]lb.Range{"a": {{From: addr("192.0.2.1"),
 			To: addr("192.0.2.1")}}}}}
 		rule, own := rules[0], []netip.Addr(nil)
 		for range 40 {
-			var concerned []lb.Key
+			var concerned, told []lb.Key
 			if r.IntN(8) == 0 {
 				rule = rules[r.IntN(len(rules))]
 				own = []netip.Addr{addr("172.31.0.1")}
@@ -293,15 +294,20 @@ func TestContract11ClaimsDoNotDependOnTheWay(t *testing.T) {
 				if r.IntN(4) == 0 {
 					p = Service{Key: p.Key}
 				}
-				concerned = append(claims.Set(p), p.Key)
+				concerned, told = claims.Set(p)
+				concerned = append(concerned, p.Key)
 				plans[p.Key] = p
 			}
 			for key, p := range plans {
-				now := grants(claims, []Service{p}) + fmt.Sprint(claims.Grant(p).Sole)
-				if now != shown[key] && !slices.Contains(concerned, key) {
+				now, gets := grants(claims, []Service{p})+fmt.Sprint(claims.Grant(p).Sole), claims.Grant(p)
+				switch differs := now != shown[key]; {
+				case !differs || slices.Contains(concerned, key):
+				case !slices.Contains(told, key):
 					t.Fatalf("seed %d: %s changed from %q to %q, and was not named", seed, key, shown[key], now)
+				case !samePorts(gets.Ports, got[key].Ports):
+					t.Fatalf("seed %d: %s gets other frontends, %q after %q, and was to be told only", seed, key, now, shown[key])
 				}
-				shown[key] = now
+				shown[key], got[key] = now, gets
 			}
 		}
 		fresh, all := NewClaims(), []Service{}
