@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -26,7 +27,7 @@ const usage = `usage:
               [--output DIR] [--accelerator NAME] [--cpus N]
 
 Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86_64 must be there.
-  --only NAMES    only these suites, separated by commas
+  --only NAMES    only these suites, separated by commas, in this order
   --run PATTERN   only tests that match the pattern of "go test", instead of the suites' own
   --programs DIR  where Landfall's programs are; bin by default
   --kube-proxy FILE
@@ -35,8 +36,8 @@ Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86
                   what apt is configured for
   --output DIR    where the outputs go; bin/vm by default
   --accelerator NAME
-                  qemu's; kvm by default where the processor can, else tcg,thread=multi, which is 10 to 30 times slower
-  --cpus N        how many processors the machine has; 2 by default
+                  qemu's; kvm by default where the processor can, else tcg,thread=single, which emulates every instruction
+  --cpus N        how many processors the machine has; by default 2 with kvm, else 1
 suites:
 `
 
@@ -93,9 +94,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	output := flags.String("output", "bin/vm", "")
 	suite := flags.String("suite", "", "")
 	accelerator := flags.String("accelerator", vm.Accelerator(), "")
-	cpus := flags.Int("cpus", 2, "")
+	cpus := flags.Int("cpus", 0, "")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *cpus == 0 {
+		if *cpus = 1; *accelerator == vm.KVM {
+			*cpus = 2
+		}
 	}
 	started := time.Now()
 	chosen, err := choose(*only, *pattern)
@@ -157,24 +163,23 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return errors.Join(err, tell(out, *output, results, time.Since(started)))
 }
 
-// choose returns the suites of these names, or all.
+// choose returns the suites of these names, in their order, or all.
 func choose(names, pattern string) ([]suite, error) {
-	var chosen []suite
-	for _, s := range suites {
-		if pattern != "" {
-			s.pattern = pattern
-		}
-		if names == "" {
-			chosen = append(chosen, s)
-		}
+	chosen := slices.Clone(suites)
+	if names != "" {
+		chosen = nil
 		for name := range strings.SplitSeq(names, ",") {
-			if name == s.name {
-				chosen = append(chosen, s)
+			i := slices.IndexFunc(suites, func(s suite) bool { return s.name == name })
+			if i < 0 {
+				return nil, fmt.Errorf("--only=%s: want some of the suites that --help lists", names)
 			}
+			chosen = append(chosen, suites[i])
 		}
 	}
-	if names != "" && len(chosen) != strings.Count(names, ",")+1 {
-		return nil, fmt.Errorf("--only=%s: want some of the suites that --help lists", names)
+	if pattern != "" {
+		for i := range chosen {
+			chosen[i].pattern = pattern
+		}
 	}
 	return chosen, nil
 }
