@@ -59,6 +59,8 @@ var suites = []suite{
 	{name: "nftables-ipip", folder: "proxy/nftables", pattern: "^TestVM", tags: "vm", timeout: 20 * time.Minute},
 	{name: "auto", folder: "proxy", pattern: "^TestVM", tags: "vm", timeout: 5 * time.Minute},
 	{name: "l2", folder: "speaker/l2", pattern: "^TestVM", tags: "vm", timeout: 10 * time.Minute},
+	{name: "rescue", folder: "proxy/rescue", pattern: "^TestContract5", timeout: 30 * time.Minute},
+	{name: "direct", folder: "proxy", pattern: "^TestDirectForwarding", timeout: 30 * time.Minute},
 	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 60 * time.Minute,
 		starts: []string{"kube-proxy", "landfall-proxy"}},
 	{name: "vrf", folder: "e2e/vm", pattern: "^TestVRF$", tags: "vm", timeout: 60 * time.Minute,
@@ -103,7 +105,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			*cpus = 2
 		}
 	}
-	started := time.Now()
+	begun := time.Now()
 	chosen, err := choose(*only, *pattern)
 	if err != nil {
 		return err
@@ -132,17 +134,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		m.Programs, m.Plan = append(m.Programs, file), append(m.Plan, s.program())
-		for _, name := range s.starts {
-			path := filepath.Join(*programs, name)
-			if name == "kube-proxy" {
-				path = *kubeProxy
-			}
-			content, err := os.ReadFile(path)
-			if err != nil {
-				return fmt.Errorf("the tests of %s start %s: %w", s.folder, name, err)
-			}
-			m.Programs = append(m.Programs, image.File{Path: "landfall/" + name, Mode: 0o755, Content: content})
+	}
+	for _, name := range started(chosen) {
+		path := filepath.Join(*programs, name)
+		if name == "kube-proxy" {
+			path = *kubeProxy
 		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("the tests start %s: %w", name, err)
+		}
+		m.Programs = append(m.Programs, image.File{Path: "landfall/" + name, Mode: 0o755, Content: content})
 	}
 	logs := map[string]io.Writer{}
 	for _, s := range chosen {
@@ -160,7 +162,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	results, err := m.Run(ctx)
-	return errors.Join(err, tell(out, *output, results, time.Since(started)))
+	return errors.Join(err, tell(out, *output, results, time.Since(begun)))
 }
 
 // choose returns the suites of these names, in their order, or all.
@@ -182,6 +184,15 @@ func choose(names, pattern string) ([]suite, error) {
 		}
 	}
 	return chosen, nil
+}
+
+// started returns the names of the programs that the tests of some suites start, each once.
+func started(by []suite) (names []string) {
+	for _, s := range by {
+		names = append(names, s.starts...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // at is the suite's file in the machine, without the slash.
