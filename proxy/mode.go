@@ -164,9 +164,9 @@ func openNftables(mode string, log *slog.Logger) (kernel, error) {
 // patience is how long a trial transaction may take until the log says that the proxy waits for it.
 const patience = 5 * time.Second
 
-// try makes a trial transaction, which cannot be interrupted: for each module that is missing, the kernel starts modprobe,
-// waits for it, and begins the transaction anew. If that takes long, the log says what the proxy waits for, and then how
-// long it took.
+// try makes a trial transaction, which cannot be interrupted: for each missing module, the kernel starts modprobe,
+// waits for it, and begins the transaction anew. If that takes long, the log says what the proxy waits for, and then
+// how long it took.
 func try(log *slog.Logger, what string, family lb.Family, transaction func() error) error {
 	log = log.With("family", family)
 	started := time.Now()

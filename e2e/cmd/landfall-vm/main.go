@@ -36,7 +36,7 @@ Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86
                   what apt is configured for
   --output DIR    where the outputs go; bin/vm by default
   --accelerator NAME
-                  qemu's; kvm by default where the processor can, else tcg,thread=single, which emulates every instruction
+                  qemu's; kvm by default where the processor can, else tcg,thread=single, which emulates the processor
   --cpus N        how many processors the machine has; by default 2 with kvm, else 1
 suites:
 `
