@@ -57,11 +57,11 @@ func open(ctx context.Context, mode string, log *slog.Logger) (kernel, error) {
 	why := "as --mode says"
 	switch mode {
 	case modeNftables:
-		k, err = openNftables(mode)
+		k, err = openNftables(mode, log)
 	case modeIptables:
 		k, err = openIptables(ctx, log)
 	default:
-		k, why, err = choose(func() (kernel, error) { return openNftables(mode) },
+		k, why, err = choose(func() (kernel, error) { return openNftables(mode, log) },
 			func() (kernel, error) { return openIptables(ctx, log) })
 	}
 	if err != nil {
@@ -136,7 +136,7 @@ func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
 // to we do not try.
 const oldest = "5.13"
 
-func openNftables(mode string) (kernel, error) {
+func openNftables(mode string, log *slog.Logger) (kernel, error) {
 	k := kernel{mode: modeNftables, unusable: map[lb.Family]error{}, verify: verifyNftables}
 	if release := release(); mode == modeAuto && older(release, oldest) {
 		return k, fmt.Errorf("the kernel, Linux %s, is older than %s", release, oldest)
@@ -146,7 +146,8 @@ func openNftables(mode string) (kernel, error) {
 		return k, err
 	}
 	for _, family := range allFamilies {
-		if err := nftables.Probe(way, family); err != nil {
+		err := try(log, "the nftables rules", family, func() error { return nftables.Probe(way, family) })
+		if err != nil {
 			k.unusable[family] = err
 			continue
 		}
@@ -158,6 +159,25 @@ func openNftables(mode string) (kernel, error) {
 	}
 	k.netlink = way
 	return k, nil
+}
+
+// patience is how long a trial transaction may take until the log says that the proxy waits for it.
+const patience = 5 * time.Second
+
+// try makes a trial transaction, which cannot be interrupted: for each missing module, the kernel starts modprobe,
+// waits for it, and begins the transaction anew. If that takes long, the log says what the proxy waits for, and then
+// how long it took.
+func try(log *slog.Logger, what string, family lb.Family, transaction func() error) error {
+	log = log.With("family", family)
+	started := time.Now()
+	notice := time.AfterFunc(patience, func() {
+		log.Warn("still waiting for the kernel to try " + what + "; it may be loading modules")
+	})
+	err := transaction()
+	if !notice.Stop() {
+		log.Info("the kernel has tried "+what, "after", time.Since(started).Round(time.Millisecond))
+	}
+	return err
 }
 
 func (k kernel) close() {

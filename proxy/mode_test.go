@@ -1,8 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -50,6 +57,52 @@ func TestChoose(t *testing.T) {
 		})
 	}
 }
+
+// While a trial transaction takes long, the log says what the proxy waits for. One that does not leaves no line.
+func TestStartSaysThatItWaitsForTheKernel(t *testing.T) {
+	errRefused := errors.New("refused")
+	for _, test := range []struct {
+		name string
+		take time.Duration
+		want []string
+	}{
+		{"at once", 0, nil},
+		{"in time", patience - 1, nil},
+		{"long", 90 * time.Second, []string{
+			"5s: still waiting for the kernel to try the rules; it may be loading modules",
+			"1m30s: the kernel has tried the rules"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				var said []string
+				started := time.Now()
+				log := slog.New(lines(func(r slog.Record) {
+					mu.Lock()
+					defer mu.Unlock()
+					said = append(said, fmt.Sprintf("%s: %s", time.Since(started), r.Message))
+				}))
+				err := try(log, "the rules", lb.IPv4, func() error {
+					time.Sleep(test.take)
+					return errRefused
+				})
+				mu.Lock()
+				defer mu.Unlock()
+				if !errors.Is(err, errRefused) || !slices.Equal(said, test.want) {
+					t.Errorf("said %q, want %q: %v", said, test.want, err)
+				}
+			})
+		})
+	}
+}
+
+// lines passes on each record of a log.
+type lines func(slog.Record)
+
+func (l lines) Enabled(context.Context, slog.Level) bool      { return true }
+func (l lines) Handle(_ context.Context, r slog.Record) error { l(r); return nil }
+func (l lines) WithAttrs([]slog.Attr) slog.Handler            { return l }
+func (l lines) WithGroup(string) slog.Handler                 { return l }
 
 func TestOlder(t *testing.T) {
 	for release, want := range map[string]bool{"5.12.19": true, "5.13.0": false, "4.19.0-amd64": true,

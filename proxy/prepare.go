@@ -57,7 +57,8 @@ func (s *settings) prepareDirect(k kernel, log *slog.Logger) {
 		if k.mode != modeNftables {
 			continue
 		}
-		if err := nftables.ProbeDirect(k.netlink, family); err != nil {
+		err := try(log, "direct forwarding", family, func() error { return nftables.ProbeDirect(k.netlink, family) })
+		if err != nil {
 			log.Warn("this node does not forward directly", "family", family, "error", err)
 			continue
 		}

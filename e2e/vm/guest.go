@@ -16,6 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// nftModules are what the rules of the proxy need beside nf_tables. For each one that is missing, the kernel starts
+// modprobe in the middle of a transaction and begins the transaction anew. On an emulated processor that takes minutes,
+// which the programs under test would wait for.
+var nftModules = []string{
+	"nf_conntrack_netlink", "nft_chain_nat", "nft_ct", "nft_dup_ipv4", "nft_dup_ipv6", "nft_fib_ipv4", "nft_fib_ipv6",
+	"nft_hash", "nft_limit", "nft_masq", "nft_nat", "nft_numgen", "nft_redir", "nft_reject_ipv4", "nft_reject_ipv6",
+}
+
 // reportPort is where the virtual machine reports; the kernel has the first serial port.
 const reportPort = "/dev/ttyS1"
 
@@ -55,7 +63,8 @@ func follow() error {
 		return err
 	}
 	if err := errors.Join(os.Setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), os.Setenv("HOME", "/root"),
-		command("depmod", "-a"), command("ip", "link", "set", "lo", "up")); err != nil {
+		command("depmod", "-a"), loadModules(),
+		command("ip", "link", "set", "lo", "up")); err != nil {
 		return err
 	}
 	for _, p := range plan {
@@ -68,6 +77,14 @@ func follow() error {
 		reports.say(ended)
 	}
 	return nil
+}
+
+// loadModules loads those of nftables, and says on the console how long that took.
+func loadModules() error {
+	started := time.Now()
+	err := command(append([]string{"modprobe", "-a"}, nftModules...)...)
+	fmt.Println("landfall-vm: loaded the modules of nftables in", time.Since(started).Round(time.Millisecond))
+	return err
 }
 
 func mountAll() error {

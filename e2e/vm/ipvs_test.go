@@ -138,8 +138,18 @@ func (n *node) start(t *testing.T, argv ...string) (stop func()) {
 	})
 	t.Cleanup(func() {
 		stop()
-		if text, err := os.ReadFile(log.Name()); err == nil && t.Failed() {
+		text, err := os.ReadFile(log.Name())
+		switch {
+		case err != nil:
+			t.Error(err)
+		case t.Failed():
 			t.Logf("%s:\n%s", argv[0], text[max(0, len(text)-32_000):])
+		default:
+			for line := range strings.Lines(string(text)) { // what another kernel lacks
+				if strings.Contains(line, "level=WARN") || strings.Contains(line, "level=ERROR") {
+					t.Logf("%s: %s", filepath.Base(argv[0]), line)
+				}
+			}
 		}
 	})
 	return stop
@@ -190,10 +200,11 @@ func (n *node) get(t *testing.T, url string) (body string) {
 	return string(text)
 }
 
-// eventually waits for long: an emulated processor on a busy machine takes minutes for what else takes a second.
+// eventually waits for long. It looks seldom, as looking is what takes time on an emulated processor, which skips idle
+// time.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Minute); !f(); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Minute); !f(); time.Sleep(500 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not so: %s", what)
 		}

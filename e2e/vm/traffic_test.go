@@ -18,7 +18,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// traffic opens new connections all the time, one after the other from each client.
+// traffic opens new connections all the time, one after the other from each client, with a pause that leaves an
+// emulated processor to the programs under test.
 type traffic struct {
 	mu     sync.Mutex
 	asked  int
@@ -27,6 +28,8 @@ type traffic struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 }
+
+const pause = 20 * time.Millisecond
 
 // way is from whom to what, in the words of the table of cases.
 type way struct {
@@ -45,7 +48,7 @@ func (n *node) traffic(t *testing.T) *traffic {
 	r := &traffic{stop: stop}
 	for _, w := range ways {
 		r.done.Go(func() {
-			for ctx.Err() == nil {
+			for ; ctx.Err() == nil; time.Sleep(pause) {
 				backend, _, err := n.Ask(cases.Case{From: w.from, To: w.to, Protocol: w.protocol}, cases.Long)
 				if err == nil && w.to == "vip2" && !strings.HasPrefix(backend, n.World.Local.String()) {
 					err = fmt.Errorf("Local ends at %s", backend)

@@ -213,10 +213,18 @@ func TestArguments(t *testing.T) {
 	m := Machine{CPUs: 2, Memory: 3072, Accelerator: TCG}
 	argv := strings.Join(m.arguments(files{"vmlinuz", "initramfs", "console"}), " ")
 	for _, want := range []string{"-nodefaults", "-no-user-config", "-nic none", "-no-reboot", "-m 3072", "-smp 2",
-		"-accel tcg,thread=multi", "-kernel vmlinuz", "-initrd initramfs", "panic=-1",
+		"-accel tcg,thread=single", "-kernel vmlinuz", "-initrd initramfs", "panic=-1",
 		"-serial file:console -serial stdio"} { // the kernel has the first
 		if !strings.Contains(argv, want) {
 			t.Errorf("%s has no %s", argv, want)
+		}
+	}
+	// With KVM, the clock is that of others.
+	for accelerator, want := range map[string]bool{TCG: true, KVM: false} {
+		m.Accelerator = accelerator
+		argv := m.arguments(files{"vmlinuz", "initramfs", "console"})
+		if counts := slices.Contains(argv, "-icount"); counts != want || slices.Contains(argv, "clock=vm") != want {
+			t.Errorf("%s: instructions are counted: %v, want %v", accelerator, counts, want)
 		}
 	}
 }

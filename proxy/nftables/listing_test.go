@@ -136,7 +136,7 @@ func TestListingReadsBack(t *testing.T) {
 		"ip daddr . meta l4proto . udp dport @relayed fib saddr type != local jump relay-udp",
 		"update @relay-rates { ip daddr . meta l4proto . udp dport timeout 10s limit rate 500/second burst " +
 			"126 packets } limit rate 2000/second burst 501 packets dnat ip to meta l4proto map @relay",
-		"meta l4proto @relay counter packets 0 bytes 0",
+		"meta l4proto @relay-leased counter packets 0 bytes 0",
 		"meta l4proto . udp dport @relay-ports ct state new ct original ip daddr . meta l4proto . ct original proto-dst != " +
 			"@relayed counter packets 0 bytes 0 drop",
 		"ip6 daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip6 to meta l4proto map @relay",

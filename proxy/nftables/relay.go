@@ -20,8 +20,9 @@ import (
 const relayMap = "relay"
 
 // relayRates has how many flows of UDP the rules may lead to the relay from each frontend, and relayPorts the ports
-// at which the relay receives UDP, which time out as the elements of relayMap do.
-const relayRates, relayPorts = "relay-rates", "relay-ports"
+// at which the relay receives UDP, which time out as the elements of relayMap do. So do those of relayLeased, the
+// protocols that relayMap has: Linux 6.1 looks up a key of a map only to load its value.
+const relayRates, relayPorts, relayLeased = "relay-rates", "relay-ports", "relay-leased"
 
 // Bounds of relayRates: a frontend with room in its rate again is forgotten, and flows of one for which there is no
 // place go straight to endpoints.
@@ -79,7 +80,7 @@ func (b builder) relayUDP(rate int) []nft.Rule {
 			limit(relayRateOfAll))
 	}
 	return []nft.Rule{b.rule(CommentRelay, b.isProtocol(udp), within, b.toRelay()),
-		b.rule("beyond the rate", b.key(fieldProtocol), expr.In(relayMap), expr.List{&expr.Counter{}})}
+		b.rule("beyond the rate", b.key(fieldProtocol), expr.In(relayLeased), expr.List{&expr.Counter{}})}
 }
 
 // relayInput drops what begins a flow to the relay's port and no relayed frontend: sent to the port itself, or led
@@ -116,6 +117,9 @@ func (l *Lease) Renew(way plan.RelayWay, to netip.AddrPort, lasting time.Duratio
 	e := relayElement(way.Protocol)
 	e.Value = appendPort(to.Addr().AsSlice(), to.Port())
 	err := l.renew(way.Family, relayMap, e, lasting)
+	if err == nil {
+		err = l.renew(way.Family, relayLeased, relayElement(way.Protocol), lasting)
+	}
 	if err == nil && way.Protocol == lb.UDP {
 		number, _ := protocolOf(way.Protocol)
 		key := appendPort([]byte{byte(number), 0, 0, 0}, to.Port())
@@ -166,10 +170,12 @@ func (l *Lease) Counts(families []lb.Family) (counts RelayCounts, err error) {
 
 // End has the rules lead to no relay.
 func (l *Lease) End(way plan.RelayWay) error {
-	b := l.batch(way.Family)
-	b.RemoveElements(relayMap, one(relayElement(way.Protocol)))
-	if err := b.Commit(l.conn); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("lead %s of %s to no relay: %w", way.Protocol, way.Family, err)
+	for _, set := range []string{relayMap, relayLeased} {
+		b := l.batch(way.Family)
+		b.RemoveElements(set, one(relayElement(way.Protocol)))
+		if err := b.Commit(l.conn); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("lead %s of %s to no relay: %w", way.Protocol, way.Family, err)
+		}
 	}
 	return nil
 }

@@ -100,6 +100,9 @@ func TestLease(t *testing.T) {
 	})
 	defer lease.Close()
 	held := func(family string) string { return ns.Run(t, "nft", "list", "map", family, TableName, relayMap) }
+	leased := func(way plan.RelayWay, name string) bool {
+		return strings.Contains(ns.Run(t, "nft", "list", "set", name, TableName, relayLeased), way.Protocol.Lower()+" timeout")
+	}
 	for _, way := range plan.RelayWays {
 		to := map[lb.Family]string{lb.IPv4: "192.0.2.1:7486", lb.IPv6: "[2001:db8::1]:7486"}[way.Family]
 		name := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[way.Family]
@@ -116,6 +119,9 @@ func TestLease(t *testing.T) {
 			!strings.Contains(got, at.Addr().String()+" . 7486") {
 			t.Errorf("%s holds %s", name, got)
 		}
+		if !leased(way, name) {
+			t.Errorf("%s does not count %s as leased", name, way.Protocol)
+		}
 		if st := a.settle(t, variety()); st.Repaired != 0 {
 			t.Errorf("the table takes the lease for a change by others: %+v", st)
 		}
@@ -124,6 +130,9 @@ func TestLease(t *testing.T) {
 		}
 		if got := held(name); strings.Contains(got, "7486") {
 			t.Errorf("%s still holds %s", name, got)
+		}
+		if leased(way, name) {
+			t.Errorf("%s still counts %s as leased", name, way.Protocol)
 		}
 		if err := lease.Renew(way, at, time.Millisecond); err != nil {
 			t.Fatal(err)

@@ -323,5 +323,5 @@ var setNames = [...]string{
 // isState reports whether a set holds what packets or the proxy's lease of the relay write, which is not
 // for the table to compare.
 func isState(name string) bool {
-	return slices.Contains([]string{stickyMap, relayMap, relayRates, relayPorts}, name)
+	return slices.Contains([]string{stickyMap, relayMap, relayRates, relayPorts, relayLeased}, name)
 }

@@ -71,6 +71,7 @@ func newSets(needs needs, relay bool) []set {
 	if relay {
 		sets = append(sets, set{name: relayMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT,
 			key: []field{fieldProtocol}, value: []field{fieldDestination, fieldPort}},
+			set{name: relayLeased, flags: unix.NFT_SET_TIMEOUT, key: []field{fieldProtocol}},
 			set{name: relayPorts, flags: unix.NFT_SET_TIMEOUT, key: []field{fieldProtocol, fieldPort}},
 			set{name: relayRates, flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: maxRelayRates, key: frontend})
 	}

@@ -77,7 +77,7 @@ func ProbeDirect(n *Netlink, family lb.Family) error {
 
 func probe(n *Netlink, family lb.Family, needs needs) error {
 	b := nft.NewBatch(nft.Table{Family: family, Name: TableName + "-probe"})
-	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true, Relay: true}, needs)
+	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true, Relay: true, RelayUDPRate: 1}, needs)
 	change{rules: &rules}.install(b)
 	b.RemoveTable()
 	if err := b.Commit(n.commands); err != nil {

@@ -94,7 +94,7 @@ type contents map[string]map[string]string
 // contents returns what the sets shall hold, and which of them keep what else they have. Without senders, while they
 // are diverted, no question is answered: nodes do not hand over what could not be sent back.
 func (h header) contents(d Desired, adopt, diverted bool) (want contents, keep map[string]bool) {
-	want = contents{setNodes: {}, setDirect: {}, setSenders: {}}
+	want = contents{setNodes: {}, setDirect: {}, setSenders: {}, setMACs: {}}
 	for _, node := range slices.Concat(d.Nodes, d.Peers) {
 		want[setNodes][string(node.AsSlice())] = ""
 	}
@@ -105,7 +105,7 @@ func (h header) contents(d Desired, adopt, diverted bool) (want contents, keep m
 	for _, node := range d.Peers {
 		if at := alias(node); at.IsValid() && !diverted {
 			mac := MAC(node)
-			want[setSenders][string(mac[:])] = string(at.AsSlice())
+			want[setSenders][string(mac[:])], want[setMACs][string(mac[:])] = string(at.AsSlice()), ""
 		}
 	}
 	return want, map[string]bool{setNodes: adopt, setDirect: !d.DirectKnown}
@@ -119,7 +119,7 @@ func (k *Kernel) setRules(h header, d Desired, adopt bool) (refused uint64, err 
 	var chains map[string]nft.Chain
 	var have contents
 	err = nfnetlink.Complete(func() (err error) {
-		have = contents{setNodes: {}, setDirect: {}, setSenders: {}}
+		have = contents{setNodes: {}, setDirect: {}, setSenders: {}, setMACs: {}}
 		exists, err := l.Exists()
 		if err != nil || !exists {
 			return err

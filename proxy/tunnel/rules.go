@@ -13,8 +13,9 @@ import (
 // Names of chains and sets.
 const (
 	// setNodes are the nodes from which packets are taken, setDirect the addresses for which they may be handed over.
-	// setSenders has, by the MAC addresses of nodes, at which addresses they are sent back.
-	setNodes, setDirect, setSenders = "nodes", "direct", "senders"
+	// setSenders has, by the MAC addresses of nodes, at which addresses they are sent back, and setMACs has these MAC
+	// addresses: Linux 6.1 looks up a key of a map only to load its value.
+	setNodes, setDirect, setSenders, setMACs = "nodes", "direct", "senders", "sender-macs"
 	// chainPort guards the UDP port, chainInside what comes out of the tunnel; chainRefused counts.
 	chainPort    = "port"
 	chainInside  = "inside"
@@ -54,7 +55,8 @@ func (h header) sets() []nft.Set {
 	return []nft.Set{{Name: setNodes, KeyType: address, KeyLength: h.size},
 		{Name: setDirect, KeyType: address, KeyLength: h.size},
 		{Name: setSenders, Flags: unix.NFT_SET_MAP, KeyType: nft.TypeEther, KeyLength: 6, ValueType: address,
-			ValueLength: h.size}}
+			ValueLength: h.size},
+		{Name: setMACs, KeyType: nft.TypeEther, KeyLength: 6}}
 }
 
 type chain struct {
@@ -137,7 +139,7 @@ func (h header) handed(rule func(string, ...expr.List) nft.Rule, ttl expr.Any, t
 	question := isICMP(unix.IPPROTO_ICMP, 8) // an echo request (RFC 792)
 	if h.family == lb.IPv6 {                 // whose kernel answers over the interface where it was asked (RFC 4443)
 		question = isICMP(unix.IPPROTO_ICMPV6, 128)
-		rules = append(rules, rule("an answer", isICMP(unix.IPPROTO_ICMPV6, 129), here, fromSender(), expr.In(setSenders),
+		rules = append(rules, rule("an answer", isICMP(unix.IPPROTO_ICMPV6, 129), here, fromSender(), expr.In(setMACs),
 			expr.Accept()))
 	}
 	rules = append(rules, rule("neither moved nor handed over", expr.List{ttl,
@@ -150,7 +152,7 @@ func (h header) handed(rule func(string, ...expr.List) nft.Rule, ttl expr.Any, t
 			&expr.Lookup{SetName: setSenders, SourceRegister: expr.Reg, DestRegister: expr.Reg, IsDestRegSet: true},
 			&expr.Dup{RegAddr: expr.Reg}}, expr.Drop()))
 	}
-	return append(rules, rule("a question", question, here, fromSender(), expr.In(setSenders), expr.Accept()),
+	return append(rules, rule("a question", question, here, fromSender(), expr.In(setMACs), expr.Accept()),
 		rule("neither", refuse))
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 	"github.com/landfall-lb/landfall/proxy/nft/walk"
 	"github.com/landfall-lb/landfall/proxy/trace"
 )
@@ -51,6 +52,27 @@ func (w written) Get(set string, keys ...[]byte) ([]*nft.Element, error) {
 }
 
 func (written) Write(string, nft.Element, bool) {}
+
+// Linux 6.1 refuses a rule that looks up a key of a map and does not load the value.
+func TestMapsAreAskedForTheirValues(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		h := headerOf(family)
+		for _, c := range h.chains(DefaultPort, 152, 216) {
+			for _, r := range c.rules {
+				for _, e := range r.Exprs {
+					lookup, ok := e.(*expr.Lookup)
+					if ok && !lookup.IsDestRegSet && (written{header: h}).isMap(lookup.SetName) {
+						t.Errorf("%s, chain %s: a rule asks only whether the map %s has a key", family, c.name, lookup.SetName)
+					}
+				}
+			}
+		}
+	}
+}
+
+func (w written) isMap(name string) bool {
+	return slices.ContainsFunc(w.sets(), func(s nft.Set) bool { return s.Name == name && s.Flags&unix.NFT_SET_MAP != 0 })
+}
 
 // What other nodes hand over comes out of the tunnel for addresses that are forwarded directly alone, the rest of TCP
 // and UDP goes back to its sender, once, and the kernel answers questions of nodes to which something could go back.

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -26,7 +27,7 @@ const usage = `usage:
               [--output DIR] [--accelerator NAME] [--cpus N]
 
 Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86_64 must be there.
-  --only NAMES    only these suites, separated by commas
+  --only NAMES    only these suites, separated by commas, in this order
   --run PATTERN   only tests that match the pattern of "go test", instead of the suites' own
   --programs DIR  where Landfall's programs are; bin by default
   --kube-proxy FILE
@@ -35,8 +36,8 @@ Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86
                   what apt is configured for
   --output DIR    where the outputs go; bin/vm by default
   --accelerator NAME
-                  qemu's; kvm by default where the processor can, else tcg,thread=multi, which is 10 to 30 times slower
-  --cpus N        how many processors the machine has; 2 by default
+                  qemu's; kvm by default where the processor can, else tcg,thread=single, which emulates the processor
+  --cpus N        how many processors the machine has; by default 2 with kvm, else 1
 suites:
 `
 
@@ -58,6 +59,8 @@ var suites = []suite{
 	{name: "nftables-ipip", folder: "proxy/nftables", pattern: "^TestVM", tags: "vm", timeout: 20 * time.Minute},
 	{name: "auto", folder: "proxy", pattern: "^TestVM", tags: "vm", timeout: 5 * time.Minute},
 	{name: "l2", folder: "speaker/l2", pattern: "^TestVM", tags: "vm", timeout: 10 * time.Minute},
+	{name: "rescue", folder: "proxy/rescue", pattern: "^TestContract5", timeout: 30 * time.Minute},
+	{name: "direct", folder: "proxy", pattern: "^TestDirectForwarding", timeout: 30 * time.Minute},
 	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 60 * time.Minute,
 		starts: []string{"kube-proxy", "landfall-proxy"}},
 	{name: "vrf", folder: "e2e/vm", pattern: "^TestVRF$", tags: "vm", timeout: 60 * time.Minute,
@@ -93,11 +96,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	output := flags.String("output", "bin/vm", "")
 	suite := flags.String("suite", "", "")
 	accelerator := flags.String("accelerator", vm.Accelerator(), "")
-	cpus := flags.Int("cpus", 2, "")
+	cpus := flags.Int("cpus", 0, "")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	started := time.Now()
+	if *cpus == 0 {
+		if *cpus = 1; *accelerator == vm.KVM {
+			*cpus = 2
+		}
+	}
+	begun := time.Now()
 	chosen, err := choose(*only, *pattern)
 	if err != nil {
 		return err
@@ -126,17 +134,17 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		m.Programs, m.Plan = append(m.Programs, file), append(m.Plan, s.program())
-		for _, name := range s.starts {
-			path := filepath.Join(*programs, name)
-			if name == "kube-proxy" {
-				path = *kubeProxy
-			}
-			content, err := os.ReadFile(path)
-			if err != nil {
-				return fmt.Errorf("the tests of %s start %s: %w", s.folder, name, err)
-			}
-			m.Programs = append(m.Programs, image.File{Path: "landfall/" + name, Mode: 0o755, Content: content})
+	}
+	for _, name := range started(chosen) {
+		path := filepath.Join(*programs, name)
+		if name == "kube-proxy" {
+			path = *kubeProxy
 		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("the tests start %s: %w", name, err)
+		}
+		m.Programs = append(m.Programs, image.File{Path: "landfall/" + name, Mode: 0o755, Content: content})
 	}
 	logs := map[string]io.Writer{}
 	for _, s := range chosen {
@@ -154,29 +162,37 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	results, err := m.Run(ctx)
-	return errors.Join(err, tell(out, *output, results, time.Since(started)))
+	return errors.Join(err, tell(out, *output, results, time.Since(begun)))
 }
 
-// choose returns the suites of these names, or all.
+// choose returns the suites of these names, in their order, or all.
 func choose(names, pattern string) ([]suite, error) {
-	var chosen []suite
-	for _, s := range suites {
-		if pattern != "" {
-			s.pattern = pattern
-		}
-		if names == "" {
-			chosen = append(chosen, s)
-		}
+	chosen := slices.Clone(suites)
+	if names != "" {
+		chosen = nil
 		for name := range strings.SplitSeq(names, ",") {
-			if name == s.name {
-				chosen = append(chosen, s)
+			i := slices.IndexFunc(suites, func(s suite) bool { return s.name == name })
+			if i < 0 {
+				return nil, fmt.Errorf("--only=%s: want some of the suites that --help lists", names)
 			}
+			chosen = append(chosen, suites[i])
 		}
 	}
-	if names != "" && len(chosen) != strings.Count(names, ",")+1 {
-		return nil, fmt.Errorf("--only=%s: want some of the suites that --help lists", names)
+	if pattern != "" {
+		for i := range chosen {
+			chosen[i].pattern = pattern
+		}
 	}
 	return chosen, nil
+}
+
+// started returns the names of the programs that the tests of some suites start, each once.
+func started(by []suite) (names []string) {
+	for _, s := range by {
+		names = append(names, s.starts...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // at is the suite's file in the machine, without the slash.

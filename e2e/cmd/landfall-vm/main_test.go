@@ -15,7 +15,7 @@ func TestSuitesAreChosen(t *testing.T) {
 	for _, c := range []struct {
 		names, pattern, want string
 	}{
-		{"", "", "iptables nftables iptables-ipip nftables-ipip auto l2 ipvs vrf"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "iptables ipvs"},
+		{"", "", "iptables nftables iptables-ipip nftables-ipip auto l2 rescue direct ipvs vrf"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "ipvs iptables"},
 	} {
 		chosen, err := choose(c.names, c.pattern)
 		if err != nil {
@@ -36,6 +36,14 @@ func TestSuitesAreChosen(t *testing.T) {
 		if _, err := choose(names, ""); err == nil {
 			t.Errorf("%q was taken for suites", names)
 		}
+	}
+}
+
+// The machine gets a program once, however many suites start it.
+func TestProgramsOfSeveralSuites(t *testing.T) {
+	got := strings.Join(started(suites), " ")
+	if want := "kube-proxy landfall-proxy landfall-speaker"; got != want {
+		t.Errorf("the suites start %s, want %s", got, want)
 	}
 }
 
