@@ -57,7 +57,7 @@ func (written) Write(string, nft.Element, bool) {}
 func TestMapsAreAskedForTheirValues(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		h := headerOf(family)
-		for _, c := range h.chains(DefaultPort, 152, 216) {
+		for _, c := range h.chains(limits{DefaultPort, 152, 216, segment(family, 1500)}) {
 			for _, r := range c.rules {
 				for _, e := range r.Exprs {
 					lookup, ok := e.(*expr.Lookup)
