@@ -37,8 +37,8 @@ func (p *proxy) note(key lb.Key, endpoints bool) {
 // add adds to what is dirty. Its caller holds dirtyMu.
 func (p *proxy) add(key lb.Key, d dirt) {
 	if before, ok := p.dirty[key]; ok {
-		if before.since.Before(d.since) {
-			d.since = before.since
+		if d.told && !before.told || d.told == before.told && before.since.Before(d.since) {
+			d.since = before.since // to wait to be told is not to wait for the kernel
 		}
 		d.endpoints, d.told = d.endpoints && before.endpoints, d.told && before.told
 	}

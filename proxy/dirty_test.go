@@ -163,3 +163,29 @@ func TestContract11ManyLargePlansAreNoHang(t *testing.T) {
 		}
 	})
 }
+
+// To wait to be told who has a frontend is not to wait for the kernel: a change counts from when it came.
+func TestAChangeIsAsOldAsItIs(t *testing.T) {
+	early, late := time.Unix(100, 0), time.Unix(200, 0)
+	told, real := dirt{endpoints: true, told: true}, dirt{endpoints: true}
+	for _, c := range []struct {
+		what        string
+		first, then dirt
+		since       time.Time
+		told        bool
+	}{
+		{"a change while it waits to be told", told, real, late, false},
+		{"to be told while a change waits", real, told, early, false},
+		{"two changes", real, real, early, false},
+		{"to be told twice", told, told, early, true},
+	} {
+		b := newBench(t)
+		c.first.since, c.then.since = early, late
+		for _, d := range []dirt{c.first, c.then} {
+			b.addAll([]lb.Key{key("web")}, d)
+		}
+		if got := b.dirty[key("web")]; got.since != c.since || got.told != c.told || !got.endpoints {
+			t.Errorf("%s: %+v", c.what, got)
+		}
+	}
+}

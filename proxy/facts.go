@@ -254,10 +254,9 @@ func holdsOthers(i lb.Interface) bool {
 	return strings.HasPrefix(i.Name, "kube-ipvs") || strings.HasPrefix(i.Name, "nodelocaldns")
 }
 
-// ownAddresses returns the node's own addresses, sorted, and whether there are others on interfaces
-// that holdsOthers. Left out are also addresses of interfaces that are down, and link-local IPv6
-// addresses, of which each interface of a pod brings one: nobody is told to connect to them, and
-// all rules would change with every pod.
+// ownAddresses returns the node's own addresses, sorted, and whether the kernel takes others for its own: on interfaces
+// that holdsOthers, or that are down. Left out are also link-local IPv6 addresses, of which each interface of a pod
+// brings one: nobody is told to connect to them, and all rules would change with every pod.
 func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
 	for _, i := range interfaces {
 		if holdsOthers(i) {
@@ -265,7 +264,10 @@ func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
 			continue
 		}
 		for _, p := range i.Addresses {
-			if addr := p.Addr(); !i.Disabled && (addr.Is4() || !addr.IsLinkLocalUnicast()) {
+			switch addr := p.Addr(); {
+			case i.Disabled:
+				others = true
+			case addr.Is4() || !addr.IsLinkLocalUnicast():
 				own = append(own, addr)
 			}
 		}

@@ -725,7 +725,9 @@ func TestNodePortsAreNotServedAtLeftovers(t *testing.T) {
 			"[10.8.0.1 10.9.0.1 172.31.0.1 127.0.0.1]", "[2001:db8::7]"},
 		{"iptables, not at 127.0.0.1", func(*settings) {}, leftovers(400), "[10.8.0.1 10.9.0.1 172.31.0.1]",
 			"[2001:db8::7]"},
-		{"iptables, no leftovers", func(*settings) {}, leftovers(1)[2:], "[]", "[]"},
+		{"iptables, an interface that is down", func(*settings) {}, leftovers(1)[2:],
+			"[10.8.0.1 10.9.0.1 172.31.0.1]", "[2001:db8::7]"},
+		{"iptables, no leftovers", func(*settings) {}, leftovers(1)[3:], "[]", "[]"},
 		{"limited", func(s *settings) {
 			s.allAddresses = true
 			s.nodePorts = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8")}

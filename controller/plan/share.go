@@ -13,7 +13,7 @@ import (
 // address only while it can deliver every Service on it, so policies may differ; but of two
 // Services with policy Local that select different pods there may be no node that has both.
 func apart(a, b *lb.Service) string {
-	if why := differentKeys(a, b); why != "" {
+	if why := unshared(a, b); why != "" {
 		return why
 	}
 	if port := commonPort(a, b); port != nil {
@@ -26,12 +26,15 @@ func apart(a, b *lb.Service) string {
 	return ""
 }
 
-func differentKeys(a, b *lb.Service) string {
+// unshared tells why two Services cannot have one address whatever their ports.
+func unshared(a, b *lb.Service) string {
 	switch {
 	case a.Request.Share == "" || b.Request.Share == "":
 		return "without a sharing key"
 	case a.Request.Share != b.Request.Share:
 		return "with another sharing key"
+	case a.Unkept.Ports+b.Unkept.Ports > 0:
+		return "and one of both has more ports than can be compared"
 	}
 	return ""
 }

@@ -31,6 +31,9 @@ func in(namespace, name string, tweaks ...func(*lb.Service)) change {
 	}
 }
 
+// unkept has a Service have so many more ports than are kept.
+func unkept(n int) func(*lb.Service) { return func(s *lb.Service) { s.Unkept.Ports = n } }
+
 var shareStories = []story{
 	{name: "a change into a conflict hurts the one that changed", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
@@ -54,6 +57,15 @@ var shareStories = []story{
 			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
 		{name: "the older goes", do: []change{noService("old")},
 			want: map[string]string{"old": "gone", "young": "10.0.0.0 Assigned"}},
+	}},
+	{name: "more ports than are kept", steps: []step{
+		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
+			service("young", shares("k", 81))},
+			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned"}},
+		{name: "the younger has more", do: []change{service("young", unkept(1))},
+			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
+		{name: "and no longer", do: []change{service("young", unkept(0))},
+			want: map[string]string{"young": "10.0.0.0 Assigned"}},
 	}},
 	{name: "a key that reads like the condition", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("x (shared by key y", 80)),

@@ -95,7 +95,7 @@ func (h *sharers) apart(e *entry, yield func(*entry)) {
 	for _, other := range h.entries {
 		switch {
 		case other == e:
-		case differentKeys(&e.Service, &other.Service) != "" || differentPods(&e.Service, &other.Service):
+		case unshared(&e.Service, &other.Service) != "" || differentPods(&e.Service, &other.Service):
 			yield(other)
 		default:
 			left = true

@@ -38,7 +38,9 @@ func NewSite(t *testing.T, w World) *Site {
 		"net.ipv4.conf.all.route_localnet=1")
 	// A redirect, which the kernel sends a client on the VIP's own subnet before any rule is looked
 	// at, uses up the client's allowance of ICMP, so that a refusal for UDP would not be sent.
-	s.Node.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.send_redirects=0", "net.ipv4.conf.default.send_redirects=0")
+	// Of IPv6 it has no switch, and the allowance is taken away.
+	s.Node.Run(t, "sysctl", "-qw", "net.ipv4.conf.all.send_redirects=0", "net.ipv4.conf.default.send_redirects=0",
+		"net.ipv6.icmp.ratelimit=0")
 	s.Node.Run(t, "ip", "link", "add", "eth0", "type", "bridge")
 	s.Node.Run(t, "ip", "link", "set", "eth0", "up")
 	for _, a := range []netip.Addr{w.Node, w.Node2} {

@@ -18,15 +18,19 @@ import (
 // not read is memory too.
 const buffer = 64 << 10
 
+// ownConnections is how many connections the machine itself may have beside all others.
+const ownConnections = 16
+
 // Limit returns a listener whose connections take places in a room, which it may share with other
-// listeners. The connection that has to leave the room is closed.
+// listeners. The connection that has to leave the room is closed. Connections from the address that they were sent
+// to, such as the kubelet's, have a room of their own: clients with enough addresses could fill the other one.
 func Limit(l net.Listener, room *Room[net.Conn]) net.Listener {
-	return &limited{Listener: l, room: room}
+	return &limited{Listener: l, room: room, own: NewRoom[net.Conn](ownConnections)}
 }
 
 type limited struct {
 	net.Listener
-	room *Room[net.Conn]
+	room, own *Room[net.Conn]
 }
 
 // Accept returns the next connection.
@@ -39,11 +43,22 @@ func (l *limited) Accept() (net.Conn, error) {
 		_ = tcp.SetReadBuffer(buffer)
 		_ = tcp.SetWriteBuffer(buffer)
 	}
-	place, out, full := l.room.Enter(client(accepted.RemoteAddr()), accepted)
+	room := l.room
+	if isOwn(accepted) {
+		room = l.own
+	}
+	place, out, full := room.Enter(client(accepted.RemoteAddr()), accepted)
 	if full {
 		out.Close()
 	}
-	return &conn{Conn: accepted, leave: func() { l.room.Leave(place) }}, nil
+	return &conn{Conn: accepted, leave: func() { room.Leave(place) }}, nil
+}
+
+// isOwn reports whether a connection comes from the address that it was sent to.
+func isOwn(c net.Conn) bool {
+	remote, ok := c.RemoteAddr().(*net.TCPAddr)
+	local, also := c.LocalAddr().(*net.TCPAddr)
+	return ok && also && remote.IP.Equal(local.IP)
 }
 
 // conn is an accepted connection.

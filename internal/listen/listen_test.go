@@ -2,6 +2,7 @@ package listen
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -71,7 +72,7 @@ func TestAFullListenerClosesTheOldestOfTheGreediestClient(t *testing.T) {
 		t.Error("a client with many connections closed another client's")
 	}
 	for i, c := range hostile {
-		if got, want := answers(c), i >= 17; got != want {
+		if got, want := answers(c), i >= 16; got != want {
 			t.Errorf("connection %d of 20 is served: %v, want %v", i+1, got, want)
 		}
 	}
@@ -79,7 +80,7 @@ func TestAFullListenerClosesTheOldestOfTheGreediestClient(t *testing.T) {
 	for _, c := range hostile {
 		c.Close()
 	}
-	for room.Len() > 1 { // the server closes them a moment later
+	for room.Len() > 0 { // the server closes them a moment later
 		time.Sleep(time.Millisecond)
 	}
 	again := dial(t, "127.0.0.3", l)
@@ -88,6 +89,29 @@ func TestAFullListenerClosesTheOldestOfTheGreediestClient(t *testing.T) {
 	}
 	if !answers(again) || !answers(kubelet) {
 		t.Error("closed connections are still counted")
+	}
+}
+
+// Clients with more addresses than there are places close no connection of the machine itself, which has an end too.
+func TestContract11ManyClientsLeaveTheKubeletItsPlace(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Limit(inner, NewRoom[net.Conn](4))
+	echo(t, l)
+	kubelet := dial(t, "127.0.0.1", l)
+	for i := range 20 {
+		dial(t, fmt.Sprintf("127.0.1.%d", i+1), l)
+	}
+	if !answers(kubelet) {
+		t.Error("clients with many addresses closed the kubelet's connection")
+	}
+	for range ownConnections {
+		dial(t, "127.0.0.1", l)
+	}
+	if answers(kubelet) {
+		t.Error("the machine's own connections have no bound")
 	}
 }
 

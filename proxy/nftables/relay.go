@@ -114,16 +114,16 @@ func (l *Lease) Renew(way plan.RelayWay, to netip.AddrPort, lasting time.Duratio
 	if lb.FamilyOf(to.Addr()) != way.Family {
 		return fmt.Errorf("lead %s to the relay: %s is of another family", way.Family, to)
 	}
-	e := relayElement(way.Protocol)
-	e.Value = appendPort(to.Addr().AsSlice(), to.Port())
-	err := l.renew(way.Family, relayMap, e, lasting)
-	if err == nil {
-		err = l.renew(way.Family, relayLeased, relayElement(way.Protocol), lasting)
-	}
+	err := l.renew(way.Family, relayLeased, relayElement(way.Protocol), lasting)
 	if err == nil && way.Protocol == lb.UDP {
 		number, _ := protocolOf(way.Protocol)
 		key := appendPort([]byte{byte(number), 0, 0, 0}, to.Port())
 		err = l.renew(way.Family, relayPorts, nft.Element{Key: key}, lasting)
+	}
+	if err == nil { // the last, as it is what leads to the relay
+		e := relayElement(way.Protocol)
+		e.Value = appendPort(to.Addr().AsSlice(), to.Port())
+		err = l.renew(way.Family, relayMap, e, lasting)
 	}
 	if err != nil {
 		return fmt.Errorf("lead %s of %s to the relay: %w", way.Protocol, way.Family, err)

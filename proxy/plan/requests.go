@@ -55,13 +55,10 @@ func AsRequested(self string, svc lb.Service, refused []lb.Refusal, exists func(
 func notAsRequested(self string, refused []lb.Refusal) (c lb.Condition) {
 	var sentences []string
 	for _, r := range refused {
-		switch r.Reason {
-		case lb.ReasonSchedulerIgnored, lb.ReasonRelayRefused, lb.ReasonDirectRefused:
-			if c.Type == "" {
-				c = lb.Condition{Type: lb.ConditionAsRequested, Reason: r.Reason}
-			}
-			sentences = append(sentences, r.Message)
+		if c.Type == "" {
+			c = lb.Condition{Type: lb.ConditionAsRequested, Reason: r.Reason}
 		}
+		sentences = append(sentences, r.Message)
 	}
 	if c.Type != "" {
 		c.Message = self + ": " + strings.Join(sentences, "; ")

@@ -10,12 +10,12 @@ import (
 
 // One node says for all what of a Service's requests is not followed.
 func TestAsRequested(t *testing.T) {
-	scheduler := []lb.Refusal{{Reason: lb.ReasonTooLarge, Message: "9 ports"},
-		{Reason: lb.ReasonSchedulerIgnored, Message: "no lc: random"}, {Reason: lb.ReasonRelayRefused, Message: "no relay"}}
+	scheduler := []lb.Refusal{{Reason: lb.ReasonSchedulerIgnored, Message: "no lc: random"},
+		{Reason: lb.ReasonExternalIPRefused, Message: "no 192.0.2.1"}}
 	of := func(message string) lb.Condition {
 		return lb.Condition{Type: lb.ConditionAsRequested, Reason: lb.ReasonSchedulerIgnored, Message: message}
 	}
-	const said = "no lc: random; no relay"
+	const said = "no lc: random; no 192.0.2.1"
 	for _, c := range []struct {
 		what    string
 		shown   lb.Condition
@@ -25,7 +25,6 @@ func TestAsRequested(t *testing.T) {
 		turn    bool // whether it waits for that
 	}{
 		{what: "nothing to say"},
-		{what: "what no condition is for", refused: scheduler[:1]},
 		{"the first", lb.Condition{}, scheduler, true, of("here: " + said), true},
 		{"it has said so", of("here: " + said), scheduler, false, of("here: " + said), false},
 		{"it has said something else", of("here: no sed"), scheduler, true, of("here: " + said), false},

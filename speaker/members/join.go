@@ -271,6 +271,10 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	case !joined && !live && may && called >= wait:
 		if wait == m.opts.pace.silent {
 			m.opts.Log.Warn("no other speaker answers; this one takes itself for the only one", "after", wait)
+		} else {
+			m.opts.Log.Warn("no other speaker is found; this one takes itself for the only one: nodes that refuse "+
+				"connections run none, unless a packet filter rejects them", "refuse", some(refusing(found)),
+				"port", m.opts.Port)
 		}
 		m.met(began)
 		return false
@@ -281,6 +285,16 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return !m.joined || !m.seeks.IsZero()
+}
+
+// refusing returns the nodes that refused a call.
+func refusing(found map[string]finding) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		if found[name] == nobody {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // isAnswered reports whether one of the live nodes answers a question of gossip: a recorded state makes nodes live

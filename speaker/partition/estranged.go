@@ -131,7 +131,7 @@ func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
 	case asked && e.heard:
 		return true // the majority says what it answers for
 	case !e.deaf && !e.prompt.Before(e.since) && f.Speakers.Survives(f.Self):
-		if !f.Speakers.Confirmed.Before(e.prompt) {
+		if len(f.Speakers.Silent) == 0 || !f.Speakers.Confirmed.Before(e.prompt) {
 			return true // the others are gone, not this node
 		}
 		e.unconfirmed = e.prompt // they were silent when this node heard nobody, maybe

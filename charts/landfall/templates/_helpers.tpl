@@ -355,7 +355,7 @@ or has one of its own. */}}
 {{/* How pods of the relay alone are replaced: on as many nodes at once as node.updateStrategy has. The next relay of a
 node takes over from the one before, so both run for a moment. */}}
 {{- define "landfall.relayUpdateStrategy" -}}
-{{- $strategy := .Values.node.updateStrategy -}}
+{{- $strategy := .Values.node.updateStrategy | default dict -}}
 {{- $type := $strategy.type | default "RollingUpdate" -}}
 type: {{ $type }}
 {{- if eq $type "RollingUpdate" }}
