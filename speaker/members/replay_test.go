@@ -137,6 +137,7 @@ func TestContract11ARecordedLeaveEndsNobody(t *testing.T) {
 			r.introduce("b")
 			r.members["a"].say(map[netip.Addr]plan.Claim{vip1: {Answering: true}})
 			r.wantClaims("b", vip1, map[string]plan.Claim{"a": {Answering: true}})
+			r.eventually("a has sent a packet", func() bool { packets, _ := rec.recorded(); return len(packets) > 0 })
 			r.members["a"].stop()
 			r.members["b"].stop()
 
