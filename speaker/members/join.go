@@ -273,7 +273,7 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 			m.opts.Log.Warn("no other speaker answers; this one takes itself for the only one", "after", wait)
 		} else {
 			m.opts.Log.Warn("no other speaker is found; this one takes itself for the only one: nodes that refuse "+
-				"connections run none, unless a packet filter rejects them", "refuse", some(refusing(found)),
+				"connections run none, unless a packet filter rejects them", "refuse", some(those(found, nobody)),
 				"port", m.opts.Port)
 		}
 		m.met(began)
@@ -287,10 +287,10 @@ func (m *Members) conclude(began time.Time, found map[string]finding, live bool)
 	return !m.joined || !m.seeks.IsZero()
 }
 
-// refusing returns the nodes that refused a call.
-func refusing(found map[string]finding) (names []string) {
+// those returns the nodes of which calls have found so much, by name.
+func those(found map[string]finding, f finding) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(found)) {
-		if found[name] == nobody {
+		if found[name] == f {
 			names = append(names, name)
 		}
 	}
@@ -316,15 +316,7 @@ func (m *Members) isAnswered() bool {
 // tellTrouble notes and logs which nodes cannot be joined, once this node has called for long
 // enough. It needs mu.
 func (m *Members) tellTrouble(found map[string]finding, called time.Duration) {
-	var strangers, quiet []string
-	for _, name := range slices.Sorted(maps.Keys(found)) {
-		switch found[name] {
-		case stranger:
-			strangers = append(strangers, name)
-		case silent:
-			quiet = append(quiet, name)
-		}
-	}
+	strangers, quiet := those(found, stranger), those(found, silent)
 	var parts []string
 	if len(strangers) > 0 {
 		parts = append(parts, fmt.Sprintf(
