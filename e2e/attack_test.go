@@ -31,7 +31,7 @@ type attacker struct {
 	l      *lab.Lab
 	wire   *wire
 	macs   []net.HardwareAddr // of the nodes
-	owner  net.HardwareAddr   // of the node that answers for the victim
+	owner  net.HardwareAddr   // of the node that answers for the bystander
 	record *recording
 }
 
@@ -72,8 +72,8 @@ func TestContract11AttacksCostBystandersNothing(t *testing.T) {
 		a.macs = append(a.macs, nodeMAC(t, l, n.Name))
 	}
 	a.record = recordGossip(t, l)
-	a.owner = nodeMAC(t, l, answerer(t, l, victimVIP))
 	owner := answerer(t, l, seedVIP.Addr())
+	a.owner = nodeMAC(t, l, owner)
 	began := agentsNow(t, l)
 	bystanders := startBystanders(t, l)
 	lasts := duration(t, "LANDFALL_ATTACK", attackLasts)
@@ -181,6 +181,7 @@ func neighborAttacks() []attack {
 		})},
 		{name: "malformed NDP", prepare: turns(func(a *attacker) (frames [][]byte) {
 			for _, row := range brokenNDP(a.wire.own, a.owner, victimVIP6) {
+				copy(row.frame[6:], a.wire.own) // with a node's address the switch would send us what is for the node
 				frames = append(frames, row.frame)
 			}
 			return frames
