@@ -45,32 +45,16 @@ func rackRouters(tor lab.ToR) lab.ToR {
 // startInRacks starts a cluster in racks with one Service, in all families, and waits as startRacks.
 func startInRacks(t testing.TB, cluster lab.Cluster, service lab.Service, values map[string]any) *lab.Lab {
 	t.Helper()
-	tor, dual := cluster.ToR, cluster.DualStack
 	l := labtest.Start(t, cluster, lab.Options{Values: values})
 	more := ""
-	if dual {
+	if cluster.DualStack {
 		more = `, "fd00:203:0:113::180-fd00:203:0:113::199"`
 	}
-	objects := fmt.Sprintf(bgpPool, more)
-	for rack := 1; rack <= cluster.Racks; rack++ {
-		router := netip.AddrFrom4([4]byte{172, 26, byte(rack), 0})
-		for i := range tor.Count {
-			router = router.Next()
-			addrs := []netip.Addr{router}
-			if dual {
-				addrs = append(addrs, lab.Twin(router))
-			}
-			for k, addr := range addrs {
-				objects += fmt.Sprintf("---\napiVersion: landfall.dev/v1beta1\nkind: BGPPeer\nmetadata: {name: rack-%d-%d-%d}\n"+
-					"spec: {myASN: %d, peerASN: %d, peerAddress: %q, nodeSelectors: [{matchLabels: {rack: \"%d\"}}]}\n",
-					rack, i, k, tor.NodeASN, tor.ASN+uint32(rack)-1, addr, rack)
-			}
-		}
-	}
+	objects := fmt.Sprintf(bgpPool, more) + rackPeers(cluster)
 	if err := l.ApplyYAML(t.Context(), objects); err != nil {
 		t.Fatal(err)
 	}
-	if dual {
+	if cluster.DualStack {
 		service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	}
 	if err := l.AddService(t.Context(), service); err != nil {
@@ -78,6 +62,44 @@ func startInRacks(t testing.TB, cluster lab.Cluster, service lab.Service, values
 	}
 	wantInRacks(t, l, workers(l)...)
 	return l
+}
+
+// rackPeers returns the BGPPeers: one for each router and family, and beside Calico's BIRD one for each node as well.
+func rackPeers(c lab.Cluster) string {
+	var objects strings.Builder
+	peer := func(name, selector, more string, rack int, addr netip.Addr) {
+		fmt.Fprintf(&objects, "---\napiVersion: landfall.dev/v1beta1\nkind: BGPPeer\nmetadata: {name: %s}\n"+
+			"spec: {myASN: %d, peerASN: %d, peerAddress: %q, nodeSelectors: [{matchLabels: {%s}}]%s}\n",
+			name, c.ToR.NodeASN, c.ToR.ASN+uint32(rack)-1, addr, selector, more)
+	}
+	for rack := 1; rack <= c.Racks; rack++ {
+		router := netip.AddrFrom4([4]byte{172, 26, byte(rack), 0})
+		for i := range c.ToR.Count {
+			router = router.Next()
+			for k, addr := range families(c, router) {
+				name := fmt.Sprintf("rack-%d-%d-%d", rack, i, k)
+				if c.CNI != lab.CalicoBGP {
+					peer(name, fmt.Sprintf("rack: \"%d\"", rack), "", rack, addr)
+					continue
+				}
+				for _, n := range c.Nodes {
+					if n.Rack == rack {
+						peer(name+"-"+n.Name, "kubernetes.io/hostname: "+n.Name,
+							fmt.Sprintf(", sourceAddress: %q", families(c, n.SpeakerAddr())[k]), rack, addr)
+					}
+				}
+			}
+		}
+	}
+	return objects.String()
+}
+
+// families returns an address, and its twin in a cluster of both families.
+func families(c lab.Cluster, addr netip.Addr) []netip.Addr {
+	if c.DualStack {
+		return []netip.Addr{addr, lab.Twin(addr)}
+	}
+	return []netip.Addr{addr}
 }
 
 // wantInRacks waits until the ToR routers spread the addresses over exactly these nodes, each over
@@ -215,6 +237,20 @@ func TestContract5RacksWithTwoRoutersLoseNothing(t *testing.T) {
 	wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 2, Unnumbered: true}, true, "Local", nil), true))
 }
 
+// TestContract5RacksBesideCalicoLoseNothing does so where Calico's BIRD of each node speaks with the same pair of
+// routers, which spread the pods' routes between racks.
+func TestContract5RacksBesideCalicoLoseNothing(t *testing.T) {
+	cluster := lab.RackCluster(3, 2, rackRouters(lab.ToR{Count: 2}))
+	cluster.DualStack, cluster.CNI = true, lab.CalicoBGP
+	for _, policy := range []string{"Local", "Cluster"} {
+		t.Run(policy, func(t *testing.T) {
+			service := lab.SeedService()
+			service.ExternalTrafficPolicy = policy
+			wantNoFlowLost(t, rackTable(t, startInRacks(t, cluster, service, nil), policy == "Local"))
+		})
+	}
+}
+
 // BenchmarkRacks shows how many long-lived connections each change costs, without and with the
 // tunnel between racks.
 func BenchmarkRacks(b *testing.B) {
@@ -329,11 +365,15 @@ func rackTable(t testing.TB, l *lab.Lab, local bool) (rows []rackRow) {
 		}
 		for _, r := range l.Routers() { // which else find out when the hold time is over
 			for _, n := range l.Cluster().Nodes {
-				if n.Name == crashing && strings.HasPrefix(n.Addr.String(), r.Addr.String()[:len("172.26.3.")]) {
-					ask(t, r, "clear bgp "+n.Addr.String())
-					if l.Cluster().DualStack {
-						ask(t, r, "clear bgp "+lab.Twin(n.Addr).String())
-					}
+				if n.Name != crashing || !strings.HasPrefix(n.Addr.String(), r.Addr.String()[:len("172.26.3.")]) {
+					continue
+				}
+				sessions := families(l.Cluster(), n.Addr)
+				if l.Cluster().CNI == lab.CalicoBGP {
+					sessions = append(sessions, families(l.Cluster(), n.SpeakerAddr())...)
+				}
+				for _, addr := range sessions {
+					ask(t, r, "clear bgp "+addr.String())
 				}
 			}
 		}

@@ -35,8 +35,9 @@ func (c Cluster) planSpeaker(n Node) []string {
 	if c.CNI != CalicoBGP {
 		return nil
 	}
-	return []string{fmt.Sprintf("addr add %s/%d dev eth0", n.SpeakerAddr(), c.LAN.Prefix.Bits()),
-		fmt.Sprintf("addr add %s/%d nodad preferred_lft 0 dev eth0", Twin(n.SpeakerAddr()), TwinPrefix(c.LAN.Prefix).Bits())}
+	network, _ := c.nodeNetwork(n)
+	return []string{fmt.Sprintf("addr add %s/%d dev eth0", n.SpeakerAddr(), network.Prefix.Bits()),
+		fmt.Sprintf("addr add %s/%d nodad preferred_lft 0 dev eth0", Twin(n.SpeakerAddr()), TwinPrefix(network.Prefix).Bits())}
 }
 
 func (c Cluster) planLoopback() (commands []string) {
@@ -56,13 +57,13 @@ func (c Cluster) speakerAddrs(n Node) []netip.Addr {
 	return c.addresses(n.Addr)
 }
 
-// frrCalico writes FRR's sessions with Calico on the nodes. Calico hears of pods only: a node's kernel has no use for a
-// route to an address that the node delivers.
-func (c Cluster) frrCalico(line func(string, ...any)) {
+// frrCalico writes a FRR's sessions with Calico on the nodes. Calico hears of pods only: a node's kernel has no use for
+// a route to an address that the node delivers.
+func (c Cluster) frrCalico(i int, line func(string, ...any)) {
 	line(" neighbor calico peer-group")
 	line(" neighbor calico remote-as %d", c.ToR.NodeASN)
 	line(" neighbor calico timers connect 1")
-	for _, n := range c.Nodes {
+	for _, n := range c.torNodes(i) {
 		for _, addr := range c.addresses(n.Addr) {
 			line(" neighbor %s peer-group calico", addr)
 		}
@@ -116,9 +117,12 @@ func (c Cluster) calicoConfig(n Node) string {
 		line("protocol static { %s; route %s blackhole; }", family, block)
 		line("protocol kernel { %s { import none; export where source = RTS_BGP; };", family)
 		line(" persist; scan time 2; graceful restart; merge paths on; }")
-		for at, gateway := range c.gateways(c.LAN) {
+		for at := range c.routers() {
+			if c.torRack(at) != n.Rack {
+				continue
+			}
 			line("protocol bgp tor%d_%s { local %s as %d; neighbor %s as %d;", at+1, family, addr, c.ToR.NodeASN,
-				c.addresses(gateway)[i], c.ToR.ASN)
+				c.addresses(c.torAddress(at))[i], c.torASN(at))
 			line(" multihop; graceful restart; allow local as 1; connect delay time 1; connect retry time 2;")
 			line(" error wait time 1, 5;")
 			line(" %s { import all; export where source = RTS_STATIC; next hop self; gateway recursive; add paths on; }; }",

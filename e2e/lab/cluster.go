@@ -198,8 +198,8 @@ func (c Cluster) Validate() error {
 	if c.CNI != HostGW && !slices.Contains(known, c.CNI) {
 		bad("CNI %q: want one of %q, or none for flannel's host-gw", c.CNI, known)
 	}
-	if c.CNI == CalicoBGP && (c.ToR.Count != 1 || c.Racks > 0 || !c.DualStack) {
-		bad("CNI %s: want one ToR router, no racks, and both families", c.CNI)
+	if c.CNI == CalicoBGP && (c.ToR.Count != 1 && c.Racks == 0 || !c.DualStack) {
+		bad("CNI %s: want one ToR router or racks, and both families", c.CNI)
 	}
 	errs = append(errs, c.ToR.validate(), c.validateRacks())
 	for i, addr := range c.gateways(c.LAN) {

@@ -140,6 +140,9 @@ func planRacks(c Cluster) []hostPlan {
 			tor.Config = append(tor.Config, c.addrAdd(below, prefix, toSpine)...)
 		}
 		for _, n := range c.torNodes(i) {
+			if c.CNI == CalicoBGP {
+				continue // the node's BIRD says where its pods are
+			}
 			via := c.addresses(n.Addr)
 			for k, to := range c.prefixes(n.PodNetwork) {
 				tor.Config = append(tor.Config, fmt.Sprintf("route add %s via %s", to, via[k]))

@@ -124,7 +124,7 @@ func (c Cluster) frrConfig(i int) router.Options {
 	}
 	neighbors := []string{"nodes"}
 	if c.CNI == CalicoBGP {
-		c.frrCalico(line)
+		c.frrCalico(i, line)
 		neighbors = append(neighbors, "calico")
 	}
 	if c.Racks > 0 {
