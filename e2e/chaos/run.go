@@ -138,7 +138,7 @@ func (r *runner) prepare(ctx context.Context) error {
 	if err := r.findMACs(); err != nil {
 		return err
 	}
-	if err := r.lab.ApplyYAML(ctx, pools(false)+peers(r.lab.Cluster())); err != nil {
+	if err := r.applyObjects(ctx); err != nil {
 		return err
 	}
 	for _, s := range r.services {
@@ -207,7 +207,7 @@ func (r *runner) round(ctx context.Context, round story.Round) (e contract.Evide
 	if round.Calm {
 		err = r.inTurn(ctx, round.Events)
 	} else {
-		err = errors.Join(r.atOnce(ctx, round.Events), r.drainAll(ctx, round))
+		err = errors.Join(r.atOnce(ctx, round.Events), r.redo(ctx, round))
 	}
 	s, took := r.settle(ctx)
 	r.journal.add("round %d: settled after %v", round.Number, took.Round(100*time.Millisecond))

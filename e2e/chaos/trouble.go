@@ -183,17 +183,24 @@ func (r *runner) drain(ctx context.Context, e story.Event) error {
 	return eachOfFlood(e, func(_ int, name string) error { return r.removeService(ctx, name) })
 }
 
-// drainAll deletes what an etcd that was restored has brought back of the round's floods.
-func (r *runner) drainAll(ctx context.Context, round story.Round) (err error) {
+// redo does again what an etcd that was restored has undone of a round: ends of floods and of changes to pools and
+// peers.
+func (r *runner) redo(ctx context.Context, round story.Round) error {
 	if !slices.ContainsFunc(round.Events, func(e story.Event) bool { return e.Kind == story.RestoreEtcd }) {
 		return nil
 	}
+	err := errors.Join(r.removePeers(ctx, deadPeerName), try(ctx, "apply pools and peers", r.applyObjects))
 	for _, e := range round.Events {
 		if e.Kind == story.Flood {
 			err = errors.Join(err, r.drain(ctx, e))
 		}
 	}
 	return err
+}
+
+// applyObjects applies the pools and peers that are there whenever nothing happens.
+func (r *runner) applyObjects(ctx context.Context) error {
+	return r.lab.ApplyYAML(ctx, pools(false)+peers(r.lab.Cluster()))
 }
 
 // eachOfFlood does something with each of its Services, by number and name, some at once.
