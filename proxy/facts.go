@@ -255,8 +255,8 @@ func holdsOthers(i lb.Interface) bool {
 }
 
 // ownAddresses returns the node's own addresses, sorted, and whether the kernel takes others for its own: on interfaces
-// that holdsOthers, or that are down. Left out are also link-local IPv6 addresses, of which each interface of a pod
-// brings one: nobody is told to connect to them, and all rules would change with every pod.
+// that holdsOthers, or that are down. It leaves out link-local IPv6 addresses. Each interface of a pod has one, so all
+// rules would change with every pod, and no client connects to them.
 func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
 	for _, i := range interfaces {
 		if holdsOthers(i) {
