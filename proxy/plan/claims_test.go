@@ -260,6 +260,50 @@ func TestContract11TheWinnerIsNotTouched(t *testing.T) {
 	}
 }
 
+// Of thousands of frontends that a Service is refused the plan keeps the first ones, and the first one at each VIP,
+// which the speaker is told of. The others it counts.
+func TestContract11WhatIsRefusedIsKeptInFewWords(t *testing.T) {
+	const vips, ports, ips = 3, 64, 200
+	var addresses, listed []string
+	for i := range vips {
+		addresses = append(addresses, netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}).String())
+	}
+	for i := range ips {
+		listed = append(listed, netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + i)}).String())
+	}
+	ask := func(name string, created int) Service {
+		return New(tenant(name, created, vip(addresses[0]), external(listed...), func(s *lb.Service) {
+			for _, a := range addresses[1:] {
+				s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr(a)})
+			}
+			s.Ports = nil
+			for i := range ports {
+				s.Ports = append(s.Ports, lb.ServicePort{Name: fmt.Sprint("p", i), Protocol: lb.TCP, Port: uint16(1000 + i)})
+			}
+		}), nil, here)
+	}
+	claims := NewClaims()
+	claims.Set(ask("shop/web", 1))
+	loser := ask("dev/x", 9)
+	claims.Set(loser)
+	loser = claims.Grant(loser)
+	refused, text := 0, 0
+	for _, d := range loser.Denied {
+		refused, text = refused+1+d.More, text+len(d.Message)
+	}
+	if refused != ports*(vips+ips) || text > 2000 {
+		t.Errorf("%d frontends are refused, in %d bytes", refused, text)
+	}
+	for _, a := range addresses {
+		if why := loser.deniedAt(addr(a)); why == nil || !strings.Contains(why.Message, a+":1000/tcp") {
+			t.Errorf("%s is refused, as %v", a, why)
+		}
+	}
+	if again := claims.Grant(ask("dev/x", 9)); !slices.Equal(again.Denied, loser.Denied) {
+		t.Errorf("asked again, %v", again.Denied)
+	}
+}
+
 // What an address that is refused as an external IP lets linger goes on.
 func TestContract3ARefusedExternalIPServesNothing(t *testing.T) {
 	claims := NewClaims()
