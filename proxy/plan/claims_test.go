@@ -174,6 +174,15 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a S
 				"broadcast address, which programs on the nodes may use\n" +
 				"x: ExternalIPRefused: spec.externalIPs: 255.255.255.255 is no address of one host, but a multicast or " +
 				"broadcast address, which programs on the nodes may use"},
+		{"no address of one host in a network of the node", ExternalIPs{Deny: true,
+			Allowed:  []netip.Prefix{netip.MustParsePrefix("172.31.0.0/16")},
+			Hostless: lb.HostlessOf(netip.MustParsePrefix("172.31.0.1/24"))},
+			[]lb.Service{tenant("dev/x", 1, external("172.31.0.0", "172.31.0.255", "172.31.1.0"), at(67))},
+			"x: ExternalIP 172.31.1.0:67/tcp Cluster\n" +
+				"x: ExternalIPRefused: spec.externalIPs: 172.31.0.0 is no address of one host, but the network address of a " +
+				"network of the node, which programs on the nodes may use\n" +
+				"x: ExternalIPRefused: spec.externalIPs: 172.31.0.255 is no address of one host, but the broadcast address of " +
+				"a network of the node, which programs on the nodes may use"},
 		{"the gateway of pods", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("10.244.2.1"))},
 			"x: ExternalIPRefused: spec.externalIPs: 10.244.2.1 lies in 10.244.2.0/24, the network of pods on the Node b; " +
 				"the proxy's flag --external-ips can allow it"},
