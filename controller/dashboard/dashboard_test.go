@@ -243,6 +243,7 @@ func TestQueriesAreRead(t *testing.T) {
 // FuzzReadQuery checks that a query that is taken asks for no more than one page, and for what was written.
 func FuzzReadQuery(f *testing.F) {
 	f.Add("q=web&node=n&wrong=true&offset=50&limit=100")
+	f.Add("limit=1000")
 	f.Add("limit=0&offset=2147483648")
 	f.Add("limit=-1")
 	f.Add("q=%zz&limit=1;2")
