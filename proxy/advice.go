@@ -81,11 +81,13 @@ func summarize(denied []plan.Denied) []lb.Refusal {
 		var sentences []string
 		more := 0
 		for _, d := range denied {
-			switch {
-			case d.Reason != reason || slices.Contains(sentences, d.Message):
-			case len(sentences) == maxSentences:
+			if d.Reason != reason {
+				continue
+			}
+			more += d.More
+			if len(sentences) == maxSentences {
 				more++
-			default:
+			} else {
 				sentences = append(sentences, d.Message)
 			}
 		}
@@ -100,7 +102,7 @@ func summarize(denied []plan.Denied) []lb.Refusal {
 }
 
 // maxSentences is how many frontends one Event names: an Event has at most 1,024 characters.
-const maxSentences = 5
+const maxSentences = plan.MaxDenied
 
 // adviceText is what the status page shows.
 func adviceText(advice []lb.Refusal) string {

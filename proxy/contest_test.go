@@ -359,6 +359,39 @@ func TestContract11ATenantTakesNoPortOfARouter(t *testing.T) {
 	serves(router, true)
 }
 
+// No tenant takes what clients on the node's network send to all its hosts, whatever --external-ips allows.
+func TestContract11ATenantTakesNoBroadcast(t *testing.T) {
+	b := newBench(t, func(s *settings) {
+		s.externalIPs = plan.ExternalIPs{Deny: true, Allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+	})
+	pokes := 0
+	changed := ifAddressesChange(func() { pokes++ })
+	move := func(bits int) {
+		b.own = []lb.Interface{{Index: 2, Name: "eth0", Up: true,
+			Addresses: []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("192.0.2.9"), bits)}}}
+		changed(b.own)
+		b.markFacts()
+		b.run()
+	}
+	b.list("x", time.Time{}, 67, "192.0.2.0", "192.0.2.15", "192.0.2.255")
+	b.synced()
+	for i, c := range []struct {
+		bits int
+		want string
+	}{{24, "192.0.2.15"}, {28, "192.0.2.255"}, {31, "192.0.2.0 192.0.2.15 192.0.2.255"}} {
+		move(c.bits)
+		var got []string
+		for _, addr := range []string{"192.0.2.0", "192.0.2.15", "192.0.2.255"} {
+			if b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr(addr), 67) {
+				got = append(got, addr)
+			}
+		}
+		if strings.Join(got, " ") != c.want || pokes != i+1 {
+			t.Errorf("in a network of %d bits, served at %v, want %s; %d pokes", c.bits, got, c.want, pokes)
+		}
+	}
+}
+
 // A Service with many addresses makes one Event of a bounded length.
 func TestEventsOfManyFrontendsAreShort(t *testing.T) {
 	b := newBench(t, func(s *settings) { s.externalIPs.Deny = true })

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -10,11 +11,15 @@ import (
 )
 
 // dirt is what has changed of a Service: since when, and whether it is its endpoints alone, or which of them
-// this node uses. With told it is only which Service has the frontends that this one is refused.
+// this node uses.
 type dirt struct {
-	since           time.Time
-	endpoints, told bool
+	since     time.Time
+	endpoints bool
 }
+
+// tellFrontends is how many frontends the Services have that are told at once for whose sake they are refused some: as
+// many as one Service may have.
+const tellFrontends = 1 << 14
 
 // mark notes that a Service has changed. It never blocks.
 func (p *proxy) mark(key lb.Key) { p.note(key, false) }
@@ -36,11 +41,12 @@ func (p *proxy) note(key lb.Key, endpoints bool) {
 
 // add adds to what is dirty. Its caller holds dirtyMu.
 func (p *proxy) add(key lb.Key, d dirt) {
+	delete(p.tell, key) // its plan tells it
 	if before, ok := p.dirty[key]; ok {
-		if d.told && !before.told || d.told == before.told && before.since.Before(d.since) {
-			d.since = before.since // to wait to be told is not to wait for the kernel
+		if before.since.Before(d.since) {
+			d.since = before.since
 		}
-		d.endpoints, d.told = d.endpoints && before.endpoints, d.told && before.told
+		d.endpoints = d.endpoints && before.endpoints
 	}
 	p.dirty[key] = d
 }
@@ -59,9 +65,14 @@ func (p *proxy) markEndpointsOf(keys []lb.Key, at time.Time) {
 
 // markTold notes that other Services than before may have the frontends that the named ones are refused.
 func (p *proxy) markTold(keys []lb.Key, at time.Time) {
-	if len(keys) > 0 {
-		p.addAll(keys, dirt{since: at, endpoints: true, told: true})
-		p.runner.Poke()
+	p.dirtyMu.Lock()
+	defer p.dirtyMu.Unlock()
+	for _, key := range keys {
+		_, waits := p.tell[key]
+		if _, changed := p.dirty[key]; !changed && !waits {
+			p.tell[key] = at
+			p.runner.Poke()
+		}
 	}
 }
 
@@ -73,45 +84,60 @@ func (p *proxy) addAll(keys []lb.Key, d dirt) {
 	}
 }
 
-// takeDirty returns the Services that are to be planned now, and since when. Large ones of which only
-// endpoints have changed come one at a time, and let the others go first, once: so a Service waits for
-// the plan of one of them at most, and they for one step of the others each. After those come, likewise, Services
-// that are only to be told something else: however many ask for a frontend, its change of hands costs two of them.
-// Where frontends may have changed hands nobody waits, as one Service's loss is another's gain.
-func (p *proxy) takeDirty() map[lb.Key]time.Time {
+// takeDirty returns the Services that are to be planned now, and since when, and those that are only to be told for
+// whose sake they are refused frontends. Large ones of which only endpoints have changed come one at a time, and let
+// the others go first, once: so a Service waits for the plan of one of them at most, and they for one step of the
+// others each. Those that are told wait for the same step, and come some at a time: however many ask for a frontend,
+// that it changes hands costs two of them. Where it may have changed hands nobody waits, as one Service's loss is
+// another's gain.
+func (p *proxy) takeDirty() (taken map[lb.Key]time.Time, told []lb.Key) {
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
-	taken := make(map[lb.Key]time.Time, len(p.dirty))
+	taken = make(map[lb.Key]time.Time, len(p.dirty))
 	large := map[lb.Key]dirt{}
 	var next lb.Key // the one of them that has waited longest
 	for key, d := range p.dirty {
-		if !p.begun || !d.endpoints || !d.told && !p.large(key) {
+		if !p.begun || !d.endpoints || !p.large(key) {
 			taken[key] = d.since
 			continue
 		}
-		if first, any := large[next]; !any || d.before(key, first, next) {
+		if first, any := large[next]; !any || cmp.Or(d.since.Compare(first.since), key.Compare(next)) < 0 {
 			next = key
 		}
 		large[key] = d
 	}
-	p.dirty = map[lb.Key]dirt{}
-	if p.yielded = len(large) > 0 && len(taken) > 0 && !p.yielded; !p.yielded && len(large) > 0 {
-		taken[next] = large[next].since
-		delete(large, next)
+	p.dirty = large
+	waiting := len(large)+len(p.tell) > 0
+	if p.yielded = waiting && len(taken) > 0 && !p.yielded; !p.yielded && waiting {
+		if d, any := large[next]; any {
+			taken[next] = d.since
+			delete(large, next)
+		}
+		told = p.takeTold()
 	}
-	maps.Copy(p.dirty, large)
-	if len(large) > 0 {
+	if len(large)+len(p.tell) > 0 {
 		p.runner.Poke()
 	}
-	return taken
+	return taken, told
 }
 
-// before reports whether the dirt of one Service is taken before that of another, of those that wait.
-func (d dirt) before(key lb.Key, other dirt, otherKey lb.Key) bool {
-	if d.told != other.told {
-		return other.told
+// takeTold returns the Services that are told next, those first that have waited longest: as many as have
+// tellFrontends frontends, and one at least.
+func (p *proxy) takeTold() (told []lb.Key) {
+	room := p.tellFrontends
+	for _, key := range slices.SortedFunc(maps.Keys(p.tell), func(a, b lb.Key) int {
+		return cmp.Or(p.tell[a].Compare(p.tell[b]), a.Compare(b))
+	}) {
+		if room <= 0 {
+			break
+		}
+		delete(p.tell, key)
+		if r := p.records[key]; r != nil { // else it is gone
+			told = append(told, key)
+			room -= r.live.CountFrontends()
+		}
 	}
-	return cmp.Or(d.since.Compare(other.since), key.Compare(otherKey)) < 0
+	return told
 }
 
 func (p *proxy) large(key lb.Key) bool {

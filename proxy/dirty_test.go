@@ -95,6 +95,7 @@ func TestContract1LargeServicesGiveUpAtOnce(t *testing.T) {
 // however many others are refused it: they are told for whose sake one at a time, and let the others go first.
 func TestContract11AContestCostsTheWinners(t *testing.T) {
 	b := newBench(t)
+	b.tellFrontends = 1
 	b.put("small", "172.20.0.1", "10.200.1.1")
 	for i := range 6 {
 		b.list(fmt.Sprint("x", i), b.clock.Add(time.Duration(i)*time.Minute), 80, "198.51.100.7")
@@ -121,6 +122,42 @@ func TestContract11AContestCostsTheWinners(t *testing.T) {
 		if !slices.Contains(b.warnings, said+"0") || !slices.Contains(b.warnings, said+"1") {
 			t.Errorf("x%d was told %q", i, b.warnings)
 		}
+	}
+}
+
+// However many Services are refused a frontend, all are soon told who has it now, and large Services whose endpoints
+// change all the time do not keep that from them.
+func TestContract11AllWhoLoseAContestAreToldSoon(t *testing.T) {
+	const losers = 300
+	b := newBench(t)
+	huge := []string{"huge-1", "huge-2", "huge-3"}
+	for i, name := range huge {
+		b.put(name, netip.AddrFrom4([4]byte{172, 20, 0, byte(2 + i)}).String(), "10.200.1.9")
+		b.crowd(name, 0)
+	}
+	for i := range 2 + losers {
+		b.list(fmt.Sprint("x", i), b.clock.Add(time.Duration(i)*time.Minute), 80, "198.51.100.7")
+	}
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	b.warnings = nil
+	b.list("x0", b.clock, 81, "198.51.100.7")
+	told, steps := map[string]bool{}, 0
+	for ; len(told) < losers && steps < 20; steps++ {
+		for _, name := range huge {
+			b.crowd(name, byte(1+steps%2))
+		}
+		b.told()
+		for _, said := range b.warnings {
+			if name, toWhom, _ := strings.Cut(said, " "); strings.HasSuffix(toWhom, "in use by Service default/x1") {
+				told[name] = true
+			}
+		}
+	}
+	if steps > 4 {
+		t.Errorf("after %d steps, %d of %d know who has it now", steps, len(told), losers)
 	}
 }
 
@@ -167,25 +204,24 @@ func TestContract11ManyLargePlansAreNoHang(t *testing.T) {
 // To wait to be told who has a frontend is not to wait for the kernel: a change counts from when it came.
 func TestAChangeIsAsOldAsItIs(t *testing.T) {
 	early, late := time.Unix(100, 0), time.Unix(200, 0)
-	told, real := dirt{endpoints: true, told: true}, dirt{endpoints: true}
+	told, real := (*proxy).markTold, (*proxy).markEndpointsOf
 	for _, c := range []struct {
 		what        string
-		first, then dirt
-		since       time.Time
-		told        bool
+		first, then func(*proxy, []lb.Key, time.Time)
+		changed     time.Time // zero for one that is only to be told
 	}{
-		{"a change while it waits to be told", told, real, late, false},
-		{"to be told while a change waits", real, told, early, false},
-		{"two changes", real, real, early, false},
-		{"to be told twice", told, told, early, true},
+		{"a change while it waits to be told", told, real, late},
+		{"to be told while a change waits", real, told, early},
+		{"two changes", real, real, early},
+		{"to be told twice", told, told, time.Time{}},
 	} {
 		b := newBench(t)
-		c.first.since, c.then.since = early, late
-		for _, d := range []dirt{c.first, c.then} {
-			b.addAll([]lb.Key{key("web")}, d)
-		}
-		if got := b.dirty[key("web")]; got.since != c.since || got.told != c.told || !got.endpoints {
-			t.Errorf("%s: %+v", c.what, got)
+		c.first(b.proxy, []lb.Key{key("web")}, early)
+		c.then(b.proxy, []lb.Key{key("web")}, late)
+		got, tell := b.dirty[key("web")], b.tell[key("web")]
+		if !got.since.Equal(c.changed) || got.endpoints == c.changed.IsZero() || !tell.IsZero() != c.changed.IsZero() ||
+			!tell.IsZero() && !tell.Equal(early) {
+			t.Errorf("%s: %+v, to be told since %v", c.what, got, tell)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -134,6 +135,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		f.external.Routers = append(f.external.Routers, r.Addr)
 	}
 	f.external.Routers = distinct(f.external.Routers)
+	f.external.Hostless = hostless(interfaces)
 	f.healthAddresses = f.config.NodePortAddresses
 	switch {
 	case s.allAddresses:
@@ -255,8 +257,8 @@ func holdsOthers(i lb.Interface) bool {
 }
 
 // ownAddresses returns the node's own addresses, sorted, and whether the kernel takes others for its own: on interfaces
-// that holdsOthers, or that are down. Left out are also link-local IPv6 addresses, of which each interface of a pod
-// brings one: nobody is told to connect to them, and all rules would change with every pod.
+// that holdsOthers, or that are down. It leaves out link-local IPv6 addresses. Each interface of a pod has one, so all
+// rules would change with every pod, and no client connects to them.
 func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
 	for _, i := range interfaces {
 		if holdsOthers(i) {
@@ -276,6 +278,19 @@ func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
 	return slices.Compact(own), others
 }
 
+// hostless returns the network and broadcast addresses of the networks that the node is in, sorted.
+func hostless(interfaces []lb.Interface) (all []lb.Unassignable) {
+	for _, i := range interfaces {
+		for _, p := range i.Addresses {
+			all = append(all, lb.HostlessOf(p)...)
+		}
+	}
+	slices.SortFunc(all, func(a, b lb.Unassignable) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.What, b.What))
+	})
+	return slices.Compact(all)
+}
+
 // inVRFs returns the names of the interfaces in these VRFs, and of the VRFs, sorted.
 func inVRFs(interfaces []lb.Interface, vrfs map[string]bool) (names []string) {
 	for _, i := range interfaces {
@@ -287,14 +302,16 @@ func inVRFs(interfaces []lb.Interface, vrfs map[string]bool) (names []string) {
 	return names
 }
 
-// ifAddressesChange returns what calls poke if the node's own addresses, or the interfaces in VRFs, have changed since
-// its last call. The interfaces of pods come and go all the time.
+// ifAddressesChange returns what calls poke if the node's own addresses, its networks, or the interfaces in VRFs, have
+// changed since its last call. The interfaces of pods come and go all the time.
 func ifAddressesChange(poke func()) func(interfaces []lb.Interface) {
 	var known, others bool
 	var own []netip.Addr
 	var vrfs []string // an interface's VRF and name
+	var ends []lb.Unassignable
 	return func(interfaces []lb.Interface) {
 		nowOwn, nowOthers := ownAddresses(interfaces)
+		nowEnds := hostless(interfaces)
 		var nowVRFs []string
 		for _, i := range interfaces {
 			if i.VRF != "" {
@@ -302,10 +319,11 @@ func ifAddressesChange(poke func()) func(interfaces []lb.Interface) {
 			}
 		}
 		slices.Sort(nowVRFs)
-		if known && nowOthers == others && slices.Equal(nowOwn, own) && slices.Equal(nowVRFs, vrfs) {
+		if known && nowOthers == others && slices.Equal(nowOwn, own) && slices.Equal(nowVRFs, vrfs) &&
+			slices.Equal(nowEnds, ends) {
 			return
 		}
-		known, others, own, vrfs = true, nowOthers, nowOwn, nowVRFs
+		known, others, own, vrfs, ends = true, nowOthers, nowOwn, nowVRFs, nowEnds
 		poke()
 	}
 }

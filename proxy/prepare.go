@@ -41,7 +41,10 @@ func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameter
 	if s.relay && k.mode == modeIptables {
 		s.prepareRelay(ctx, parameters.log, k)
 	}
-	s.relayUDP = s.relayUDP && k.mode == modeNftables
+	s.relayUDP = s.relayUDP && s.relay && k.mode == modeNftables
+	s.prepareRelayUDP(parameters.log, k.families, func(family lb.Family) error {
+		return nftables.ProbeRelayRate(k.netlink, family)
+	})
 	s.dropInvalid = !parameters.on(parameterLiberal)
 	if names := parameters.redirecting(); len(names) > 0 {
 		parameters.log.Warn(
@@ -73,5 +76,22 @@ func (s *settings) prepareRelay(ctx context.Context, log *slog.Logger, k kernel)
 			s.relay = false
 			log.Error("this node relays nothing", "family", family, "error", err)
 		}
+	}
+}
+
+// prepareRelayUDP leaves UDP out of what is relayed where the kernel cannot limit it, as it would refuse all rules for
+// the sake of those. Where it is left out no rule asks for a limit.
+func (s *settings) prepareRelayUDP(log *slog.Logger, families []lb.Family, probe func(lb.Family) error) {
+	for _, family := range families {
+		if !s.relayUDP || s.relayUDPRate == 0 {
+			break
+		}
+		if err := try(log, "the limits of the relay's UDP", family, func() error { return probe(family) }); err != nil {
+			s.relayUDP = false
+			log.Error("this node relays no UDP; --relay-udp-rate=0 relays it without a limit", "family", family, "error", err)
+		}
+	}
+	if !s.relayUDP {
+		s.relayUDPRate = 0
 	}
 }

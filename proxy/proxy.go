@@ -47,11 +47,15 @@ type proxy struct {
 	// settled is closed once the kernel's writer has tried all Services for the first time.
 	settled chan struct{}
 
-	// dirty are the Services that have changed, since when; the watches add to it.
+	// dirty are the Services that have changed, since when; the watches add to it. tell are others that are to be told
+	// for whose sake they are refused frontends, since when.
 	dirtyMu sync.Mutex
 	dirty   map[lb.Key]dirt
-	// yielded is set while large Services wait that have let the others go first. Only the step uses it.
-	yielded bool
+	tell    map[lb.Key]time.Time
+	// yielded is set while Services wait that have let the others go first, and tellFrontends is the constant. Only the
+	// step uses them.
+	yielded       bool
+	tellFrontends int
 
 	// nodesChanged is set by the watch of Nodes, gatesChanged by that of pods, factsChanged by whatever the
 	// facts are read from.
@@ -108,7 +112,8 @@ const (
 func newProxy(self string, settings settings, families []lb.Family, log *slog.Logger, now func() time.Time) *proxy {
 	p := &proxy{
 		self: self, settings: settings, families: families, log: log, now: now,
-		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, records: map[lb.Key]*record{},
+		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, tell: map[lb.Key]time.Time{},
+		tellFrontends: tellFrontends, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
@@ -154,8 +159,8 @@ func (p *proxy) step(ctx context.Context) (time.Duration, error) {
 	if len(early) > 0 {
 		p.announce(early)
 	}
-	dirty := p.takeDirty()
-	touched := p.plan(ctx, dirty, now)
+	dirty, told := p.takeDirty()
+	touched := p.plan(ctx, dirty, told, now)
 	target(p, dirty)
 	p.probe(dirty, now)
 	p.announce(p.with(touched, walked)) // before the rules: what goes is withdrawn first

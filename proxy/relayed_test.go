@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -132,6 +133,37 @@ func TestContract10RelayIsRefusedWithAReason(t *testing.T) {
 		}
 		if planned := b.rules.wanted[key("web")]; planned.Relay || len(planned.Ports) != 1 {
 			t.Errorf("%s: %+v", mode, planned)
+		}
+	}
+}
+
+// TestAKernelWithoutLimitsRelaysNoUDP leaves out UDP alone where the kernel refuses the rules that limit it, and no
+// rule asks for a limit then.
+func TestAKernelWithoutLimitsRelaysNoUDP(t *testing.T) {
+	for _, c := range []struct {
+		what     string
+		udp      bool
+		rate     int
+		refusing lb.Family
+		asked    int
+		wantUDP  bool
+		wantRate int
+	}{
+		{"it has them", true, 500, "", 2, true, 500},
+		{"it has none", true, 500, lb.IPv4, 1, false, 0},
+		{"it has none for one family", true, 500, lb.IPv6, 2, false, 0},
+		{"no limit is asked for", true, 0, lb.IPv4, 0, true, 0},
+		{"no UDP is relayed", false, 500, lb.IPv4, 0, false, 0},
+	} {
+		asked, s := 0, settings{relay: true, relayUDP: c.udp, relayUDPRate: c.rate}
+		s.prepareRelayUDP(slog.New(slog.DiscardHandler), allFamilies[:], func(family lb.Family) error {
+			if asked++; family == c.refusing {
+				return unix.ENOENT
+			}
+			return nil
+		})
+		if !s.relay || s.relayUDP != c.wantUDP || s.relayUDPRate != c.wantRate || asked != c.asked {
+			t.Errorf("%s: relays %v, UDP %v, %d a second; asked %d times", c.what, s.relay, s.relayUDP, s.relayUDPRate, asked)
 		}
 	}
 }

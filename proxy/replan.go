@@ -12,10 +12,11 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// plan plans the dirty Services, and those on which their plans bear, which become dirty too. It
+// plan plans the dirty Services, and those on which their plans bear, or that are told, which become dirty too. It
 // returns those whose plans changed. Each Service is progress: at the start there may be many large ones.
-func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, now time.Time) map[lb.Key]bool {
-	var concerned, told []lb.Key
+func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned []lb.Key,
+	now time.Time) map[lb.Key]bool {
+	var told []lb.Key
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
 		others, losers := p.planLive(key, now)
 		loop.Progress(ctx)

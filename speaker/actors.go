@@ -75,7 +75,7 @@ type gossip interface {
 
 type diagnosis interface {
 	Set(nodes map[string][]netip.Addr)
-	Confirm(after time.Time)
+	ConfirmAfter(after time.Time)
 	Speakers() plan.Speakers
 }
 

@@ -186,8 +186,8 @@ type modelLiveness struct{ *modelNode }
 
 func (l modelLiveness) Set(nodes map[string][]netip.Addr) { l.Live.Keep(nodes) }
 
-func (l modelLiveness) Confirm(after time.Time) {
-	if l.Live.Confirm(after) {
+func (l modelLiveness) ConfirmAfter(after time.Time) {
+	if l.Live.ConfirmAfter(after) {
 		l.probe()
 	}
 }

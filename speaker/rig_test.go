@@ -449,7 +449,7 @@ type fakeLiveness struct{ *fakeNode }
 func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
 // Confirm finds at once that those that are silent are so still.
-func (g fakeLiveness) Confirm(after time.Time) {
+func (g fakeLiveness) ConfirmAfter(after time.Time) {
 	g.mu.Lock()
 	news := after.After(g.confirmed)
 	g.confirmed = after

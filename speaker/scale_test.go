@@ -33,7 +33,7 @@ func (c *crowd) Claims(vip netip.Addr) map[string]plan.Claim {
 
 func (c *crowd) Set(map[string][]netip.Addr) {}
 
-func (c *crowd) Confirm(time.Time) {}
+func (c *crowd) ConfirmAfter(time.Time) {}
 
 func (c *crowd) Speakers() plan.Speakers {
 	var dead []string

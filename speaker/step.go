@@ -176,8 +176,8 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 		logEstranged(s.log, is, f)
 	}
 	s.from.members.Seek(s.rooms.partition.EstrangedSince())
-	if after := s.rooms.partition.Unconfirmed(); !after.IsZero() {
-		s.from.liveness.Confirm(after)
+	if after := s.rooms.partition.ConfirmAfter(); !after.IsZero() {
+		s.from.liveness.ConfirmAfter(after)
 	}
 	if news {
 		said, heard := s.rooms.partition.Heard()

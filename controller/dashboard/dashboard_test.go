@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -236,6 +238,36 @@ func TestQueriesAreRead(t *testing.T) {
 			t.Errorf("%.40s: %s, want %s", query, got, want)
 		}
 	}
+}
+
+// FuzzReadQuery checks that a query that is taken asks for no more than one page, and for what was written.
+func FuzzReadQuery(f *testing.F) {
+	f.Add("q=web&node=n&wrong=true&offset=50&limit=100")
+	f.Add("limit=1000")
+	f.Add("limit=0&offset=2147483648")
+	f.Add("limit=-1")
+	f.Add("q=%zz&limit=1;2")
+	f.Fuzz(func(t *testing.T, text string) {
+		values, _ := url.ParseQuery(text) // what it can read counts, as in a request
+		q, err := readQuery(values)
+		if err != nil {
+			return
+		}
+		if q.Limit < 1 || q.Limit > maxPage || q.Offset < 0 || len(q.Text) > maxQuery || len(q.Node) > maxQuery {
+			t.Fatalf("%q asks for %+v", text, q)
+		}
+		again, err := readQuery(url.Values{"q": {q.Text}, "node": {q.Node}, "wrong": {fmt.Sprint(q.Wrong)},
+			"offset": {fmt.Sprint(q.Offset)}, "limit": {fmt.Sprint(q.Limit)}})
+		if err != nil || again != q {
+			t.Errorf("%+v is read back as %+v: %v", q, again, err)
+		}
+		if limit, err := strconv.Atoi(values.Get("limit")); err == nil && limit > 0 && q.Limit != min(limit, maxPage) {
+			t.Errorf("%q has a limit of %d", text, q.Limit)
+		}
+		if offset, err := strconv.Atoi(values.Get("offset")); err == nil && q.Offset != offset {
+			t.Errorf("%q begins at %d", text, q.Offset)
+		}
+	})
 }
 
 // TestManyWhoAskAreRefused has more requests than are answered at a time, while one of them hangs.

@@ -1,9 +1,68 @@
 package migrate
 
 import (
+	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
+
+// FuzzUndo checks that whatever the annotation of an earlier run holds, it is refused, or a further change keeps
+// what it says: an object is given back what it was.
+func FuzzUndo(f *testing.F) {
+	f.Add(`{"spec":{"a":1}}`, `{"spec":{"a":2}}`)
+	f.Add(`{"spec":{"a":null}}`, `{"spec":{"a":{"b":null}}}`)
+	f.Add(`null`, `{}`)
+	f.Add(`[]`, `{"spec":"x"}`)
+	f.Add(`{"metadata":{"annotations":{"mine":null}}}`, `{"spec":{"a":1}}`)
+	f.Add(``, `{"spec":{"a":1e400}}`)
+	f.Fuzz(func(t *testing.T, annotation, change string) {
+		var patch map[string]any
+		if err := json.Unmarshal([]byte(change), &patch); err != nil || patch["metadata"] != nil {
+			return
+		}
+		live := map[string]any{"metadata": map[string]any{"annotations": map[string]any{AnnotationUndo: annotation}}}
+		was, err := Undo(live)
+		if err != nil {
+			if remembered, also := Remember(live, patch); also == nil && remembered != nil {
+				t.Fatalf("%q cannot be undone: %v; but is added to: %v", annotation, err, remembered)
+			}
+			return
+		}
+		if was == nil {
+			was = map[string]any{}
+		}
+		if text, _ := dig(was, "metadata", "annotations", AnnotationUndo).(string); text != "" {
+			t.Fatalf("undone, the object is still annotated %q", text)
+		}
+		further, err := Remember(live, patch)
+		if err != nil || further == nil {
+			return
+		}
+		undo, err := Undo(Apply(live, further))
+		if err != nil {
+			t.Fatalf("%q, then %s: %v", annotation, change, err)
+		}
+		if delete(was, "metadata"); !has(undo, was) {
+			t.Errorf("%q, then %s: undone by (-first +now)\n%s", annotation, change, cmp.Diff(was, undo))
+		}
+	})
+}
+
+// has reports whether an object has all fields of a part, null ones too.
+func has(object, part map[string]any) bool {
+	for key, value := range part {
+		inner, isMap := value.(map[string]any)
+		held, hasMap := object[key].(map[string]any)
+		if _, ok := object[key]; !ok || isMap != hasMap || isMap && !has(held, inner) ||
+			!isMap && !reflect.DeepEqual(object[key], value) {
+			return false
+		}
+	}
+	return true
+}
 
 // FuzzMigrate checks that whatever a file with MetalLB's objects holds is converted, or refused.
 func FuzzMigrate(f *testing.F) {

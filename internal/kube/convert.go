@@ -422,7 +422,11 @@ func parseQuarantine(written string) (time.Duration, error) {
 	case "forever":
 		return -1, nil
 	}
-	return time.ParseDuration(written)
+	d, err := time.ParseDuration(written)
+	if d < 0 {
+		return 0, fmt.Errorf("%q is negative", written)
+	}
+	return d, err
 }
 
 func convertReleased(released []v1beta1.ReleasedAddress) []lb.Released {

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -86,8 +85,28 @@ func FuzzRequest(f *testing.F) {
 		if got, invalid := sourceRanges([]string{ours, theirs}); len(got) == 0 || len(invalid) > 400 {
 			t.Errorf("source ranges %q and %q admit everybody", ours, theirs)
 		}
-		if d, err := parseQuarantine(quarantine); err == nil && d < -1 && !strings.HasPrefix(quarantine, "-") {
-			t.Errorf("a quarantine of %v", d)
+	})
+}
+
+// FuzzParseQuarantine checks that only the word forever keeps addresses forever.
+func FuzzParseQuarantine(f *testing.F) {
+	for _, seed := range []string{"", "60s", "24h", "0s", "forever", "Forever", "-1ns", "-5m", "99999999999999h",
+		"1.5h", "60"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, written string) {
+		d, err := parseQuarantine(written)
+		if err != nil {
+			if d != 0 {
+				t.Errorf("%q is refused, and means %v", written, d)
+			}
+			return
+		}
+		if forever := d < 0; forever != (written == "forever") {
+			t.Errorf("%q means %v", written, d)
+		}
+		if again, err := parseQuarantine(d.String()); d >= 0 && (err != nil || again != d) {
+			t.Errorf("%q means %v, which is read back as %v: %v", written, d, again, err)
 		}
 	})
 }

@@ -25,6 +25,19 @@ const (
 	otherAddress = "an address of the network"
 )
 
+// HostlessOf returns the network and the broadcast address of an IPv4 subnet; none of one where every address is a
+// host's (RFC 3021).
+func HostlessOf(subnet netip.Prefix) []Unassignable {
+	if !subnet.Addr().Is4() || subnet.Bits() >= 31 {
+		return nil
+	}
+	last := subnet.Addr().As4()
+	for bit := subnet.Bits(); bit < 32; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return []Unassignable{{subnet.Masked().Addr(), TheNetwork}, {netip.AddrFrom4(last), TheBroadcast}}
+}
+
 // maxUnassignable is how many addresses count of one node: one that was taken over shall not keep whole pools
 // from being assigned.
 const maxUnassignable = 32

@@ -21,6 +21,22 @@ func TestUnassignable(t *testing.T) {
 	}
 }
 
+func TestHostless(t *testing.T) {
+	for subnet, want := range map[string]string{
+		"192.0.2.9/24": "192.0.2.0 192.0.2.255", "192.0.2.9/30": "192.0.2.8 192.0.2.11", "192.0.2.9/31": "",
+		"192.0.2.9/32": "", "192.0.2.9/0": "0.0.0.0 255.255.255.255", "10.1.2.3/13": "10.0.0.0 10.7.255.255",
+		"2001:db8::1/64": "",
+	} {
+		var got []string
+		for _, u := range HostlessOf(netip.MustParsePrefix(subnet)) {
+			got = append(got, u.Addr.String())
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %v, want %q", subnet, got, want)
+		}
+	}
+}
+
 // A node decides what it writes: neither how many addresses count nor the text about them is its choice.
 func TestUnassignableIsBounded(t *testing.T) {
 	var text strings.Builder

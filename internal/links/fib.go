@@ -171,15 +171,15 @@ func prefixOf(data []byte) (netip.Prefix, bool) {
 	default:
 		return netip.Prefix{}, false
 	}
-	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
+	attrs, err := attributes(data[unix.SizeofRtMsg:])
 	if err != nil {
 		return netip.Prefix{}, false
 	}
 	for _, a := range attrs {
-		if a.Attr.Type != unix.RTA_DST {
+		if a.kind != unix.RTA_DST {
 			continue
 		}
-		to, ok := netip.AddrFromSlice(a.Value)
+		to, ok := netip.AddrFromSlice(a.value)
 		if !ok || to.BitLen() != addr.BitLen() {
 			return netip.Prefix{}, false
 		}

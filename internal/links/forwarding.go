@@ -68,17 +68,17 @@ func parseNetconf(message []byte, family int) (index int, on, ok bool) {
 	if len(message) < header || int(message[0]) != family {
 		return 0, false, false
 	}
-	attrs, err := nl.ParseRouteAttr(message[header:])
+	attrs, err := attributes(message[header:])
 	if err != nil {
 		return 0, false, false
 	}
 	indexed := false
 	for _, a := range attrs {
-		if len(a.Value) < 4 {
+		if len(a.value) < 4 {
 			continue
 		}
-		value := int(int32(binary.NativeEndian.Uint32(a.Value)))
-		switch a.Attr.Type {
+		value := int(int32(binary.NativeEndian.Uint32(a.value)))
+		switch a.kind {
 		case netconfIndex:
 			index, indexed = value, true
 		case netconfForwarding:
@@ -86,4 +86,23 @@ func parseNetconf(message []byte, family int) (index int, on, ok bool) {
 		}
 	}
 	return index, on, ok && indexed
+}
+
+// attribute is one of a message of rtnetlink.
+type attribute struct {
+	kind  uint16
+	value []byte
+}
+
+// attributes reads those of a message. Unlike nl.ParseRouteAttr, it takes a last one without its padding.
+func attributes(b []byte) (all []attribute, err error) {
+	for len(b) >= unix.SizeofRtAttr {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < unix.SizeofRtAttr || size > len(b) {
+			return nil, unix.EINVAL
+		}
+		all = append(all, attribute{binary.NativeEndian.Uint16(b[2:]), b[unix.SizeofRtAttr:size]})
+		b = b[min((size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(b)):]
+	}
+	return all, nil
 }

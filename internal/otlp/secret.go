@@ -1,7 +1,6 @@
 package otlp
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,10 +8,12 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
-	"net/textproto"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 )
 
 // The files of Options.SecretDir.
@@ -50,13 +51,27 @@ func readHeaders(dir string) (http.Header, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := append(bytes.TrimSpace(text), "\r\n\r\n"...)
-	headers, err := textproto.NewReader(bufio.NewReader(bytes.NewReader(lines))).ReadMIMEHeader()
-	if err != nil && len(bytes.TrimSpace(text)) > 0 {
-		return nil, fmt.Errorf("read %s: each line has to be a header such as Authorization: Bearer TOKEN",
-			filepath.Join(dir, headersFile))
+	headers, err := parseHeaders(text)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", filepath.Join(dir, headersFile), err)
 	}
-	return http.Header(headers), nil
+	return headers, nil
+}
+
+func parseHeaders(text []byte) (http.Header, error) {
+	headers := http.Header{}
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		name, value, found := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		if !found || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return nil, errors.New("each line has to be a header such as Authorization: Bearer TOKEN")
+		}
+		headers.Add(name, value)
+	}
+	return headers, nil
 }
 
 // readOptional returns what a file has, and nil if there is none.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/net/http/httpguts"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -77,6 +78,42 @@ func partialSuccess(spans uint64, message string) []byte {
 	inner = protowire.AppendString(protowire.AppendTag(inner, fieldMessage, protowire.BytesType), message)
 	outer := protowire.AppendFixed64(protowire.AppendTag(nil, 9, protowire.Fixed64Type), 1)
 	return protowire.AppendBytes(protowire.AppendTag(outer, fieldPartial, protowire.BytesType), inner)
+}
+
+// FuzzReadHeaders checks that each line of the file is a header that each request has, or an error, which shows nothing
+// of the file.
+func FuzzReadHeaders(f *testing.F) {
+	for _, seed := range []string{
+		"", "\n\n", "Authorization: Bearer right\nX-Tenant: shop\n", "Bearer secret", "A: 1\n\nB: 2\n",
+		"A: 1\n B: 2\n", "A:\r\nA: 1\r\n", ": x", "A B: x", "A: \x00", "A: \x7f\xff",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		headers, err := parseHeaders([]byte(text))
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "each line has to be a header") {
+				t.Errorf("%q: the error shows the file: %v", text, err)
+			}
+			return
+		}
+		values, lines := 0, 0
+		for name, all := range headers {
+			for _, value := range all {
+				if values++; !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+					t.Errorf("%q: no request can have the header %q: %q", text, name, value)
+				}
+			}
+		}
+		for line := range strings.Lines(text) {
+			if line = strings.TrimRight(line, "\r\n"); strings.TrimSpace(line) != "" {
+				lines++
+			}
+		}
+		if values != lines {
+			t.Errorf("%q: %d lines are %d headers: %q", text, lines, values, headers)
+		}
+	})
 }
 
 func FuzzDecodeRejection(f *testing.F) {

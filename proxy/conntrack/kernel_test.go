@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
@@ -35,10 +36,16 @@ func (n Netlink) makeIn(client netip.AddrPort, f Flow, tcpState uint8) error {
 	if f.To.Addr().Is6() {
 		inet = unix.AF_INET6
 	}
-	var all nfnetlink.Attributes
+	const newFlow = unix.NFNL_SUBSYS_CTNETLINK << 8
+	all := flowAttributes(client, f, tcpState)
+	return n.conn.Request(request(inet, newFlow, unix.NLM_F_CREATE|unix.NLM_F_EXCL, all), nil)
+}
+
+// flowAttributes describes a flow as the kernel does.
+func flowAttributes(client netip.AddrPort, f Flow, tcpState uint8) (all nfnetlink.Attributes) {
 	tuple := func(kind uint16, from, to netip.AddrPort) {
 		source, destination := uint16(sourceIPv4), uint16(destIPv4)
-		if inet == unix.AF_INET6 {
+		if f.To.Addr().Is6() {
 			source, destination = sourceIPv6, destIPv6
 		}
 		all.Nested(kind, func() {
@@ -72,8 +79,7 @@ func (n Netlink) makeIn(client netip.AddrPort, f Flow, tcpState uint8) error {
 			all.Nested(infoTCP, func() { all.Bytes(infoState, []byte{tcpState}) })
 		})
 	}
-	const newFlow = unix.NFNL_SUBSYS_CTNETLINK << 8
-	return n.conn.Request(request(inet, newFlow, unix.NLM_F_CREATE|unix.NLM_F_EXCL, all), nil)
+	return all
 }
 
 // The kernel's own table: exactly the flows that are meant go.
@@ -202,8 +208,35 @@ func FuzzDecode(f *testing.F) {
 		if _, ok := decode(b); ok && len(identity(b)) == 0 {
 			t.Error("a flow without an identity")
 		}
-		if c, ok := decodeConnection(b); ok && !c.Client.IsValid() {
-			t.Error("a connection without a client")
+	})
+}
+
+// FuzzDecodeConnection checks that what counts as an open connection of TCP is one, and is read as the other reader
+// of flows reads it.
+func FuzzDecodeConnection(f *testing.F) {
+	at := netip.MustParseAddrPort
+	for _, seed := range []Flow{
+		{unix.IPPROTO_TCP, at("10.96.0.7:53"), at("192.168.1.3:5353")},
+		{unix.IPPROTO_TCP, at("[2001:db8::7]:53"), at("[2001:db8::3]:5353")},
+		{unix.IPPROTO_UDP, at("10.96.0.7:53"), at("192.168.1.3:5353")},
+	} {
+		for _, tcpState := range []uint8{0, firstOpen - 1, firstOpen, lastOpen, lastOpen + 1} {
+			f.Add([]byte(flowAttributes(seed.From, seed, tcpState)))
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, ok := decodeConnection(b)
+		if !ok {
+			return
+		}
+		said := Flow{unix.IPPROTO_TCP, c.To, c.To}
+		again, ok := decodeConnection(flowAttributes(netip.AddrPortFrom(c.Client, 1), said, firstOpen))
+		if !ok || again != c {
+			t.Errorf("%+v is read back as %+v, %v", c, again, ok)
+		}
+		flow, ok := decodeFlow(b)
+		if ok && (flow.Client.Addr() != c.Client || flow.To != c.To || flow.Protocol != lb.TCP) {
+			t.Errorf("%+v is also %+v", c, flow)
 		}
 	})
 }

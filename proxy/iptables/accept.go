@@ -381,7 +381,7 @@ func (t filterTable) removal() string {
 // unhook writes the removal of all jumps to our chain.
 func (t filterTable) unhook(s *strings.Builder) {
 	for _, r := range t.rules[chainBuiltInForward] {
-		if target(r) == plan.ChainAccept {
+		if t.read(r).To == plan.ChainAccept {
 			fmt.Fprintf(s, "-D %s %s\n", chainBuiltInForward, r)
 		}
 	}

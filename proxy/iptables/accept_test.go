@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
@@ -182,6 +186,59 @@ func TestAcceptsWhatServicesForward(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FuzzParseFilter checks that whatever a table filter holds, our chain is put in front of it and removed again without
+// a change to a rule of others, and that a comment is nothing but a comment.
+func FuzzParseFilter(f *testing.F) {
+	f.Add("*filter\n:FORWARD DROP [0:0]\n:A - [0:0]\n-A FORWARD -j A\n-A A -g FORWARD\nCOMMIT\n", "say \"-j ACCEPT\"")
+	f.Add("*filter\n:FORWARD ACCEPT [0:0]\n:LANDFALL-ACCEPT - [0:0]\n-A FORWARD -j LANDFALL-ACCEPT\n"+
+		"-A FORWARD -m comment --comment \"a -j LANDFALL-ACCEPT b\" -j DROP\nCOMMIT\n", "a -j LF-SERVICES b")
+	f.Add("*nat\n*filter\n-A \n:\nCOMMIT\n*", `\"`)
+	f.Fuzz(func(t *testing.T, saved, comment string) {
+		if !strings.Contains(comment, "\n") && utf8.ValidString(comment) {
+			text := `-m comment --comment "` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(comment) + `" -j DROP`
+			if r := (filterTable{}).read(text); !reflect.DeepEqual(r, plan.ForwardRule{Verdict: plan.VerdictDrop}) ||
+				target(text) != "DROP" {
+				t.Errorf("%s is read as %+v, and leads to %q", text, r, target(text))
+			}
+		}
+		table, err := parseFilter(strings.NewReader(saved))
+		if _, invalid := change(table.rules, nil); err != nil || invalid != nil {
+			return
+		}
+		if _, ours := table.rules[plan.ChainAccept]; !ours && strings.Contains(saved, plan.ChainAccept) {
+			return // no kernel has a rule that leads to a chain that is not there
+		}
+		accept := []string{"-j ACCEPT"}
+		table.rules[chainBuiltInForward] = slices.Clip(table.rules[chainBuiltInForward])
+		others := maps.Clone(table.rules)
+		delete(others, plan.ChainAccept)
+		others[chainBuiltInForward] = slices.DeleteFunc(slices.Clone(table.rules[chainBuiltInForward]),
+			func(r string) bool { return table.read(r).To == plan.ChainAccept })
+		with := maps.Clone(others)
+		with[plan.ChainAccept] = accept
+		hook := rule{comment: acceptComment, target: plan.ChainAccept}.hook()
+		with[chainBuiltInForward] = slices.Insert(slices.Clone(others[chainBuiltInForward]), 0, hook)
+
+		kernel := newFakeKernel()
+		kernel.tables["filter"] = table.rules
+		for _, step := range []struct {
+			name, input string
+			want        map[string][]string
+		}{{"accept", table.acceptance(accept), with}, {"remove", filterTable{rules: with}.removal(), others}} {
+			if err := kernel.Restore(t.Context(), step.input); err != nil {
+				t.Fatalf("%s: %q: %v", step.name, step.input, err)
+			}
+			if diff := cmp.Diff(step.want, map[string][]string(kernel.tables["filter"]), cmpopts.EquateEmpty()); diff != "" {
+				t.Fatalf("%s (-want +got):\n%s", step.name, diff)
+			}
+			now := plan.ForwardChain{Name: chainBuiltInForward, Rules: filterTable{rules: step.want}.forward()}
+			if _, accepted := now.Dropping(); accepted != (step.name == "accept") || accepted != now.HasOwn() {
+				t.Errorf("%s: our rule is in front: %v, is there: %v", step.name, accepted, now.HasOwn())
+			}
+		}
+	})
 }
 
 // TestLegacyForwardMakesNoTable looks at a namespace in which nobody uses iptables-legacy.

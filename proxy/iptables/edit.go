@@ -282,12 +282,33 @@ func hooksRight(have, hooks []string) bool {
 	return slices.Equal(ours, hooks)
 }
 
-// target returns where a rule jumps or what it does, without options.
+// target returns where a rule jumps or what it does, without options. What a comment says does not count.
 func target(rule string) string {
-	_, t, _ := strings.Cut(rule, " -j ")
-	if rest, ok := strings.CutPrefix(rule, "-j "); ok {
-		t = rest
+	for rule != "" {
+		var word string
+		switch word, rule = cutWord(rule); word {
+		case "-j":
+			word, _ = cutWord(rule)
+			return word
+		case "--comment":
+			_, rule = cutWord(rule)
+		}
 	}
-	t, _, _ = strings.Cut(t, " ")
-	return t
+	return ""
+}
+
+// cutWord cuts off the first word of a rule. What is in quotes is one word.
+func cutWord(rule string) (word, rest string) {
+	quoted := false
+	for i := 0; i < len(rule); i++ {
+		switch c := rule[i]; {
+		case c == '\\' && quoted:
+			i++
+		case c == '"':
+			quoted = !quoted
+		case c == ' ' && !quoted:
+			return rule[:i], rule[i+1:]
+		}
+	}
+	return rule, ""
 }

@@ -133,6 +133,7 @@ func TestContract7PartialListingIsAnError(t *testing.T) {
 func FuzzParseSave(f *testing.F) {
 	f.Add("*nat\n:LF-SERVICES - [0:0]\n-A LF-SERVICES -j ACCEPT\nCOMMIT\n")
 	f.Add("*filter\n:\n-A \nCOMMIT\n*")
+	f.Add("*nat\n:LF-COMMIT\nCOMMIT\n")
 	f.Add("*nat\n:INPUT ACCEPT [0:0]\n:LF-A - [0:0]\n-A INPUT -j LF-A\n-A INPUT -j DROP\n-A INPUT -j LF-A\nCOMMIT\n")
 	f.Fuzz(func(t *testing.T, saved string) {
 		have, err := parseSave(strings.NewReader(saved))

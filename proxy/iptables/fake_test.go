@@ -72,7 +72,7 @@ func (k *fakeKernel) Restore(_ context.Context, input string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.restores++
-	sections := strings.SplitAfter(input, "COMMIT\n")
+	sections := strings.SplitAfter(input, "\nCOMMIT\n")
 	var failure error
 	if k.fail != nil {
 		failure = k.fail("restore")

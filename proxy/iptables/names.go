@@ -16,6 +16,7 @@ const prefix = "LF-"
 // The chains that exist once.
 const (
 	chainServices     = prefix + "SERVICES"
+	chainExternalIPs  = chainServices + "-EXT" // its jumps sort behind those to chainServices + "-7F"
 	chainExternal     = prefix + "EXTERNAL-SERVICES"
 	chainNodePorts    = prefix + "NODEPORTS"
 	chainFirewall     = prefix + "PROXY-FIREWALL"

@@ -119,12 +119,15 @@ func (r renderer) once(c *contribution, s plan.Service, ports bool) {
 }
 
 // put adds a rule to a chain that Services share.
-func (c *contribution) put(at place, r rule) {
+func (c *contribution) put(at place, r rule) { c.putIn(at, at.chain, r) }
+
+// putIn adds a rule about an address to one of the chains whose names begin with name, and to which the chain at leads.
+func (c *contribution) putIn(at place, name string, r rule) {
 	var jump string
 	root := at
 	switch {
 	case r.dst.IsValid() && !r.notDst && r.dst.IsSingleIP():
-		at.chain, jump = byAddress(at.chain, r.dst.Addr())
+		at.chain, jump = byAddress(name, r.dst.Addr())
 	case !at.filter && r.port != 0:
 		at.chain, jump = byPort(at.chain, r.protocol, r.port)
 	}
@@ -258,11 +261,15 @@ func (r renderer) frontend(c *contribution, key lb.Key, p plan.Port, f plan.Fron
 	if r.config.AnswerPing && f.AnswersPing() {
 		c.put(place{chain: chainEcho}, rule{dst: host(f.Addr), target: "REDIRECT"})
 	}
-	chain := chainServices
-	if f.Kind == plan.NodePort {
+	chain, in := chainServices, chainServices
+	switch f.Kind {
+	case plan.NodePort:
 		chain = chainNodePorts
+	case plan.ExternalIP:
+		in = chainExternalIPs
 	}
-	put(false, chain, fmt.Sprintf("%s %s", name, words(f.Kind)), target, m)
+	m.comment, m.target = fmt.Sprintf("%s %s", name, words(f.Kind)), target
+	c.putIn(place{chain: chain}, in, m)
 	if f.Sources != nil && f.Action != plan.Pass { // what is routed on is not translated either
 		put(true, chainFirewall, name+" traffic not accepted by "+prefixSourceRange+end, "DROP", m)
 	}

@@ -59,8 +59,10 @@ func (r renderer) base() tables {
 			},
 		},
 		filter: chains{
-			chainServices:  {},
-			chainExternal:  {},
+			chainServices: {},
+			// Tenants choose how many of these a packet meets: what is served goes by.
+			chainExternal: {
+				rule{comment: "landfall: served by somebody", match: "-m conntrack --ctstate DNAT", target: "RETURN"}.String()},
 			chainNodePorts: {},
 			chainFirewall:  {},
 			chainRefuse: {

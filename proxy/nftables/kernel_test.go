@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/dialect"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -261,12 +262,46 @@ func TestProbeChangesNothing(t *testing.T) {
 	ns := nstest.New(t)
 	n := dial(t, ns)
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if err := Probe(n, family); err != nil {
-			t.Error(err)
+		for _, probe := range []func(*Netlink, lb.Family) error{Probe, ProbeDirect, ProbeRelayRate} {
+			if err := probe(n, family); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	if out := ns.Run(t, "nft", "list", "ruleset"); out != "" {
 		t.Errorf("left is %s", out)
+	}
+}
+
+// TestTrialsAreApart looks for what only some rules need in the trials: a kernel without it shall not lose all others.
+func TestTrialsAreApart(t *testing.T) {
+	has := func(rules ruleset) (limit, dup bool) {
+		for _, c := range rules.chains {
+			for _, r := range c.rules {
+				for _, e := range r.Exprs {
+					switch e := e.(type) {
+					case *expr.Limit:
+						limit = true
+					case *expr.Dynset:
+						limit = limit || e.Each != nil
+					case *expr.Dup:
+						dup = true
+					}
+				}
+			}
+		}
+		return limit, dup
+	}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if limit, dup := has(trial(family)); limit || dup {
+			t.Errorf("%s: of all rules, the trial has limits: %v, dup: %v", family, limit, dup)
+		}
+		if limit, dup := has(trialDirect(family)); limit || !dup {
+			t.Errorf("%s: of direct forwarding, the trial has limits: %v, dup: %v", family, limit, dup)
+		}
+		if limit, dup := has(trialRelayRate(family)); !limit || dup {
+			t.Errorf("%s: of the relay's UDP, the trial has limits: %v, dup: %v", family, limit, dup)
+		}
 	}
 }
 

@@ -65,23 +65,37 @@ func disturbing(m nfnetlink.Message) bool {
 
 // Probe returns nil if the kernel takes our rules, and otherwise why it does not. It changes
 // nothing: what the transaction adds it also removes.
-func Probe(n *Netlink, family lb.Family) error {
-	return probe(n, family, needs{{setRemember, 1}, {setSourceRanges, 8}})
-}
+func Probe(n *Netlink, family lb.Family) error { return try(n, trial(family)) }
 
 // ProbeDirect does the same for the rules that forward Services directly, which need expressions of the
 // kernel that others do not.
-func ProbeDirect(n *Netlink, family lb.Family) error {
-	return probe(n, family, needs{{set: setDirect}})
+func ProbeDirect(n *Netlink, family lb.Family) error { return try(n, trialDirect(family)) }
+
+// ProbeRelayRate does the same for the rules that limit how much UDP goes to the relay, which alone need the
+// expression limit.
+func ProbeRelayRate(n *Netlink, family lb.Family) error { return try(n, trialRelayRate(family)) }
+
+// usual is what the kernel has to have for all of our rules.
+var usual = plan.Config{DropInvalid: true, AnswerPing: true, Relay: true}
+
+func trial(family lb.Family) ruleset {
+	return newRuleset(family, usual, needs{{setRemember, 1}, {setSourceRanges, 8}})
 }
 
-func probe(n *Netlink, family lb.Family, needs needs) error {
-	b := nft.NewBatch(nft.Table{Family: family, Name: TableName + "-probe"})
-	rules := newRuleset(family, plan.Config{DropInvalid: true, AnswerPing: true, Relay: true, RelayUDPRate: 1}, needs)
+func trialDirect(family lb.Family) ruleset { return newRuleset(family, usual, needs{{set: setDirect}}) }
+
+func trialRelayRate(family lb.Family) ruleset {
+	limited := usual
+	limited.RelayUDPRate = 1
+	return newRuleset(family, limited, nil)
+}
+
+func try(n *Netlink, rules ruleset) error {
+	b := nft.NewBatch(nft.Table{Family: rules.family, Name: TableName + "-probe"})
 	change{rules: &rules}.install(b)
 	b.RemoveTable()
 	if err := b.Commit(n.commands); err != nil {
-		return fmt.Errorf("this kernel does not support the nftables rules for %s: %w", family, err)
+		return fmt.Errorf("this kernel does not support the nftables rules for %s: %w", rules.family, err)
 	}
 	return nil
 }

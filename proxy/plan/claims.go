@@ -324,7 +324,7 @@ func (c *Claims) Grant(s Service) Service {
 				kept = append(kept, f)
 			}
 			if refusal != nil {
-				s.Denied = append(s.Denied, Denied{Kind: f.Kind, Addr: f.Addr, Port: f.Port, Protocol: p.Protocol,
+				s.deny(Denied{Kind: f.Kind, Addr: f.Addr, Port: f.Port, Protocol: p.Protocol,
 					Refusal: *refusal})
 			}
 		}

@@ -174,6 +174,15 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a S
 				"broadcast address, which programs on the nodes may use\n" +
 				"x: ExternalIPRefused: spec.externalIPs: 255.255.255.255 is no address of one host, but a multicast or " +
 				"broadcast address, which programs on the nodes may use"},
+		{"no address of one host in a network of the node", ExternalIPs{Deny: true,
+			Allowed:  []netip.Prefix{netip.MustParsePrefix("172.31.0.0/16")},
+			Hostless: lb.HostlessOf(netip.MustParsePrefix("172.31.0.1/24"))},
+			[]lb.Service{tenant("dev/x", 1, external("172.31.0.0", "172.31.0.255", "172.31.1.0"), at(67))},
+			"x: ExternalIP 172.31.1.0:67/tcp Cluster\n" +
+				"x: ExternalIPRefused: spec.externalIPs: 172.31.0.0 is no address of one host, but the network address of a " +
+				"network of the node, which programs on the nodes may use\n" +
+				"x: ExternalIPRefused: spec.externalIPs: 172.31.0.255 is no address of one host, but the broadcast address of " +
+				"a network of the node, which programs on the nodes may use"},
 		{"the gateway of pods", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("10.244.2.1"))},
 			"x: ExternalIPRefused: spec.externalIPs: 10.244.2.1 lies in 10.244.2.0/24, the network of pods on the Node b; " +
 				"the proxy's flag --external-ips can allow it"},
@@ -257,6 +266,50 @@ func TestContract11TheWinnerIsNotTouched(t *testing.T) {
 	}
 	if keys := claims.Configure(ExternalIPs{Deny: true}, nil); len(keys) != 0 {
 		t.Errorf("nothing has changed, and %v are concerned", keys)
+	}
+}
+
+// Of thousands of frontends that a Service is refused the plan keeps the first ones, and the first one at each VIP,
+// which the speaker is told of. The others it counts.
+func TestContract11WhatIsRefusedIsKeptInFewWords(t *testing.T) {
+	const vips, ports, ips = 3, 64, 200
+	var addresses, listed []string
+	for i := range vips {
+		addresses = append(addresses, netip.AddrFrom4([4]byte{192, 0, 2, byte(1 + i)}).String())
+	}
+	for i := range ips {
+		listed = append(listed, netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + i)}).String())
+	}
+	ask := func(name string, created int) Service {
+		return New(tenant(name, created, vip(addresses[0]), external(listed...), func(s *lb.Service) {
+			for _, a := range addresses[1:] {
+				s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr(a)})
+			}
+			s.Ports = nil
+			for i := range ports {
+				s.Ports = append(s.Ports, lb.ServicePort{Name: fmt.Sprint("p", i), Protocol: lb.TCP, Port: uint16(1000 + i)})
+			}
+		}), nil, here)
+	}
+	claims := NewClaims()
+	claims.Set(ask("shop/web", 1))
+	loser := ask("dev/x", 9)
+	claims.Set(loser)
+	loser = claims.Grant(loser)
+	refused, text := 0, 0
+	for _, d := range loser.Denied {
+		refused, text = refused+1+d.More, text+len(d.Message)
+	}
+	if refused != ports*(vips+ips) || text > 2000 {
+		t.Errorf("%d frontends are refused, in %d bytes", refused, text)
+	}
+	for _, a := range addresses {
+		if why := loser.deniedAt(addr(a)); why == nil || !strings.Contains(why.Message, a+":1000/tcp") {
+			t.Errorf("%s is refused, as %v", a, why)
+		}
+	}
+	if again := claims.Grant(ask("dev/x", 9)); !slices.Equal(again.Denied, loser.Denied) {
+		t.Errorf("asked again, %v", again.Denied)
 	}
 }
 

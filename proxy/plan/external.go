@@ -27,6 +27,9 @@ type ExternalIPs struct {
 	// APIServers are served only if they are in Allowed too: who takes the API server's port from its clients
 	// takes the cluster's control from every node, and keeps the proxies from hearing that it is over.
 	APIServers []netip.Addr
+	// Hostless are the network and broadcast addresses of the node's own networks, sorted. What programs send to all
+	// hosts of a network is no Service's.
+	Hostless []lb.Unassignable
 	// Routers are served only if they are in Allowed too: who takes the ports of BGP and BFD from a node's
 	// speaker takes the addresses of all Services off that node.
 	Routers []netip.Addr
@@ -60,7 +63,8 @@ func (e ExternalIPs) Equal(other ExternalIPs) bool {
 	}
 	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
 		slices.Equal(e.Networks, other.Networks) && slices.Equal(e.Pods, other.Pods) && e.Nodes.Equal(other.Nodes) &&
-		slices.Equal(e.APIServers, other.APIServers) && slices.Equal(e.Routers, other.Routers)
+		slices.Equal(e.APIServers, other.APIServers) && slices.Equal(e.Routers, other.Routers) &&
+		slices.Equal(e.Hostless, other.Hostless)
 }
 
 // Refuse returns why no Service is served at an external IP; nil if Services are.
@@ -68,6 +72,10 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 	if !addr.IsGlobalUnicast() {
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is no address of one host, but a multicast or "+
 			"broadcast address, which programs on the nodes may use", addr)
+	}
+	if i, found := slices.BinarySearchFunc(e.Hostless, addr, compareHostless); found {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is no address of one host, but %s of a network "+
+			"of the node, which programs on the nodes may use", addr, e.Hostless[i].What)
 	}
 	for _, network := range e.Networks {
 		if network.Contains(addr) {
@@ -103,6 +111,8 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 	}
 	return nil
 }
+
+func compareHostless(u lb.Unassignable, addr netip.Addr) int { return u.Addr.Compare(addr) }
 
 const allow = "the proxy's flag --external-ips can allow it"
 

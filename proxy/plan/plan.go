@@ -121,7 +121,7 @@ type Service struct {
 	// Listing says since when the Service lists its external IPs.
 	Listing lb.Listing
 	Ports   []Port
-	// Denied are the frontends that the Service asks for and does not get.
+	// Denied are the frontends that the Service asks for and does not get, the first ones of each reason.
 	Denied []Denied
 	// Excess says why the Service is too large to be planned, in which case it has no ports; nil if it
 	// is not.
@@ -163,6 +163,39 @@ type Denied struct {
 	Port     uint16
 	Protocol lb.Protocol
 	lb.Refusal
+	// More counts the frontends after this one that are refused for the same reason and not kept.
+	More int
+}
+
+// MaxDenied is how many refused frontends of each reason a plan keeps, besides the first one at each VIP. A tenant can
+// ask for thousands, and have each node write a sentence about every one.
+const MaxDenied = 5
+
+// deny notes a frontend that the Service does not get. Of frontends that are refused in the same words it keeps one.
+func (s *Service) deny(d Denied) {
+	kept, last, first := 0, 0, d.Kind == LoadBalancer // whether it is the first one at its VIP
+	for i, other := range s.Denied {
+		if other.Reason == d.Reason {
+			kept, last = kept+1, i
+		}
+		if other.Message == d.Message {
+			return
+		}
+		first = first && (other.Kind != LoadBalancer || other.Addr != d.Addr)
+	}
+	if kept < MaxDenied || first {
+		s.Denied = append(s.Denied, d)
+	} else {
+		s.Denied[last].More++
+	}
+}
+
+// CountFrontends returns how many frontends a plan has.
+func (s Service) CountFrontends() (n int) {
+	for _, p := range s.Ports {
+		n += len(p.Frontends)
+	}
+	return n
 }
 
 // New plans a Service and its EndpointSlices for a node.

@@ -263,7 +263,7 @@ func RelayLeavesUDP(svc lb.Service, planned Service, tcpOnly, iptables bool) str
 			lb.AnnotationRelay)
 	case tcpOnly:
 		return fmt.Sprintf("annotation %s: UDP goes straight to endpoints, as the node does not relay it "+
-			"(value relay.udp of the chart)", lb.AnnotationRelay)
+			"(value relay.udp of the chart), or its kernel cannot limit it, as the proxy's log says", lb.AnnotationRelay)
 	}
 	return ""
 }

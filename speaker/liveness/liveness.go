@@ -114,11 +114,11 @@ func (a *Actor) Farewell(node string, born uint64) (news bool) {
 	return news
 }
 
-// Confirm has the kernels of all dead nodes asked once more, after the given moment, if they were not. Speakers tells
-// when they were.
-func (a *Actor) Confirm(after time.Time) {
+// ConfirmAfter has the kernels of all dead nodes asked once more, after the given moment, if they were not. Speakers
+// tells when they were.
+func (a *Actor) ConfirmAfter(after time.Time) {
 	a.mu.Lock()
-	news := a.state.Confirm(after)
+	news := a.state.ConfirmAfter(after)
 	a.mu.Unlock()
 	if news {
 		a.runner.Poke()

@@ -55,9 +55,9 @@ type State struct {
 	doubting time.Time // since when answers count of those asked while this node may be cut off
 	unsure   bool      // a silence of the last round shows nothing
 	sure     bool      // enough have answered since, and the suspects of that time are asked once more
-	// unconfirmed is after which moment the dead are to be asked once more, the zero time for not, and confirmed the
+	// confirmAfter is after which moment the dead are to be asked once more, the zero time for not, and confirmed the
 	// last such moment after which they were.
-	unconfirmed, confirmed time.Time
+	confirmAfter, confirmed time.Time
 }
 
 // phase is what gossip knows of a node's speaker.
@@ -186,13 +186,13 @@ func (n *peer) leave(now time.Time, hold time.Duration) {
 	}
 }
 
-// Confirm has the kernels of all dead nodes asked once more, after the given moment. It reports whether they were not
-// asked since then, nor are about to be.
-func (l *State) Confirm(after time.Time) (news bool) {
-	if !after.After(l.confirmed) || !after.After(l.unconfirmed) {
+// ConfirmAfter has the kernels of all dead nodes asked once more, after the given moment. It reports whether they were
+// not asked since then, nor are about to be.
+func (l *State) ConfirmAfter(after time.Time) (news bool) {
+	if !after.After(l.confirmed) || !after.After(l.confirmAfter) {
 		return false
 	}
-	l.unconfirmed = after
+	l.confirmAfter = after
 	return true
 }
 
@@ -224,11 +224,11 @@ func (l *State) Probes(now time.Time) []Probe {
 		case n.phase == live && n.alarm.open(now):
 			probes = append(probes, Probe{Node: name, Addr: n.Addr, alarm: n.alarm.since})
 		case n.condemned:
-			probes = append(probes, Probe{Node: name, Addr: n.Addr, condemned: n.Born, confirms: l.unconfirmed})
+			probes = append(probes, Probe{Node: name, Addr: n.Addr, condemned: n.Born, confirms: l.confirmAfter})
 		case n.phase == absent && n.hold.active(now) && n.hold.probe.IsValid():
 			probes = append(probes, Probe{Node: name, Addr: n.hold.probe, held: n.hold.born})
-		case n.phase == absent && n.dead && !l.unconfirmed.IsZero() && n.Addr.IsValid():
-			probes = append(probes, Probe{Node: name, Addr: n.Addr, confirms: l.unconfirmed})
+		case n.phase == absent && n.dead && !l.confirmAfter.IsZero() && n.Addr.IsValid():
+			probes = append(probes, Probe{Node: name, Addr: n.Addr, confirms: l.confirmAfter})
 		}
 	}
 	news := buries || slices.ContainsFunc(probes, func(p Probe) bool { return p.buries() && p.held == 0 })
@@ -290,8 +290,8 @@ func (l *State) Probed(answers []Answer, now time.Time) map[string]Verdict {
 			l.confirmed = a.confirms
 		}
 	}
-	if !l.unconfirmed.After(l.confirmed) {
-		l.unconfirmed = time.Time{}
+	if !l.confirmAfter.After(l.confirmed) {
+		l.confirmAfter = time.Time{}
 	}
 	for _, a := range answers {
 		if verdict := l.settle(a, shown == cutOff, now); verdict != Unchanged {

@@ -60,7 +60,7 @@ func (s *story) do(step string) Verdict {
 		}
 		s.Keep(nodes)
 	case words[0] == "confirm":
-		s.Confirm(s.now)
+		s.ConfirmAfter(s.now)
 	case words[0] == "recalled":
 		s.Recalled(uint64(words[1][0]-'0'), s.now)
 	case verb == "joins":
@@ -419,20 +419,20 @@ func TestTheDeadAreAskedOnceMore(t *testing.T) {
 		s.do(step)
 	}
 	first, second := s.now, s.now.Add(time.Millisecond)
-	if !s.Confirm(first) || s.Confirm(first) || len(s.Probes(s.now)) != 2 {
+	if !s.ConfirmAfter(first) || s.ConfirmAfter(first) || len(s.Probes(s.now)) != 2 {
 		t.Fatalf("asked: %v", s.Probes(s.now))
 	}
 	var answers []Answer
 	for _, p := range s.Probes(s.now) {
 		answers = append(answers, Answer{Probe: p})
 	}
-	s.Confirm(second) // meanwhile
+	s.ConfirmAfter(second) // meanwhile
 	s.Probed(answers, s.now)
 	if got := s.Speakers(s.now).Confirmed; !got.Equal(first) || len(s.Probes(s.now)) != 2 {
 		t.Errorf("confirmed after %v, and asked are %v", got, s.Probes(s.now))
 	}
 	s.do("b silent")
-	if got := s.Speakers(s.now).Confirmed; !got.Equal(second) || len(s.Probes(s.now)) > 0 || s.Confirm(first) {
+	if got := s.Speakers(s.now).Confirmed; !got.Equal(second) || len(s.Probes(s.now)) > 0 || s.ConfirmAfter(first) {
 		t.Errorf("confirmed after %v, and asked are %v", got, s.Probes(s.now))
 	}
 }

@@ -70,9 +70,9 @@ type estrangement struct {
 	heard     bool      // a majority that this node does not see is heard of over the API server
 	asked     time.Time // when the API server was last asked that answered
 	reached   time.Time // since when it has answered, again and again
-	// prompt is when the API server had answered, soon after since and promptly, and unconfirmed the same while only
+	// prompt is when the API server had answered, soon after since and promptly, and confirmAfter the same while only
 	// the kernels of the others have to be asked after it.
-	prompt, unconfirmed time.Time
+	prompt, confirmAfter time.Time
 }
 
 // look is what a step makes of the facts first.
@@ -113,7 +113,7 @@ func (e *estrangement) step(now time.Time, f Facts, l look) {
 	if met := f.Contact.Met; e.met.Before(e.since) && !met.Before(e.since) {
 		e.met = met
 	}
-	e.unconfirmed = time.Time{}
+	e.confirmAfter = time.Time{}
 	e.on = e.on && !e.over(now, f, l.calm)
 }
 
@@ -134,7 +134,7 @@ func (e *estrangement) over(now time.Time, f Facts, calm bool) bool {
 		if len(f.Speakers.Silent) == 0 || !f.Speakers.Confirmed.Before(e.prompt) {
 			return true // the others are gone, not this node
 		}
-		e.unconfirmed = e.prompt // they were silent when this node heard nobody, maybe
+		e.confirmAfter = e.prompt // they were silent when this node heard nobody, maybe
 	}
 	if asked && now.Sub(e.asked) <= AskedLately {
 		return !now.Before(e.bound(f.ReturnHold))

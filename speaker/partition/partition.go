@@ -180,9 +180,9 @@ func (s *State) bury(now time.Time) {
 // then it gives up.
 func (s *State) Trusted() time.Time { return s.estrangement.trusted }
 
-// Unconfirmed returns after which moment the kernels of the others have to be asked once more, for this node to know
+// ConfirmAfter returns after which moment the kernels of the others have to be asked once more, for this node to know
 // that it has outlived them; the zero time for not.
-func (s *State) Unconfirmed() time.Time { return s.estrangement.unconfirmed }
+func (s *State) ConfirmAfter() time.Time { return s.estrangement.confirmAfter }
 
 // Mute reports whether the process was frozen and has heard no other speaker since: it answers for
 // nothing.

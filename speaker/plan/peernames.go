@@ -2,6 +2,7 @@ package plan
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 )
 
@@ -29,11 +30,16 @@ func (p PeerNames) String() string { return strings.Join(p.List(), ", ") }
 // MarshalJSON writes the names as a list.
 func (p PeerNames) MarshalJSON() ([]byte, error) { return json.Marshal(p.List()) }
 
-// UnmarshalJSON reads a list of names.
+// UnmarshalJSON reads a list of names. It refuses those that no object can have, as they would be read as others.
 func (p *PeerNames) UnmarshalJSON(b []byte) error {
 	var names []string
 	if err := json.Unmarshal(b, &names); err != nil {
 		return err
+	}
+	for _, name := range names {
+		if name == "" || strings.Contains(name, peerSeparator) {
+			return fmt.Errorf("%.80q is not the name of a BGPPeer", name)
+		}
 	}
 	*p = NewPeerNames(names...)
 	return nil

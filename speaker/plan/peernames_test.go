@@ -6,6 +6,31 @@ import (
 	"testing"
 )
 
+// FuzzPeerNames checks that a list of names that is taken is the list that was written.
+func FuzzPeerNames(f *testing.F) {
+	for _, seed := range []string{`null`, `[]`, `["tor-1"]`, `["tor-1","tor-2.rack"]`, `[""]`, `[null]`, `["a\nb"]`, `{}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var p PeerNames
+		if err := p.UnmarshalJSON(data); err != nil {
+			return
+		}
+		var want []string
+		if err := json.Unmarshal(data, &want); err != nil || !slices.Equal(p.List(), want) {
+			t.Fatalf("%s is read as %q: %v", data, p.List(), err)
+		}
+		again, err := p.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back PeerNames
+		if err := back.UnmarshalJSON(again); err != nil || back != p {
+			t.Errorf("%q is written as %s, and read back as %q: %v", p, again, back, err)
+		}
+	})
+}
+
 func TestPeerNames(t *testing.T) {
 	for _, test := range []struct {
 		names      []string

@@ -128,21 +128,14 @@ func Unassignable(gateways []links.Gateway, interfaces []lb.Interface) []lb.Unas
 	for _, g := range gateways {
 		for _, i := range interfaces {
 			for _, subnet := range i.Addresses {
-				if i.Index == g.Interface && subnet.Contains(g.Addr) && subnet.Addr().Is4() && subnet.Bits() < 31 {
-					add(subnet.Masked().Addr(), lb.TheNetwork)
-					add(broadcast(subnet), lb.TheBroadcast)
+				if i.Index != g.Interface || !subnet.Contains(g.Addr) {
+					continue
+				}
+				for _, n := range lb.HostlessOf(subnet) {
+					add(n.Addr, n.What)
 				}
 			}
 		}
 	}
 	return all
-}
-
-// broadcast returns the last address of an IPv4 subnet.
-func broadcast(subnet netip.Prefix) netip.Addr {
-	last := subnet.Addr().As4()
-	for bit := subnet.Bits(); bit < 32; bit++ {
-		last[bit/8] |= 0x80 >> (bit % 8)
-	}
-	return netip.AddrFrom4(last)
 }
