@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // workerOptions are Options, and what tests and the process of the sessions replace.
@@ -122,19 +124,12 @@ const maxLines = 50
 
 // log has changes noted until there are no more.
 func (a *worker) log() {
-	var second time.Time // when the current second began
-	lines, leftOut := 0, 0
+	var lines loop.Lines
 	for c := range a.changes {
-		if now := time.Now(); now.Sub(second) >= time.Second {
-			second, lines = now, 0
+		var ok bool
+		if c.LeftOut, ok = lines.Admit(time.Now(), maxLines); ok {
+			a.opts.note(c)
 		}
-		if lines == maxLines {
-			leftOut++
-			continue
-		}
-		lines++
-		c.LeftOut, leftOut = leftOut, 0
-		a.opts.note(c)
 	}
 }
 
