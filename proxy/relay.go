@@ -148,6 +148,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	if r == nil {
 		return nil
 	}
+	rt.Live("relay", r.Busy)
 	rt.Metrics.MustRegister(newRelayCollector(r))
 	rt.Status(func(w io.Writer, _ string) error {
 		head := relayHead{Node: rt.NodeName, Ready: r.Ready() == nil, Full: r.Full(), Behind: r.Behind(),

@@ -213,7 +213,9 @@ func (c *crew) keepSockets() {
 // sweep hands over the connections that have a backend, and returns how many.
 func (c *crew) sweep(p *courier) (n int, err error) {
 	for some := range slices.Chunk(c.passing.list(), maxHanded) {
+		end := c.pulses.Begin()
 		handed, err := handConnections(p, some)
+		end()
 		if n += handed; err != nil {
 			return n, err
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Options are what flags say.
@@ -105,6 +106,7 @@ type Relay struct {
 	sockets   sockets
 	receivers *receivers
 	succession
+	pulses loop.Pulses // of its loops, while they do not wait
 
 	workers   *workers
 	pipes     *pipes
@@ -169,6 +171,9 @@ func (r *Relay) Ready() error {
 	return nil
 }
 
+// Busy returns for how long one of the relay's loops has been at one thing; 0 while all of them wait.
+func (r *Relay) Busy() time.Duration { return r.pulses.Busy() }
+
 // lookAtTimes finds out for how long the kernel remembers flows of UDP. A flow has to end before the kernel forgets
 // it.
 func (r *Relay) lookAtTimes() {
@@ -186,18 +191,20 @@ func (r *Relay) lookAtTimes() {
 func (r *Relay) followKernel(ctx context.Context) {
 	look := time.NewTicker(timesEvery)
 	defer look.Stop()
-	before := r.losses()
-	for {
+	var before losses
+	for first := true; ; first = false {
+		end := r.pulses.Begin()
+		r.lookAtTimes()
+		now := r.losses()
+		if !first && now.overflowedSince(before) {
+			r.fallBehind()
+		}
+		before = now
+		end()
 		select {
 		case <-ctx.Done():
 			return
 		case <-look.C:
-			r.lookAtTimes()
-			now := r.losses()
-			if now.overflowedSince(before) {
-				r.fallBehind()
-			}
-			before = now
 		}
 	}
 }

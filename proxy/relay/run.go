@@ -145,23 +145,24 @@ func (r *Relay) accept(ctx context.Context, l listener, connections *sync.WaitGr
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
+		end := r.pulses.Begin()
 		failures.Log(r.deps.Log, "cannot accept a connection", "accepting connections again", err)
-		if err != nil { // as without free file descriptors
+		switch {
+		case err != nil: // as without free file descriptors
 			r.strained.Store(r.deps.Now().UnixNano())
 			r.cross()
 			time.Sleep(10 * time.Millisecond)
-			continue
-		}
-		if !r.admit() {
+		case !r.admit():
 			r.refused.Add(1)
 			abort(conn)
-			continue
+		default:
+			connections.Add(1)
+			r.workers.run(func() {
+				defer connections.Done()
+				defer r.release()
+				r.serve(ctx, conn, from, l)
+			})
 		}
-		connections.Add(1)
-		r.workers.run(func() {
-			defer connections.Done()
-			defer r.release()
-			r.serve(ctx, conn, from, l)
-		})
+		end()
 	}
 }
