@@ -40,6 +40,11 @@ func (r *Relay) talk(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return r.converse(ctx, conn)
+}
+
+// converse talks to the proxy until one of the two ends, or ctx does. It closes the connection.
+func (r *Relay) converse(ctx context.Context, conn net.Conn) error {
 	var hearing sync.WaitGroup
 	defer hearing.Wait()
 	defer conn.Close()
@@ -53,20 +58,8 @@ func (r *Relay) talk(ctx context.Context) error {
 	encoder, leaving := json.NewEncoder(conn), r.leaving
 	r.questions.again()
 	for {
-		hello := wire.Hello{Version: wire.Version, NoUDP: r.receivers.without(), Leaving: isClosed(r.leaving),
-			Drain: r.options.Drain, Full: r.isFull(), Behind: r.Behind(), Connections: int(r.open.Load()),
-			Flows: r.questions.next()}
-		if r.sameVersion.Load() {
-			hello.Ports = r.sockets.ports()
-		}
-		if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
+		if err := r.say(conn, encoder); err != nil {
 			return err
-		}
-		if err := encoder.Encode(hello); err != nil {
-			return err
-		}
-		if len(hello.Ports) > 0 {
-			r.saidPorts()
 		}
 		select {
 		case err := <-heard:
@@ -78,6 +71,27 @@ func (r *Relay) talk(ctx context.Context) error {
 			leaving = nil // said once at once, and with each beat
 		}
 	}
+}
+
+// say tells the proxy how the relay is, and asks what it wants to know.
+func (r *Relay) say(conn net.Conn, encoder *json.Encoder) error {
+	defer r.pulses.Begin()()
+	hello := wire.Hello{Version: wire.Version, NoUDP: r.receivers.without(), Leaving: isClosed(r.leaving),
+		Drain: r.options.Drain, Full: r.isFull(), Behind: r.Behind(), Connections: int(r.open.Load()),
+		Flows: r.questions.next()}
+	if r.sameVersion.Load() {
+		hello.Ports = r.sockets.ports()
+	}
+	if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
+		return err
+	}
+	if err := encoder.Encode(hello); err != nil {
+		return err
+	}
+	if len(hello.Ports) > 0 {
+		r.saidPorts()
+	}
+	return nil
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -102,31 +116,40 @@ func (r *Relay) hear(conn net.Conn) error {
 		if !lines.Scan() {
 			break
 		}
-		m, err := decodeMessage(lines.Bytes())
-		if err != nil {
+		if err := r.take(lines.Bytes(), &other); err != nil {
 			return err
-		}
-		if m.Left {
-			r.leftOnce.Do(func() { close(r.left) })
-		}
-		if m.Version != wire.Version { // it may mean something else
-			other.Log(r.deps.Log, "the proxy is of another release: connections go straight to endpoints", "",
-				fmt.Errorf("its messages have version %d, and the relay's %d", m.Version, wire.Version))
-			continue
-		}
-		r.table.take(m)
-		r.questions.take(m.Answers)
-		if m.Complete {
-			r.known.Store(true)
-		}
-		if !r.sameVersion.Swap(true) {
-			r.cross() // has the ports said
 		}
 	}
 	if err := lines.Err(); err != nil {
 		return fmt.Errorf("hear the proxy: %w", err)
 	}
 	return errors.New("the proxy closed the connection")
+}
+
+// take takes in a line of the proxy; other logs that it is of another release.
+func (r *Relay) take(line []byte, other *loop.Failures) error {
+	defer r.pulses.Begin()()
+	m, err := decodeMessage(line)
+	if err != nil {
+		return err
+	}
+	if m.Left {
+		r.leftOnce.Do(func() { close(r.left) })
+	}
+	if m.Version != wire.Version { // it may mean something else
+		other.Log(r.deps.Log, "the proxy is of another release: connections go straight to endpoints", "",
+			fmt.Errorf("its messages have version %d, and the relay's %d", m.Version, wire.Version))
+		return nil
+	}
+	r.table.take(m)
+	r.questions.take(m.Answers)
+	if m.Complete {
+		r.known.Store(true)
+	}
+	if !r.sameVersion.Swap(true) {
+		r.cross() // has the ports said
+	}
+	return nil
 }
 
 // decodeMessage reads a line of the proxy.

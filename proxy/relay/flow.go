@@ -119,6 +119,7 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, runnin
 		if err != nil { // of one datagram
 			continue
 		}
+		end := r.pulses.Begin()
 		key := wire.Flow{Client: d.from, At: netip.AddrPortFrom(d.to, l.port)}
 		f, behind := r.flows.find(key, func() *flow {
 			now := r.deps.Now()
@@ -129,11 +130,12 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, runnin
 		if behind {
 			r.fallBehind()
 		}
-		if f == nil {
+		if f != nil {
+			f.receive(into[:d.n])
+		} else {
 			r.refused.Add(1)
-			continue
 		}
-		f.receive(into[:d.n])
+		end()
 	}
 }
 

@@ -207,13 +207,15 @@ func (c *crew) keepSockets() {
 			_ = udp.file.SetReadDeadline(time.Time{})
 		}
 	}
-	c.use()
+	c.use(s.listeners()...)
 }
 
 // sweep hands over the connections that have a backend, and returns how many.
 func (c *crew) sweep(p *courier) (n int, err error) {
 	for some := range slices.Chunk(c.passing.list(), maxHanded) {
+		end := c.pulses.Begin()
 		handed, err := handConnections(p, some)
+		end()
 		if n += handed; err != nil {
 			return n, err
 		}

@@ -142,15 +142,20 @@ func (r *Relay) watchMemory(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-look.C:
-			beyond := excess(r.deps.Memory())
-			if beyond == 0 {
-				continue
-			}
-			if victims := r.relieve(beyond); len(victims) > 0 {
-				failures.Log(r.deps.Log, "resetting connections whose readers do not read", "", errMemory,
-					"connections", len(victims), "service", victims[0].service.key)
-			}
+			r.lookAtMemory(&failures)
 		}
+	}
+}
+
+func (r *Relay) lookAtMemory(failures *loop.Failures) {
+	defer r.pulses.Begin()()
+	beyond := excess(r.deps.Memory())
+	if beyond == 0 {
+		return
+	}
+	if victims := r.relieve(beyond); len(victims) > 0 {
+		failures.Log(r.deps.Log, "resetting connections whose readers do not read", "", errMemory,
+			"connections", len(victims), "service", victims[0].service.key)
 	}
 }
 

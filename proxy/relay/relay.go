@@ -5,6 +5,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -12,7 +13,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // Options are what flags say.
@@ -59,6 +63,8 @@ type Deps struct {
 	// Memory returns how many bytes the process has, with the kernel's buffers of its sockets, and may have; 0 for any
 	// number.
 	Memory func() (used, limit uint64)
+	// listen opens a port of TCP at all addresses of a family; any free one for 0.
+	listen func(lb.Family, uint16) (listener, error)
 	// Succeeded is called once a successor accepts connections in the relay's place; may be nil.
 	Succeeded func()
 }
@@ -66,7 +72,7 @@ type Deps struct {
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
 	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP,
-		Times: conntrackTimes, Overflows: overflows, Memory: ownMemory}
+		Times: conntrackTimes, Overflows: overflows, Memory: ownMemory, listen: listenTCP}
 }
 
 const (
@@ -90,6 +96,8 @@ const (
 	behindFor = 5 * time.Second
 	// reopenEvery is how often the relay tries to open a port of UDP that another program has.
 	reopenEvery = time.Second
+	// maxReopen is how long it waits at most until it tries again to open a family's port, once the other's is open.
+	maxReopen = time.Minute
 	// timesEvery is how often the relay looks for how long the kernel remembers flows of UDP, in two small files, and
 	// whether it has dropped datagrams.
 	timesEvery = time.Second
@@ -105,6 +113,7 @@ type Relay struct {
 	sockets   sockets
 	receivers *receivers
 	succession
+	pulses loop.Pulses // of its loops, while they do not wait
 
 	workers   *workers
 	pipes     *pipes
@@ -130,19 +139,24 @@ type Relay struct {
 	leftOnce      sync.Once
 }
 
-// New returns a relay that is listening already, or is about to take over from another one on the node.
+// New returns a relay that is listening already, or is about to take over from another one on the node. It may be
+// called again after an error, such as ErrNoPredecessor.
 func New(options Options, deps Deps) (*Relay, error) {
 	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), sockets: sockets{handed: make(chan struct{})},
 		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(), workers: newWorkers(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
 		questions: newQuestions(), succession: newSuccession()}
-	var err error
-	if r.predecessor, err = r.findPredecessor(); err != nil {
-		deps.Log.Info("not taking over from the relay that is there", "reason", err)
+	var refused error
+	if r.predecessor, refused = r.findPredecessor(); refused != nil {
+		deps.Log.Info("not taking over from the relay that is there", "reason", refused)
 	}
 	if r.predecessor == nil {
-		if err := r.listen(); err != nil {
+		err := r.listen()
+		if options.HandOver != "" && refused == nil && errors.Is(err, unix.EADDRINUSE) {
+			return nil, fmt.Errorf("%w: %w", ErrNoPredecessor, err)
+		}
+		if err != nil {
 			return nil, err
 		}
 		r.settle()
@@ -151,13 +165,22 @@ func New(options Options, deps Deps) (*Relay, error) {
 	return r, nil
 }
 
-// listen opens the ports.
+// listen opens the port of each family that can be opened, or returns why there is none.
 func (r *Relay) listen() error {
-	listeners, err := r.receivers.listen(r.options.Port, r.options.TCPOnly)
-	if err != nil {
-		return err
+	var all []listener
+	var failed error
+	for _, family := range families {
+		l, err := r.listenAt(family)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		all = append(all, l)
 	}
-	r.sockets.set(listeners)
+	if len(all) == 0 {
+		return failed
+	}
+	r.sockets.set(all)
 	return nil
 }
 
@@ -168,6 +191,9 @@ func (r *Relay) Ready() error {
 	}
 	return nil
 }
+
+// Busy returns for how long one of the relay's loops has been at one thing; 0 while all of them wait.
+func (r *Relay) Busy() time.Duration { return r.pulses.Busy() }
 
 // lookAtTimes finds out for how long the kernel remembers flows of UDP. A flow has to end before the kernel forgets
 // it.
@@ -186,18 +212,20 @@ func (r *Relay) lookAtTimes() {
 func (r *Relay) followKernel(ctx context.Context) {
 	look := time.NewTicker(timesEvery)
 	defer look.Stop()
-	before := r.losses()
-	for {
+	var before losses
+	for first := true; ; first = false {
+		end := r.pulses.Begin()
+		r.lookAtTimes()
+		now := r.losses()
+		if !first && now.overflowedSince(before) {
+			r.fallBehind()
+		}
+		before = now
+		end()
 		select {
 		case <-ctx.Done():
 			return
 		case <-look.C:
-			r.lookAtTimes()
-			now := r.losses()
-			if now.overflowedSince(before) {
-				r.fallBehind()
-			}
-			before = now
 		}
 	}
 }

@@ -68,6 +68,13 @@ func (l *logged) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
+// all returns all of it.
+func (l *logged) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // connections returns the lines of the access log, without what differs each time.
 func (l *logged) connections(t *testing.T) (all []map[string]any) {
 	l.mu.Lock()
@@ -144,6 +151,10 @@ func newRigOf(t *testing.T, version int, tune func(*Options)) *rig {
 	}
 	go g.proxy(listener)
 	relay, err := New(options, deps)
+	for deadline := time.Now().Add(time.Minute); errors.Is(err, ErrNoPredecessor) && time.Now().Before(deadline); {
+		time.Sleep(lookEvery)
+		relay, err = New(options, deps)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -39,10 +40,7 @@ type service struct {
 	remembered map[remembering]remembered
 	swept      time.Time
 	suspects   map[netip.AddrPort]time.Time
-	// logged are the lines of the access log in the second that began at loggedIn, and leftOut those that it did not get
-	// since its last line.
-	logged, leftOut int
-	loggedIn        time.Time
+	lines      loop.Lines // of the access log
 }
 
 type remembering struct {
@@ -131,20 +129,7 @@ func (s *service) count(more Counts) {
 }
 
 // logs reports whether the Service gets one more line of the access log, and how many it has not got before.
-func (s *service) logs(now time.Time) (leftOut int, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if second := now.Truncate(time.Second); !second.Equal(s.loggedIn) {
-		s.logged, s.loggedIn = 0, second
-	}
-	if s.logged == maxLines {
-		s.leftOut++
-		return 0, false
-	}
-	s.logged++
-	leftOut, s.leftOut = s.leftOut, 0
-	return leftOut, true
-}
+func (s *service) logs(now time.Time) (leftOut int, ok bool) { return s.lines.Admit(now, maxLines) }
 
 // connected counts the tries of a connection, and those of them that failed on this node.
 func (s *service) connected(tries, failedHere int, ok bool) {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // workerOptions are Options, and what tests and the process of the sessions replace.
@@ -28,6 +30,9 @@ type worker struct {
 	health  atomic.Pointer[Health]
 	stats   stats
 	changes chan change // to be noted, by another thread: a log may block
+	// turn is when the engine began what it does, in nanoseconds of Unix time; 0 while it waits. A loop.Pulse would
+	// allocate with each packet.
+	turn atomic.Int64
 
 	mu   sync.Mutex // guards wake
 	wake func()     // nil while Run does not run
@@ -103,6 +108,15 @@ func (a *worker) Health() Health {
 	return h
 }
 
+// busy returns for how long the engine has been at one thing; 0 while it waits.
+func (a *worker) busy() time.Duration {
+	began := a.turn.Load()
+	if began == 0 {
+		return 0
+	}
+	return max(time.Since(time.Unix(0, began)), time.Nanosecond)
+}
+
 func (a *worker) Run(ctx context.Context) error {
 	var logging sync.WaitGroup
 	logging.Go(a.log)
@@ -122,24 +136,18 @@ const maxLines = 50
 
 // log has changes noted until there are no more.
 func (a *worker) log() {
-	var second time.Time // when the current second began
-	lines, leftOut := 0, 0
+	var lines loop.Lines
 	for c := range a.changes {
-		if now := time.Now(); now.Sub(second) >= time.Second {
-			second, lines = now, 0
+		var ok bool
+		if c.LeftOut, ok = lines.Admit(time.Now(), maxLines); ok {
+			a.opts.note(c)
 		}
-		if lines == maxLines {
-			leftOut++
-			continue
-		}
-		lines++
-		c.LeftOut, leftOut = leftOut, 0
-		a.opts.note(c)
 	}
 }
 
 // keep runs the engine on the calling thread.
 func (a *worker) keep(ctx context.Context) error {
+	a.turn.Store(time.Now().UnixNano())
 	w, err := a.opts.open()
 	if err != nil {
 		a.health.Store(&Health{Problem: err.Error()})

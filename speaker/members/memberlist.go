@@ -8,11 +8,11 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/memberlist"
 
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -366,27 +366,7 @@ const maxLines = 50
 type logBridge struct {
 	log     *slog.Logger
 	refuted func() // called when this node has refuted a suspicion
-
-	mu      sync.Mutex
-	second  time.Time // when the current second began
-	lines   int       // in it
-	leftOut int       // since a line was last logged
-}
-
-// admits reports whether one more line may be logged now, and how many were left out before it.
-func (b *logBridge) admits(now time.Time) (leftOut int, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if now.Sub(b.second) >= time.Second {
-		b.second, b.lines = now, 0
-	}
-	if b.lines == maxLines {
-		b.leftOut++
-		return 0, false
-	}
-	b.lines++
-	leftOut, b.leftOut = b.leftOut, 0
-	return leftOut, true
+	lines   loop.Lines
 }
 
 // Write takes one line. The logger calls it with its own lock held.
@@ -419,7 +399,7 @@ func (b *logBridge) Write(line []byte) (int, error) {
 	if !b.log.Enabled(context.Background(), level) {
 		return len(line), nil
 	}
-	leftOut, ok := b.admits(time.Now())
+	leftOut, ok := b.lines.Admit(time.Now(), maxLines)
 	switch {
 	case !ok:
 	case leftOut > 0:
