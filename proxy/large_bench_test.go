@@ -15,7 +15,7 @@ import (
 // shape is how large a Service is.
 type shape struct {
 	ports, endpoints, externals, vips, ranges int
-	// apart gives each port endpoints with numbers of their own.
+	// apart gives each port endpoints with two numbers of its own, so that ports share nothing.
 	apart bool
 }
 
@@ -43,9 +43,13 @@ func (s shape) service(key lb.Key, version int) (lb.Service, []lb.Slice) {
 		svc.SourceRanges = append(svc.SourceRanges, netip.PrefixFrom(addr(14, i+version), 32))
 	}
 	var all []lb.Slice
+	each := 1000
+	if s.apart {
+		each = min(each, (s.endpoints+1)/2)
+	}
 	for i := range s.endpoints {
 		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: addr(15, i+version), Node: "there", Ready: true, Serving: true})
-		if len(slice.Endpoints) == 1000 || i == s.endpoints-1 {
+		if len(slice.Endpoints) == each || i == s.endpoints-1 {
 			part := slice
 			if s.apart && len(all)%2 == 1 {
 				part.Ports = slices.Clone(part.Ports)

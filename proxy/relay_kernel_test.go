@@ -131,10 +131,17 @@ func (s relaySite) write(t testing.TB, planned ...plan.Service) {
 }
 
 // rules returns what writes the rules of the site's mode.
-func (s relaySite) rules(t testing.TB) (write func(lb.Family, *dialect.Ledger) dialect.Rules) {
+func (s relaySite) rules(t testing.TB) rulesOf {
 	t.Helper()
-	s.node.Do(t, func() error {
-		if s.mode == modeNftables {
+	return rulesIn(t, s.node, s.mode, 0)
+}
+
+// rulesIn returns what writes the rules of a mode into a namespace; in iptables mode so many Services at once
+// at most, or any number.
+func rulesIn(t testing.TB, ns *nstest.NS, mode string, batch int) (write rulesOf) {
+	t.Helper()
+	ns.Do(t, func() error {
+		if mode == modeNftables {
 			way, err := nftables.Dial()
 			if err == nil {
 				t.Cleanup(way.Close)
@@ -148,9 +155,9 @@ func (s relaySite) rules(t testing.TB) (write func(lb.Family, *dialect.Ledger) d
 			if err != nil {
 				return err
 			}
-			kernels[family] = nsKernel{commands, t, s.node}
+			kernels[family] = nsKernel{commands, t, ns}
 		}
-		write = iptables.Rules(kernels, 0)
+		write = iptables.Rules(kernels, batch)
 		return nil
 	})
 	return write

@@ -13,6 +13,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
 // BenchmarkScale is what one proxy of a large cluster takes, from the watch to the kernel's
@@ -28,7 +29,7 @@ func BenchmarkScale(b *testing.B) {
 			slicesOf.Set(benchKey(i), []lb.Slice{spread(i, each, nodes)})
 		}
 		confirmed := make(chan lb.Key, 2*services)
-		p = reborn(b, p, confirmed)
+		p = reborn(b, p, rulesIn(b, nstest.New(b), modeNftables, 0), confirmed)
 		ctx, cancel := context.WithCancel(b.Context())
 		done := make(chan error)
 		go func() { done <- p.runner.Run(ctx) }()

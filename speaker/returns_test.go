@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -44,29 +45,41 @@ func (r *rig) die(name string) {
 // A node that was cut off and comes back takes no address that it did not own, neither while it is
 // away nor when it hears the API server before the others.
 func TestContract11AReturningNodeTakesNothing(t *testing.T) {
-	for name, carrier := range map[string]bool{"link": false, "switch port": true} {
+	type returning struct {
+		carrier bool
+		away    time.Duration
+		role    int
+		vip     netip.Addr
+	}
+	var all []returning
+	for _, carrier := range []bool{false, true} { // of a link, of a switch port
 		for _, away := range []time.Duration{time.Second, 8 * time.Second, 35 * time.Second} {
 			for _, role := range []int{1, 2} {
-				t.Run(name+" "+away.String(), func(t *testing.T) {
-					inRig(t, func(r *rig) {
-						r.start(w177, w178, w179)
-						r.service(nginx, vip1)
-						time.Sleep(time.Minute)
-						order := ranked(vip1)
-						lost := order[role]
-						r.wire.forget()
-						r.cut(lost, carrier)
-						time.Sleep(away)
-						r.reconnect(lost, 4*time.Second)
-						time.Sleep(time.Minute)
-						if r.wire.answered(lost, vip1) {
-							t.Errorf("%s answered for an address that it never owned", lost)
-						}
-						r.wantAnswers("in the end", vip1, order[0])
-					})
-				})
+				for _, vip := range []netip.Addr{vip1, vip6} {
+					all = append(all, returning{carrier, away, role, vip})
+				}
 			}
 		}
+	}
+	for _, c := range all {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			inRig(t, func(r *rig) {
+				r.start(w177, w178, w179)
+				r.service(nginx, c.vip)
+				time.Sleep(time.Minute)
+				order := ranked(c.vip)
+				lost := order[c.role]
+				r.wire.forget()
+				r.cut(lost, c.carrier)
+				time.Sleep(c.away)
+				r.reconnect(lost, 4*time.Second)
+				time.Sleep(time.Minute)
+				if r.wire.answered(lost, c.vip) {
+					t.Errorf("%s answered for an address that it never owned", lost)
+				}
+				r.wantAnswers("in the end", c.vip, order[0])
+			})
+		})
 	}
 }
 
@@ -162,26 +175,30 @@ func TestContract11ANodeWithoutGossipTakesNothing(t *testing.T) {
 
 // The owner that lost its carrier does not take its address back from its heir.
 func TestContract11AReturningOwnerHearsItsHeir(t *testing.T) {
-	inRig(t, func(r *rig) {
-		r.start(w177, w178, w179)
-		r.service(nginx, vip1)
-		time.Sleep(time.Minute)
-		order := ranked(vip1)
-		r.cut(order[0], false)
-		r.wantAnswers("while it is away", vip1, order[1])
-		time.Sleep(8 * time.Second)
-		r.wire.forget()
-		round := r.nodes[order[1]].round(vip1)
-		r.reconnect(order[0], time.Second)
-		time.Sleep(time.Minute)
-		if r.wire.answered(order[0], vip1) {
-			t.Error("it answered although its heir did")
-		}
-		r.wantAnswers("in the end", vip1, order[1])
-		if r.nodes[order[1]].round(vip1) == round {
-			t.Error("the heir did not announce itself again when the other came back")
-		}
-	})
+	for _, vip := range []netip.Addr{vip1, vip6} {
+		t.Run(vip.String(), func(t *testing.T) {
+			inRig(t, func(r *rig) {
+				r.start(w177, w178, w179)
+				r.service(nginx, vip)
+				time.Sleep(time.Minute)
+				order := ranked(vip)
+				r.cut(order[0], false)
+				r.wantAnswers("while it is away", vip, order[1])
+				time.Sleep(8 * time.Second)
+				r.wire.forget()
+				round := r.nodes[order[1]].round(vip)
+				r.reconnect(order[0], time.Second)
+				time.Sleep(time.Minute)
+				if r.wire.answered(order[0], vip) {
+					t.Error("it answered although its heir did")
+				}
+				r.wantAnswers("in the end", vip, order[1])
+				if r.nodes[order[1]].round(vip) == round {
+					t.Error("the heir did not announce itself again when the other came back")
+				}
+			})
+		})
+	}
 }
 
 func (n *fakeNode) round(vip netip.Addr) int {

@@ -39,6 +39,7 @@ const (
 var (
 	vip1  = netip.MustParseAddr("172.26.236.180")
 	vip2  = netip.MustParseAddr("172.26.236.181")
+	vip6  = netip.MustParseAddr("2001:db8:236::180")
 	nginx = lb.Key{Namespace: "default", Name: "my-nginx"}
 	other = lb.Key{Namespace: "default", Name: "other"}
 )
@@ -191,52 +192,61 @@ func newRig(t testing.TB) *rig {
 		},
 	}
 	r.api.pools.Set("lan", lb.Pool{Name: "lan",
-		Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")}}})
+		Ranges: []lb.Range{{From: vip1, To: netip.MustParseAddr("172.26.236.199")},
+			{From: vip6, To: netip.MustParseAddr("2001:db8:236::199")}}})
 	r.api.advertisements.Set("lan", lb.L2Advertisement{Name: "lan"})
 	for i, name := range []string{w177, w178, w179} {
 		addr := netip.AddrFrom4([4]byte{172, 26, 236, byte(177 + i)})
 		r.api.nodes.Set(name, lb.Node{Name: name, Addresses: []netip.Addr{addr}})
-		n := &fakeNode{
-			speaker: newSpeaker(name, options{flapInterval: time.Second}, slog.New(slog.DiscardHandler)), rig: r,
-			joined: true, passing: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{},
-			rounds:     map[netip.Addr]int{},
-			deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.AnnouncedStatus{},
-			interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(177 + i)}, Up: true,
-				Addresses: []netip.Prefix{netip.PrefixFrom(addr, 24)}}},
-		}
-		n.from = sources{
-			services: r.api.services, nodes: r.api.nodes, pools: r.api.pools, advertisements: r.api.advertisements,
-			interfaces: func() ([]lb.Interface, bool) {
-				n.mu.Lock()
-				defer n.mu.Unlock()
-				return n.interfaces, n.interfaces != nil
-			},
-			wakes: func() (uint64, time.Time) {
-				n.mu.Lock()
-				defer n.mu.Unlock()
-				return n.wakes, n.woke
-			},
-			feed: fakeFeed{n}, members: fakeGossip{n}, liveness: fakeLiveness{n},
-			routes: routeSources{
-				peers: r.api.peers, advertisements: r.api.bgpAds, communities: r.api.communities, profiles: r.api.profiles,
-				passwords: r.api.passwords, namespace: "landfall-system",
-			},
-		}
-		n.routers = &fakeRouters{node: n, up: map[string]bool{}, heard: map[string]map[netip.Prefix]plan.Route{}}
-		n.bfd = &fakeBFD{node: n, outcomes: map[bfd.Key]bfd.Outcome{}}
-		n.objects = &fakeObjects{node: n, jobs: map[string]report.Job{}}
-		n.to = sinks{
-			l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n},
-			routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
-			neighbors: fakeNeighbors{n},
-		}
-		n.daemonSet = kubetest.NewTable[string, lb.DaemonSet]()
-		n.daemonSet.Set("landfall-node", lb.DaemonSet{Stays: true})
-		n.opts.convergence, n.opts.returnHold = 3*time.Second, partition.ReturnHold
-		r.nodes[name] = n
+		r.add(name, netip.PrefixFrom(addr, 24))
 	}
 	r.follow()
 	return r
+}
+
+// add adds a node with an address on the LAN, and one for IPv6.
+func (r *rig) add(name string, addr netip.Prefix) *fakeNode {
+	low, wide := addr.Addr().As4(), vip6.As16()
+	copy(wide[13:], []byte{1, low[2], low[3]})
+	n := &fakeNode{
+		speaker: newSpeaker(name, options{flapInterval: time.Second}, slog.New(slog.DiscardHandler)), rig: r,
+		joined: true, passing: true, claims: map[netip.Addr]plan.Claim{}, outcome: map[netip.Addr][]string{},
+		rounds:     map[netip.Addr]int{},
+		deliveries: map[lb.DeliveryKey]lb.Delivery{}, reports: map[lb.Key]lb.AnnouncedStatus{},
+		interfaces: []lb.Interface{{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, low[2], low[3]}, Up: true,
+			Addresses: []netip.Prefix{addr, netip.PrefixFrom(netip.AddrFrom16(wide), 64)}}},
+	}
+	n.from = sources{
+		services: r.api.services, nodes: r.api.nodes, pools: r.api.pools, advertisements: r.api.advertisements,
+		interfaces: func() ([]lb.Interface, bool) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.interfaces, n.interfaces != nil
+		},
+		wakes: func() (uint64, time.Time) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.wakes, n.woke
+		},
+		feed: fakeFeed{n}, members: fakeGossip{n}, liveness: fakeLiveness{n},
+		routes: routeSources{
+			peers: r.api.peers, advertisements: r.api.bgpAds, communities: r.api.communities, profiles: r.api.profiles,
+			passwords: r.api.passwords, namespace: "landfall-system",
+		},
+	}
+	n.routers = &fakeRouters{node: n, up: map[string]bool{}, heard: map[string]map[netip.Prefix]plan.Route{}}
+	n.bfd = &fakeBFD{node: n, outcomes: map[bfd.Key]bfd.Outcome{}}
+	n.objects = &fakeObjects{node: n, jobs: map[string]report.Job{}}
+	n.to = sinks{
+		l2: fakeL2{n}, report: fakeReport{n}, witness: &fakeWitness{fakeNode: n},
+		routes: routeSinks{bgp: n.routers, bfd: n.bfd}, objects: n.objects, writers: n.objects.writers(),
+		neighbors: fakeNeighbors{n},
+	}
+	n.daemonSet = kubetest.NewTable[string, lb.DaemonSet]()
+	n.daemonSet.Set("landfall-node", lb.DaemonSet{Stays: true})
+	n.opts.convergence, n.opts.returnHold = 3*time.Second, partition.ReturnHold
+	r.nodes[name] = n
+	return n
 }
 
 // follow has each speaker told of what changes at the API server.

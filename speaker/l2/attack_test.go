@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -30,14 +29,17 @@ func TestContract11MadeUpPacketsForManyVIPs(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			overBoth(t, func(t *testing.T, p protocol) {
 				s := newSegment()
 				var published atomic.Int64
 				a := started(t, s, Options{Changed: func() { published.Add(1) }})
 				d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{})
 				d.Ours = map[string]string{own.String(): "self", "02:aa:00:00:00:00": "b", "02:aa:00:00:00:01": "c"}
 				at := func(i int) netip.Addr {
-					return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 0x0a010000+uint32(i))))
+					b := p.vip.AsSlice()
+					binary.BigEndian.PutUint16(b[len(b)-2:], uint16(i))
+					vip, _ := netip.AddrFromSlice(b)
+					return vip
 				}
 				for i := range vips {
 					d.Answers[at(i)] = Answer{On: []string{"eth0"}, Owned: true}
@@ -60,10 +62,7 @@ func TestContract11MadeUpPacketsForManyVIPs(t *testing.T) {
 				changes, before := 0, map[netip.Addr]string{}
 				for second := range lasts {
 					for i := range vips {
-						mac := c.sender(second, i)
-						wire.in <- ask(func(q *question) {
-							q.sender, q.mac = at(i), mac
-						})
+						wire.in <- p.announce(c.sender(second, i), at(i))
 					}
 					time.Sleep(time.Second)
 					now := a.Outcome().Rivals
@@ -76,7 +75,7 @@ func TestContract11MadeUpPacketsForManyVIPs(t *testing.T) {
 				}
 				announced := 0
 				for _, n := range s.announced() {
-					announced += n / 2 // two forms of each
+					announced += n / p.forms
 				}
 				asked := int(questions.Load())
 				t.Logf("%d changes, %d announcements, %d questions, %d times another outcome", changes, announced, asked,

@@ -43,7 +43,14 @@ type socket struct {
 	once   sync.Once
 }
 
-func (s *segment) Listen(i lb.Interface) (net.PacketConn, error) {
+func (s *segment) Listen(i lb.Interface) (net.PacketConn, error) { return s.listenOn(i) }
+
+// ListenNDP opens the end of an interface for IPv6; of one name there is one end.
+func (s *segment) ListenNDP(i lb.Interface) (NDPSocket, error) { return s.listenOn(i) }
+
+func (c *socket) Join(netip.Addr) (func(), error) { return func() {}, nil }
+
+func (s *segment) listenOn(i lb.Interface) (*socket, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.listen != nil {
@@ -85,6 +92,10 @@ func (c *socket) WriteTo(b []byte, _ net.Addr) (int, error) {
 		c.s.announce[c.i.Name+" "+p.SenderIP.String()+" "+p.SenderHardwareAddr.String()]++
 		return len(b), nil
 	}
+	if f, ok := readNDP(b); ok && f.kind == advertisement && f.destination == allNodes {
+		c.s.announce[c.i.Name+" "+f.target.String()+" "+f.given.String()]++
+		return len(b), nil
+	}
 	c.out <- slices.Clone(b)
 	return len(b), nil
 }
@@ -94,7 +105,7 @@ func (c *socket) Close() error {
 	return nil
 }
 
-// announced returns how many gratuitous packets there were since the last call, by interface, VIP
+// announced returns how many gratuitous packets and unsolicited advertisements there were since the last call, by interface, VIP
 // and MAC.
 func (s *segment) announced() map[string]int {
 	s.mu.Lock()

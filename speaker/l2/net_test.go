@@ -151,7 +151,7 @@ func (n *node) probe(vips ...netip.Addr) {
 // knock makes the client's kernel look for the address; that nobody listens there does not matter.
 func (l *lan) knock(t *testing.T, addr netip.Addr) {
 	l.client.Do(t, func() error {
-		conn, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 9)))
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 9)))
 		if err != nil {
 			return err
 		}
@@ -164,6 +164,35 @@ func (l *lan) knock(t *testing.T, addr netip.Addr) {
 // neighbor returns the client's entry for the address, such as "dev eth0 lladdr 02:… REACHABLE".
 func (l *lan) neighbor(t *testing.T, addr netip.Addr) string {
 	return strings.TrimSpace(l.client.Run(t, "ip", "-4", "neigh", "show", addr.String()))
+}
+
+// Contract clause 11: an owner announces its VIPs again after another node has announced them, and the client's
+// kernel, which had listened to that one, is back at once.
+func TestContract11ClientsAreLedBack(t *testing.T) {
+	l := newLAN(t)
+	l.client.Run(t, "ip", "addr", "add", "2001:db8::9/64", "dev", "eth0", "nodad")
+	owner, other := l.node(t, "172.26.236.178/24"), l.node(t, "172.26.236.179/24")
+	at := func(n *node, vip netip.Addr) bool {
+		return strings.Contains(l.client.Run(t, "ip", "neigh", "show", vip.String()), n.i.MAC.String())
+	}
+	owner.answer(true, vip, vip6)
+	eventually(t, "the owner has announced all that it has to say", func() bool {
+		return owner.stats.gratuitous.Load() == int64(3*len(burst)) // ARP has two forms, NDP has one
+	})
+	for _, vip := range []netip.Addr{vip, vip6} {
+		eventually(t, "the client finds "+vip.String()+" at the owner", func() bool {
+			l.knock(t, vip)
+			return at(owner, vip)
+		})
+	}
+	other.answerFor(vip, vip6)
+	eventually(t, "the owner has announced both again", func() bool {
+		rivals := other.actor.Outcome().Rivals
+		return rivals[vip] == owner.i.MAC.String() && rivals[vip6] == owner.i.MAC.String()
+	})
+	for _, vip := range []netip.Addr{vip, vip6} {
+		eventually(t, "the client is back at the owner of "+vip.String(), func() bool { return at(owner, vip) })
+	}
 }
 
 func eventually(t *testing.T, what string, f func() bool) {

@@ -3,6 +3,7 @@ package l2
 import (
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -15,7 +16,7 @@ import (
 // started runs an actor on a segment until the test ends.
 func started(t *testing.T, s *segment, o Options) *Actor {
 	t.Helper()
-	o.Log, o.Listen, o.Stats = slog.New(slog.DiscardHandler), s.Listen, noStats{}
+	o.Log, o.Listen, o.ListenNDP, o.Stats = slog.New(slog.DiscardHandler), s.Listen, s.ListenNDP, noStats{}
 	a := New(o)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -29,24 +30,64 @@ func started(t *testing.T, s *segment, o Options) *Actor {
 	return a
 }
 
+// protocol is how VIPs of a family are announced.
+type protocol struct {
+	vip netip.Addr
+	// forms is how many packets an announcement is.
+	forms int
+	// announce is how another node announces a VIP, ask how a client asks for it.
+	announce func(mac net.HardwareAddr, vip netip.Addr) []byte
+	ask      func(vip netip.Addr) []byte
+}
+
+// overBoth runs a test over ARP and over NDP, each in a time of its own.
+func overBoth(t *testing.T, test func(t *testing.T, p protocol)) {
+	t.Helper()
+	for name, p := range map[string]protocol{
+		"ARP": {
+			vip: vip, forms: 2, // a request and a reply
+			announce: func(mac net.HardwareAddr, vip netip.Addr) []byte {
+				return ask(func(q *question) { q.sender, q.mac = vip, mac })
+			},
+			ask: func(vip netip.Addr) []byte { return ask(func(q *question) { q.target = vip }) },
+		},
+		"NDP": {
+			vip: vip6, forms: 1,
+			announce: func(mac net.HardwareAddr, vip netip.Addr) []byte {
+				frame, err := advertise(mac, vip, false, allNodes, multicastMAC(allNodes))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return frame
+			},
+			ask: func(vip netip.Addr) []byte {
+				g := group(t, vip)
+				return solicit{source: client6, destination: g, target: vip, to: multicastMAC(g), option: true}.frame(t)
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { test(t, p) }) })
+	}
+}
+
 // What this node owns it announces again, soon and some times more, when another node of ours
 // announces it; seldom enough that nobody can have it flood the segment.
 func TestContract11WhatAnotherNodeAnnouncesIsReclaimed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	overBoth(t, func(t *testing.T, p protocol) {
 		s := newSegment()
 		a := started(t, s, Options{})
-		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}})
+		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{p.vip: {On: []string{"eth0"}, Owned: true}})
 		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
 		a.Set(d)
 		time.Sleep(time.Hour)
 		s.announced()
-		use := ask(func(q *question) { q.sender = vip })
-		key := "eth0 " + vip.String() + " " + own.String()
+		use := p.announce(theirs, p.vip)
+		key := "eth0 " + p.vip.String() + " " + own.String()
 		s.open["eth0"].in <- use
 		time.Sleep(100 * time.Millisecond)
-		wantAnnounced(t, s, map[string]int{key: 2}) // both forms
+		wantAnnounced(t, s, map[string]int{key: p.forms})
 		time.Sleep(time.Minute)
-		wantAnnounced(t, s, map[string]int{key: 2 * (len(burst) - 1)})
+		wantAnnounced(t, s, map[string]int{key: p.forms * (len(burst) - 1)})
 		wantConflicts(t, "a node of ours", a, nil)
 
 		// A rival that never ends, or somebody who plays one.
@@ -54,13 +95,13 @@ func TestContract11WhatAnotherNodeAnnouncesIsReclaimed(t *testing.T) {
 			s.open["eth0"].in <- use
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := s.announced()[key]; n < 2*6 || n > 2*60 {
+		if n := s.announced()[key]; n < p.forms*6 || n > p.forms*60 {
 			t.Errorf("%d announcements in a minute", n)
 		}
 
 		// What it only answers for until the other does is the other's.
 		time.Sleep(time.Hour)
-		d.Answers = map[netip.Addr]Answer{vip: {On: []string{"eth0"}}}
+		d.Answers = map[netip.Addr]Answer{p.vip: {On: []string{"eth0"}}}
 		a.Set(d)
 		s.announced()
 		s.open["eth0"].in <- use
@@ -68,13 +109,13 @@ func TestContract11WhatAnotherNodeAnnouncesIsReclaimed(t *testing.T) {
 		wantAnnounced(t, s, nil)
 
 		// It gives the VIP up before it would have announced it again.
-		d.Answers = map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}}
+		d.Answers = map[netip.Addr]Answer{p.vip: {On: []string{"eth0"}, Owned: true}}
 		a.Set(d)
 		time.Sleep(time.Hour)
 		s.announced()
 		s.open["eth0"].in <- use
 		time.Sleep(reclaimAfter / 2)
-		a.Set(Desired{Interfaces: d.Interfaces, Ours: d.Ours, Answers: map[netip.Addr]Answer{vip: {On: []string{"eth0"}}}})
+		a.Set(Desired{Interfaces: d.Interfaces, Ours: d.Ours, Answers: map[netip.Addr]Answer{p.vip: {On: []string{"eth0"}}}})
 		time.Sleep(time.Minute)
 		wantAnnounced(t, s, nil)
 	})
@@ -84,30 +125,30 @@ func TestContract11WhatAnotherNodeAnnouncesIsReclaimed(t *testing.T) {
 // it, neither the rest of its burst nor what it repeats: clients listen to whoever spoke last. It
 // begins anew in the next round, or when it is sure.
 func TestContract11WhoDoesNotOwnFallsSilent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	overBoth(t, func(t *testing.T, p protocol) {
 		s := newSegment()
 		a := started(t, s, Options{Repeat: time.Minute})
 		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, nil)
 		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
 		told := func(answer Answer) {
 			answer.On = []string{"eth0"}
-			d.Answers = map[netip.Addr]Answer{vip: answer}
+			d.Answers = map[netip.Addr]Answer{p.vip: answer}
 			a.Set(d)
 			synctest.Wait()
 		}
-		use := ask(func(q *question) { q.sender = vip })
-		key := "eth0 " + vip.String() + " " + own.String()
+		use := p.announce(theirs, p.vip)
+		key := "eth0 " + p.vip.String() + " " + own.String()
 		for _, c := range []struct{ unsure, then Answer }{
 			{Answer{Round: 0}, Answer{Round: 1}},
 			{Answer{Round: 2}, Answer{Round: 2, Owned: true}},
 		} {
 			told(c.unsure)
 			time.Sleep(time.Second / 2)
-			wantAnnounced(t, s, map[string]int{key: 2 * 3}) // of the burst
+			wantAnnounced(t, s, map[string]int{key: p.forms * 3}) // of the burst
 			s.open["eth0"].in <- use
 			time.Sleep(gatherFor)
 			synctest.Wait()
-			if rival := a.Outcome().Rivals[vip]; rival != "other" {
+			if rival := a.Outcome().Rivals[p.vip]; rival != "other" {
 				t.Errorf("the rival is %q", rival)
 			}
 			time.Sleep(time.Hour)
@@ -154,25 +195,25 @@ func TestRivalsComeAndGo(t *testing.T) {
 		t.Errorf("another rival %d times in ten seconds", changes)
 	}
 
-	synctest.Test(t, func(t *testing.T) {
+	overBoth(t, func(t *testing.T, p protocol) {
 		s := newSegment()
 		a := started(t, s, Options{})
-		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{vip: {On: []string{"eth0"}}})
+		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{p.vip: {On: []string{"eth0"}}})
 		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
 		a.Set(d)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		for range 3 {
-			s.open["eth0"].in <- ask(func(q *question) { q.sender = vip })
+			s.open["eth0"].in <- p.announce(theirs, p.vip)
 			time.Sleep(sightingLasts / 2)
 			synctest.Wait()
-			if rival := a.Outcome().Rivals[vip]; rival != "other" {
+			if rival := a.Outcome().Rivals[p.vip]; rival != "other" {
 				t.Errorf("the rival is %q", rival)
 			}
 		}
 		time.Sleep(sightingLasts)
 		synctest.Wait()
-		if rival := a.Outcome().Rivals[vip]; rival != "" {
+		if rival := a.Outcome().Rivals[p.vip]; rival != "" {
 			t.Errorf("the rival is %q, which was silent for long", rival)
 		}
 	})
@@ -180,16 +221,16 @@ func TestRivalsComeAndGo(t *testing.T) {
 
 // Another interface of this node on the same segment is no rival.
 func TestAnotherInterfaceIsNoRival(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	overBoth(t, func(t *testing.T, p protocol) {
 		s := newSegment()
 		a := started(t, s, Options{})
 		d := desire([]lb.Interface{iface("eth0", 2, 0x78), {Name: "eth1", Index: 3, MAC: theirs, Up: true}},
-			map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}})
+			map[netip.Addr]Answer{p.vip: {On: []string{"eth0"}, Owned: true}})
 		d.Ours = map[string]string{theirs.String(): "other", own.String(): "self"}
 		a.Set(d)
 		time.Sleep(time.Hour)
 		s.announced()
-		s.open["eth0"].in <- ask(func(q *question) { q.sender = vip })
+		s.open["eth0"].in <- p.announce(theirs, p.vip)
 		time.Sleep(time.Minute)
 		wantAnnounced(t, s, nil)
 	})
@@ -236,15 +277,15 @@ func TestReclaimingIsBounded(t *testing.T) {
 // A process that was frozen sends nothing before it was told anew what to answer for; nor does one
 // that is mute.
 func TestContract11NothingIsSentAsleep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	overBoth(t, func(t *testing.T, p protocol) {
 		s := newSegment()
 		var wakes atomic.Uint64
 		a := started(t, s, Options{Wakes: wakes.Load, Repeat: time.Second})
-		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{vip: {On: []string{"eth0"}, Owned: true}})
+		d := desire([]lb.Interface{iface("eth0", 2, 0x78)}, map[netip.Addr]Answer{p.vip: {On: []string{"eth0"}, Owned: true}})
 		d.Ours = map[string]string{theirs.String(): "other"}
 		a.Set(d)
 		time.Sleep(time.Hour)
-		question := ask(func(*question) {})
+		question := p.ask(p.vip)
 		answered := func(what string, want bool) {
 			t.Helper()
 			synctest.Wait()

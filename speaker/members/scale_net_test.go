@@ -1,6 +1,7 @@
 package members
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -18,7 +19,7 @@ import (
 )
 
 const (
-	// simLatency is how long a packet is under way on the simulated network.
+	// simLatency is how long a packet is under way on the simulated network, if it says nothing else.
 	simLatency = 200 * time.Microsecond
 	// simSocket is how many packets wait for a node's process; what comes beyond is lost, as at a socket.
 	simSocket = 8192
@@ -27,6 +28,7 @@ const (
 
 // simNet is a network in memory, in the time of testing/synctest, that counts what it carries.
 type simNet struct {
+	latency time.Duration // of a packet
 	mu      sync.Mutex
 	ports   map[netip.Addr]*simPorts
 	side    map[netip.Addr]int  // of a partition
@@ -51,8 +53,8 @@ func (t traffic) minus(o traffic) traffic {
 }
 
 func newSimNet() *simNet {
-	return &simNet{ports: map[netip.Addr]*simPorts{}, side: map[netip.Addr]int{}, down: map[netip.Addr]bool{},
-		crashed: map[netip.Addr]bool{}}
+	return &simNet{latency: simLatency, ports: map[netip.Addr]*simPorts{}, side: map[netip.Addr]int{},
+		down: map[netip.Addr]bool{}, crashed: map[netip.Addr]bool{}}
 }
 
 func (n *simNet) count(f func(*traffic)) {
@@ -139,7 +141,7 @@ func (p *simPorts) WriteToAddress(b []byte, to memberlist.Address) (time.Time, e
 	}
 	packet := &memberlist.Packet{Buf: append([]byte(nil), b...), From: net.UDPAddrFromAddrPort(
 		netip.AddrPortFrom(p.addr, simPort))}
-	time.AfterFunc(simLatency, func() {
+	time.AfterFunc(p.net.latency, func() {
 		packet.Timestamp = time.Now()
 		select {
 		case other.packets <- packet:
@@ -168,7 +170,7 @@ func (p *simPorts) DialTimeout(to string, timeout time.Duration) (net.Conn, erro
 		time.Sleep(timeout)
 		return nil, syscall.ETIMEDOUT
 	}
-	time.Sleep(2 * simLatency)
+	time.Sleep(2 * p.net.latency)
 	if other == nil {
 		return nil, syscall.ECONNREFUSED
 	}
@@ -225,6 +227,8 @@ type simNode struct {
 type simCluster struct {
 	net   *simNet
 	nodes []*simNode
+	// profile is how fast gossip is; the zero value stands for LAN.
+	profile Profile
 	// filtered has packet filters drop what is for kernels, and not gossip.
 	filtered bool
 }
@@ -242,24 +246,26 @@ func newSimCluster(nodes int) *simCluster {
 // start runs the speaker of a node, which the API server has told of all nodes of the cluster.
 func (c *simCluster) start(n *simNode) {
 	ports := c.net.open(n.addr)
-	log := slog.New(slog.DiscardHandler)
+	log, profile := slog.New(slog.DiscardHandler), cmp.Or(c.profile, LAN)
 	probe := func(_ context.Context, to netip.AddrPort) bool {
 		if !c.net.isCrashed(n.addr) {
 			c.net.count(func(t *traffic) { t.probes++ })
 		}
-		if _, ok := c.net.reach(n.addr, to.Addr()); ok && !c.filtered {
-			time.Sleep(2 * simLatency)
+		if _, ok := c.net.reach(n.addr, to.Addr()); ok && !c.filtered &&
+			2*c.net.latency < profile.ProbeTimeout {
+			time.Sleep(2 * c.net.latency)
 			return true
 		}
-		time.Sleep(LAN.ProbeTimeout)
+		time.Sleep(profile.ProbeTimeout)
 		return false
 	}
 	var m *Members
 	n.alive = liveness.New(liveness.Options{Self: n.name, Hold: 5 * time.Second, Log: log, Changed: func() {}, Probe: probe,
-		Report: func(node string, born uint64) { m.Alarm(node, born) }, Back: func(node string) { m.Greet(node) },
+		ProbeInterval: profile.ProbeInterval,
+		Report:        func(node string, born uint64) { m.Alarm(node, born) }, Back: func(node string) { m.Greet(node) },
 		Ping: func(node string, addr netip.AddrPort) bool { return m.Ping(node, addr) }})
 	m = New(Options{Self: n.name, Bind: fixed(n.addr), Port: simPort, Born: time.Now(), Alone: 40 * time.Second,
-		Liveness: n.alive, Log: log, Changed: func([]netip.Addr) {}, transport: ports})
+		Profile: c.profile, Liveness: n.alive, Log: log, Changed: func([]netip.Addr) {}, transport: ports})
 	n.Members = m
 	peers := make(map[string][]netip.Addr, len(c.nodes))
 	for _, other := range c.nodes {
