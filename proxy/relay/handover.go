@@ -207,7 +207,7 @@ func (c *crew) keepSockets() {
 			_ = udp.file.SetReadDeadline(time.Time{})
 		}
 	}
-	c.use()
+	c.use(s.listeners()...)
 }
 
 // sweep hands over the connections that have a backend, and returns how many.

@@ -191,44 +191,33 @@ func (r *receivers) close() {
 // backlog is how many connections wait to be accepted, if the kernel has no lower limit (net.core.somaxconn).
 const backlog = 4096
 
-// listen opens a port at all addresses of each family that the node has; any free port for 0. Where another
-// program has the port of UDP, TCP does without.
-func (r *receivers) listen(port uint16, tcpOnly bool) (all []listener, err error) {
-	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		l, failed := r.listenAt(family, port, tcpOnly)
-		if failed != nil {
-			err = fmt.Errorf("listen (%s): %w", family, failed)
-			continue
-		}
-		all = append(all, l)
-	}
-	if len(all) == 0 {
-		return nil, err
-	}
-	return all, nil
-}
+// families are those of which the relay opens a port.
+var families = [...]lb.Family{lb.IPv4, lb.IPv6}
 
 // maxListens is how many free ports of TCP are tried, of which that of UDP may be taken.
 const maxListens = 20
 
 var errTCPOnly = errors.New("the relay runs without --udp")
 
-func (r *receivers) listenAt(family lb.Family, port uint16, tcpOnly bool) (l listener, err error) {
+// listenAt opens the relay's port at all addresses of a family; any free port for 0. Where another program has the port
+// of UDP, TCP does without.
+func (r *Relay) listenAt(family lb.Family) (l listener, err error) {
+	port, tcpOnly := r.options.Port, r.options.TCPOnly
 	for range maxListens {
-		if l, err = listenTCP(family, port); err != nil {
-			return l, err
+		if l, err = r.deps.listen(family, port); err != nil {
+			return l, fmt.Errorf("listen (%s): %w", family, err)
 		}
 		var socket *Conn
 		if err = errTCPOnly; !tcpOnly {
 			socket, err = openUDP(family, l.port)
 		}
 		if err == nil || port != 0 || tcpOnly {
-			r.set(family, socket, err)
+			r.receivers.set(family, socket, err)
 			return l, nil
 		}
 		l.socket.Close()
 	}
-	return l, fmt.Errorf("UDP: %w", err)
+	return l, fmt.Errorf("listen (%s): UDP: %w", family, err)
 }
 
 func listenTCP(family lb.Family, port uint16) (listener, error) {

@@ -60,6 +60,8 @@ type Deps struct {
 	// Memory returns how many bytes the process has, with the kernel's buffers of its sockets, and may have; 0 for any
 	// number.
 	Memory func() (used, limit uint64)
+	// listen opens a port of TCP at all addresses of a family; any free one for 0.
+	listen func(lb.Family, uint16) (listener, error)
 	// Succeeded is called once a successor accepts connections in the relay's place; may be nil.
 	Succeeded func()
 }
@@ -67,7 +69,7 @@ type Deps struct {
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
 	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP,
-		Times: conntrackTimes, Overflows: overflows, Memory: ownMemory}
+		Times: conntrackTimes, Overflows: overflows, Memory: ownMemory, listen: listenTCP}
 }
 
 const (
@@ -91,6 +93,8 @@ const (
 	behindFor = 5 * time.Second
 	// reopenEvery is how often the relay tries to open a port of UDP that another program has.
 	reopenEvery = time.Second
+	// maxReopen is how long it waits at most until it tries again to open a family's port, once the other's is open.
+	maxReopen = time.Minute
 	// timesEvery is how often the relay looks for how long the kernel remembers flows of UDP, in two small files, and
 	// whether it has dropped datagrams.
 	timesEvery = time.Second
@@ -153,13 +157,22 @@ func New(options Options, deps Deps) (*Relay, error) {
 	return r, nil
 }
 
-// listen opens the ports.
+// listen opens the port of each family that can be opened, or returns why there is none.
 func (r *Relay) listen() error {
-	listeners, err := r.receivers.listen(r.options.Port, r.options.TCPOnly)
-	if err != nil {
-		return err
+	var all []listener
+	var failed error
+	for _, family := range families {
+		l, err := r.listenAt(family)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		all = append(all, l)
 	}
-	r.sockets.set(listeners)
+	if len(all) == 0 {
+		return failed
+	}
+	r.sockets.set(all)
 	return nil
 }
 

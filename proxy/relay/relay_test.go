@@ -68,6 +68,13 @@ func (l *logged) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
+// all returns all of it.
+func (l *logged) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 // connections returns the lines of the access log, without what differs each time.
 func (l *logged) connections(t *testing.T) (all []map[string]any) {
 	l.mu.Lock()

@@ -8,6 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
@@ -16,8 +19,10 @@ import (
 type crew struct {
 	*Relay
 	serving, flowing, talking, handing context.Context
-	abort, abortFlows                  context.CancelCauseFunc
-	hangUp, stopHanding                context.CancelFunc
+	// opening ends once no more ports are to be opened, nor anything taken over.
+	opening             context.Context
+	abort, abortFlows   context.CancelCauseFunc
+	hangUp, stopHanding context.CancelFunc
 	// lock is what only the relay has that serves successors. It belongs to serveSuccessors.
 	lock *os.File
 
@@ -36,14 +41,15 @@ func (r *Relay) Run(ctx context.Context) error {
 	c.flowing, c.abortFlows = context.WithCancelCause(whole)
 	c.talking, c.hangUp = context.WithCancel(whole)
 	c.handing, c.stopHanding = context.WithCancel(whole)
-	inheriting, disinherit := context.WithCancel(ctx)
-	defer disinherit()
+	var stopOpening context.CancelFunc
+	c.opening, stopOpening = context.WithCancel(ctx)
+	defer stopOpening()
 	c.feed.Go(func() { _ = r.follow(c.talking) })
 	c.feed.Go(func() { r.followKernel(c.talking) })
 	c.feed.Go(func() { r.watchMemory(c.talking) })
 	if r.predecessor != nil {
 		defer r.predecessor.close()
-		c.inherit.Go(func() { c.takeOver(inheriting) })
+		c.inherit.Go(func() { c.takeOver(c.opening) })
 	} else {
 		c.begin()
 	}
@@ -54,7 +60,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-r.succeeded:
 	}
-	disinherit()
+	stopOpening()
 	c.inherit.Wait()
 	c.leave()
 	c.drain()
@@ -69,24 +75,68 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// begin accepts and receives at the sockets that listen.
+// begin accepts and receives at the sockets that listen, and opens the port of a family that has none as soon as it can
+// be opened.
 func (c *crew) begin() {
-	c.deps.Log.Info("relaying", "ports", c.sockets.ports())
+	ports := c.sockets.ports()
+	c.deps.Log.Info("relaying", "ports", ports)
 	c.sockets.handing.Lock()
 	defer c.sockets.handing.Unlock()
-	c.use()
+	c.use(c.sockets.listeners()...)
 	c.cross() // has the ports said
+	for _, family := range families {
+		if _, open := ports[family]; !open {
+			c.inherit.Go(func() { c.openLater(c.opening, family) })
+		}
+	}
 }
 
-// use accepts and receives at the sockets that listen until they are handed over; their lock handing is held.
-func (c *crew) use() {
+// use accepts and receives at sockets that listen until they are handed over; their lock handing is held.
+func (c *crew) use(all ...listener) {
 	handed := c.sockets.handed
-	for _, l := range c.sockets.listeners() {
+	for _, l := range all {
 		c.accepting.Go(func() { c.accept(c.serving, l, &c.connections) })
 		if !c.options.TCPOnly {
 			c.receiving.Go(func() { c.receiveUDP(c.flowing, l, handed, &c.running) })
 		}
 	}
+}
+
+// openLater opens the port of a family that could not be opened with the other's, unless the node has no such family.
+// Another program may have it, or the relay before this one has not closed it yet.
+func (c *crew) openLater(ctx context.Context, family lb.Family) {
+	failures, backoff := loop.Failures{Repeat: time.Hour}, loop.Backoff{Min: reopenEvery, Max: maxReopen}
+	for {
+		opened, err := c.openFamily(family)
+		if errors.Is(err, unix.EAFNOSUPPORT) {
+			return
+		}
+		if opened || err != nil {
+			failures.Log(c.deps.Log, "cannot open the relay's port of a family: its connections go straight to endpoints; "+
+				"trying again", "opened the relay's port of a family", err, "family", family)
+		}
+		if opened || !wait(ctx, backoff.Next()) {
+			return
+		}
+	}
+}
+
+// openFamily tries to open the port of a family, unless a successor has the sockets: then it does so.
+func (c *crew) openFamily(family lb.Family) (opened bool, err error) {
+	s := &c.sockets
+	s.handing.Lock()
+	defer s.handing.Unlock()
+	if s.ending || isClosed(s.handed) {
+		return false, nil
+	}
+	l, err := c.listenAt(family)
+	if err != nil {
+		return false, err
+	}
+	s.set(append(slices.Clone(s.listeners()), l))
+	c.use(l)
+	c.cross() // has the ports said
+	return true, nil
 }
 
 // leave has the rules not lead here any more, and ends the sockets that accept.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -554,13 +555,13 @@ func TestContract11QuestionsHaveAnEnd(t *testing.T) {
 
 // A relay of TCP alone has no port of UDP, and says so.
 func TestTCPOnly(t *testing.T) {
-	udp := newReceivers()
-	listeners, err := udp.listen(0, true)
+	r, err := New(Options{TCPOnly: true}, NewDeps(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range listeners {
-		l.socket.Close()
+	defer r.sockets.close()
+	udp := r.receivers
+	for _, l := range r.sockets.listeners() {
 		if udp.of(l.family) != nil || udp.without()[l.family] != errTCPOnly.Error() {
 			t.Errorf("%s: a port of UDP is open, or the relay says %q", l.family, udp.without())
 		}
