@@ -43,7 +43,7 @@ type Actor struct {
 	path    string
 	changed func()
 	busy    func() time.Duration
-	pulse   loop.Pulse // while it takes an update; there is one speaker
+	pulses  loop.Pulses // while it takes an update, and while it tells a reader something
 
 	wasStuck atomic.Bool
 
@@ -92,7 +92,7 @@ func New(log *slog.Logger, path string, changed func(), busy func() time.Duratio
 }
 
 // Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.pulse.Busy() }
+func (a *Actor) Busy() time.Duration { return a.pulses.Busy() }
 
 // Begin says all that is so for all Services, which readers hear from now on. It never blocks.
 func (a *Actor) Begin(all map[lb.Key][]lb.Delivery) {
@@ -304,10 +304,7 @@ func (a *Actor) count(r *subscriber, there bool) {
 
 // write sends everything once it is complete, and each change after.
 func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
-	var told deliveries // nil before the complete message
-	var answered uint64
-	var vrfs map[string]string
-	encoder := json.NewEncoder(conn)
+	t := &telling{conn: conn, reader: r, encoder: json.NewEncoder(conn)}
 	beat := time.NewTicker(lb.FeedBeat)
 	defer beat.Stop()
 	for {
@@ -319,42 +316,61 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *subscriber) error {
 		case <-beat.C:
 			due = true
 		}
-		if a.stuck() {
-			continue
-		}
-		now, complete, waiting := a.news(r)
-		if !complete && !waiting {
-			continue
-		}
-		message, news := lb.FeedMessage{Waiting: true}, true
-		if complete {
-			message, news = compose(told, now)
-			message.Rescued = a.answer(r)
-			message.VRFs = a.through()
-			news = news || message.Rescued != answered || !maps.Equal(message.VRFs, vrfs)
-			answered, vrfs = message.Rescued, message.VRFs
-		}
-		if news || due {
-			message.Beat = int(lb.FeedBeat.Milliseconds())
-			if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-				return err
-			}
-			if err := encoder.Encode(message); err != nil {
-				return err
-			}
-		}
-		if !complete {
-			continue
-		}
-		if told == nil {
-			told = deliveries{}
-		}
-		maps.Copy(told, now)
-		maps.DeleteFunc(now, func(_ lb.Key, d []lb.Delivery) bool { return len(d) > 0 })
-		for key := range now {
-			delete(told, key)
+		if err := a.tell(t, due); err != nil {
+			return err
 		}
 	}
+}
+
+// telling is what a reader was told over its connection.
+type telling struct {
+	conn     net.Conn
+	reader   *subscriber
+	encoder  *json.Encoder
+	told     deliveries // nil before the complete message
+	answered uint64
+	vrfs     map[string]string
+}
+
+// tell tells a reader what is new; if a beat is due, also that nothing is.
+func (a *Actor) tell(t *telling, due bool) error {
+	defer a.pulses.Begin()()
+	if a.stuck() {
+		return nil
+	}
+	now, complete, waiting := a.news(t.reader)
+	if !complete && !waiting {
+		return nil
+	}
+	message, news := lb.FeedMessage{Waiting: true}, true
+	if complete {
+		message, news = compose(t.told, now)
+		message.Rescued = a.answer(t.reader)
+		message.VRFs = a.through()
+		news = news || message.Rescued != t.answered || !maps.Equal(message.VRFs, t.vrfs)
+		t.answered, t.vrfs = message.Rescued, message.VRFs
+	}
+	if news || due {
+		message.Beat = int(lb.FeedBeat.Milliseconds())
+		if err := t.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			return err
+		}
+		if err := t.encoder.Encode(message); err != nil {
+			return err
+		}
+	}
+	if !complete {
+		return nil
+	}
+	if t.told == nil {
+		t.told = deliveries{}
+	}
+	maps.Copy(t.told, now)
+	maps.DeleteFunc(now, func(_ lb.Key, d []lb.Delivery) bool { return len(d) > 0 })
+	for key := range now {
+		delete(t.told, key)
+	}
+	return nil
 }
 
 // stuck reports whether the proxy hangs, and logs it.

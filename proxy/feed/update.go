@@ -119,7 +119,7 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 		if n.Same {
 			continue
 		}
-		end := a.pulse.Begin()
+		end := a.pulses.Begin()
 		err = a.take(r, n)
 		end()
 		if err != nil {

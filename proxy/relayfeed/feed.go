@@ -62,9 +62,9 @@ type Deps struct {
 
 // Actor serves the feed, and keeps the lease.
 type Actor struct {
-	deps  Deps
-	wake  chan struct{} // holds a token while the lease may have to change
-	pulse loop.Pulse
+	deps   Deps
+	wake   chan struct{} // holds a token while the lease may have to change
+	pulses loop.Pulses   // of the lease, and of who talks to a relay
 
 	mu        sync.Mutex
 	begun     bool
@@ -112,8 +112,8 @@ func New(deps Deps) *Actor {
 		leased: map[plan.RelayWay]netip.AddrPort{}, started: time.Now()}
 }
 
-// Busy returns for how long the lease has been at one change.
-func (a *Actor) Busy() time.Duration { return a.pulse.Busy() }
+// Busy returns for how long the actor has been at one thing: a change of the lease, or a message.
+func (a *Actor) Busy() time.Duration { return a.pulses.Busy() }
 
 // SetAddresses says which address of each family the node has for the relay, and at which addresses it
 // serves node ports. The rules of a family without one lead to no relay. It never blocks.
@@ -368,17 +368,26 @@ func (a *Actor) write(ctx context.Context, conn net.Conn, r *relay) error {
 		case <-r.wake:
 		case <-beat.C:
 		}
-		message := a.news(r)
-		if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		if err := a.say(conn, encoder, r); err != nil {
 			return err
-		}
-		if err := encoder.Encode(message); err != nil {
-			return err
-		}
-		if message.Complete {
-			a.told(r)
 		}
 	}
+}
+
+// say sends a relay what it has not been told.
+func (a *Actor) say(conn net.Conn, encoder *json.Encoder, r *relay) error {
+	defer a.pulses.Begin()()
+	message := a.news(r)
+	if err := conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	if err := encoder.Encode(message); err != nil {
+		return err
+	}
+	if message.Complete {
+		a.told(r)
+	}
+	return nil
 }
 
 func (a *Actor) told(r *relay) {
@@ -428,15 +437,21 @@ func (a *Actor) hear(conn net.Conn, r *relay) error {
 		if !lines.Scan() {
 			return lines.Err()
 		}
-		h, err := wire.DecodeHello(lines.Bytes())
-		if err != nil {
-			return err
-		}
-		a.take(r, h)
-		if err := a.answer(r, h.Flows); err != nil {
+		if err := a.heed(r, lines.Bytes()); err != nil {
 			return err
 		}
 	}
+}
+
+// heed takes in a line of a relay, and answers what that asks.
+func (a *Actor) heed(r *relay, line []byte) error {
+	defer a.pulses.Begin()()
+	h, err := wire.DecodeHello(line)
+	if err != nil {
+		return err
+	}
+	a.take(r, h)
+	return a.answer(r, h.Flows)
 }
 
 // answer answers what a relay has asked about flows. It tells a relay only of those that arrive at its own
@@ -528,7 +543,7 @@ func (a *Actor) keep(ctx context.Context) {
 		case <-a.wake:
 		case <-renew.C:
 		}
-		end := a.pulse.Begin()
+		end := a.pulses.Begin()
 		err := a.lease()
 		end()
 		failures.Log(a.deps.Log, "cannot have the rules lead to the relay; trying again", "the rules lead to the relay again",

@@ -61,7 +61,7 @@ type Feed struct {
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
-	pulse      loop.Pulse // while it takes in a message
+	pulses     loop.Pulses // while it takes in a message, and while it tells something
 	told       told
 }
 
@@ -105,7 +105,7 @@ func (f *Feed) VRFs() map[string]string {
 }
 
 // Busy returns for how long the actor has been at one thing.
-func (f *Feed) Busy() time.Duration { return f.pulse.Busy() }
+func (f *Feed) Busy() time.Duration { return f.pulses.Busy() }
 
 // Run listens until ctx ends.
 func (f *Feed) Run(ctx context.Context) error {
@@ -144,7 +144,7 @@ func (f *Feed) listen(ctx context.Context) (heard bool, err error) {
 	defer cancel()
 	speaking.Go(func() { f.speak(ctx, conn) })
 	err = read(conn, func(m lb.FeedMessage) {
-		defer f.pulse.Begin()()
+		defer f.pulses.Begin()()
 		if m.Waiting {
 			f.wait()
 		} else {

@@ -91,8 +91,10 @@ func (f *Feed) speak(ctx context.Context, conn net.Conn) {
 	defer ticker.Stop()
 	defer f.stopTelling()
 	for {
+		end := f.pulses.Begin()
 		line, more := f.next()
-		if conn.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil || encoder.Encode(line) != nil {
+		failed := conn.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil || encoder.Encode(line) != nil
+		if end(); failed {
 			conn.Close() // the reader notices, and connects anew
 			return
 		}
