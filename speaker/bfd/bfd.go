@@ -20,6 +20,7 @@ import (
 	"reflect"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/actor"
@@ -53,6 +54,8 @@ func (o Options) withDefaults() Options {
 // does, whichever way, and takes the sessions down administratively then.
 type Actor struct {
 	pulse loop.Pulse // while the process takes an order
+	// heard is when the process has said something, and that was taken in; nil without a process.
+	heard atomic.Pointer[time.Time]
 
 	opts     Options
 	onThread func(start func(*exec.Cmd) error, cmd *exec.Cmd) error // on one that ends after
@@ -68,6 +71,8 @@ type Actor struct {
 const (
 	processMark = "LANDFALL_BFD_PROCESS" // set in the environment of the process
 	counting    = 5 * time.Second        // between reports without a change, for the counters
+	stuckAfter  = counting               // how long its engine is at one thing when the process reports no more
+	silence     = 2 * counting           // how long a process that runs reports nothing at most
 	patience    = 3 * time.Second        // with a process that shall end
 	// linger is for how long the process keeps the sessions after its program has ended, or has let go
 	// of it. The BGP sessions that they watch end before, at a crash at the same moment, and a router
@@ -134,8 +139,17 @@ func (a *Actor) Health() Health {
 	return a.health
 }
 
-// Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.pulse.Busy() }
+// Busy returns for how long the actor has been at one thing, or its process has reported nothing, as one does whose
+// engine hangs.
+func (a *Actor) Busy() time.Duration {
+	busy := a.pulse.Busy()
+	if at := a.heard.Load(); at != nil {
+		if silent := time.Since(*at); silent > silence {
+			busy = max(busy, silent)
+		}
+	}
+	return busy
+}
 
 // Run keeps the sessions until ctx ends, then takes them down administratively, which takes a round
 // trip to the peers, or a second if one does not answer. It starts the process with the first
@@ -260,7 +274,10 @@ func onOwnThread(start func(*exec.Cmd) error, cmd *exec.Cmd) error {
 
 // listen takes what the process tells until it has ended.
 func (a *Actor) listen(stdout io.Reader) error {
+	defer a.heard.Store(nil)
 	for decoder := json.NewDecoder(stdout); ; {
+		now := time.Now()
+		a.heard.Store(&now)
 		var said answer
 		switch err := decoder.Decode(&said); {
 		case errors.Is(err, io.EOF):

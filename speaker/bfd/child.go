@@ -101,6 +101,12 @@ func keepFor(in io.Reader, out io.Writer) error {
 	}()
 	ran := make(chan error, 1)
 	go func() { ran <- w.Run(ctx) }()
+	return report(w, changed, ran, teller.tell)
+}
+
+// report tells what is so, each time that it has changed and for the counters, until the worker has ended. While its
+// engine hangs it tells nothing, by which the program knows.
+func report(w *worker, changed <-chan struct{}, ran <-chan error, tell func(answer)) error {
 	ticker := time.NewTicker(counting)
 	defer ticker.Stop()
 	for {
@@ -110,7 +116,9 @@ func keepFor(in io.Reader, out io.Writer) error {
 		case <-changed:
 		case <-ticker.C:
 		}
-		teller.tell(all(w))
+		if w.busy() < stuckAfter {
+			tell(all(w))
+		}
 	}
 }
 

@@ -60,6 +60,7 @@ func (e *engine) run(ctx context.Context) {
 	var until, end time.Time
 	for {
 		now := time.Now()
+		e.worker.turn.Store(now.UnixNano())
 		e.punctuality(now, until)
 		switch desired := e.worker.desired.Load(); {
 		case ctx.Err() == nil:
@@ -79,6 +80,7 @@ func (e *engine) run(ctx context.Context) {
 			return
 		}
 		until = e.next(end)
+		e.worker.turn.Store(0)
 		e.wire.wait(until)
 	}
 }

@@ -30,6 +30,9 @@ type worker struct {
 	health  atomic.Pointer[Health]
 	stats   stats
 	changes chan change // to be noted, by another thread: a log may block
+	// turn is when the engine began what it does, in nanoseconds of Unix time; 0 while it waits. A loop.Pulse would
+	// allocate with each packet.
+	turn atomic.Int64
 
 	mu   sync.Mutex // guards wake
 	wake func()     // nil while Run does not run
@@ -105,6 +108,15 @@ func (a *worker) Health() Health {
 	return h
 }
 
+// busy returns for how long the engine has been at one thing; 0 while it waits.
+func (a *worker) busy() time.Duration {
+	began := a.turn.Load()
+	if began == 0 {
+		return 0
+	}
+	return max(time.Since(time.Unix(0, began)), time.Nanosecond)
+}
+
 func (a *worker) Run(ctx context.Context) error {
 	var logging sync.WaitGroup
 	logging.Go(a.log)
@@ -135,6 +147,7 @@ func (a *worker) log() {
 
 // keep runs the engine on the calling thread.
 func (a *worker) keep(ctx context.Context) error {
+	a.turn.Store(time.Now().UnixNano())
 	w, err := a.opts.open()
 	if err != nil {
 		a.health.Store(&Health{Problem: err.Error()})
