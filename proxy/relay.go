@@ -144,7 +144,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	deps := relay.NewDeps(rt.Log)
 	deps.Succeeded = rt.StopMetrics
-	r := f.open(ctx, deps, settled)
+	r := openRelay(ctx, deps.Log, settled, func() (*relay.Relay, error) { return relay.New(f.options, deps) })
 	if r == nil {
 		return nil
 	}
@@ -171,29 +171,36 @@ func newSettled() *settled {
 
 func (s *settled) check() error { return (*s.Load())() }
 
-// tried notes what came of looking; nil if the predecessor hands nothing over, and has to end first.
-func (s *settled) tried(r *relay.Relay) {
+// tried notes what came of looking, which has taken so long so far: nil if the predecessor hands nothing over, and has
+// to end first. One that does not serve successors yet would end with its connections if this relay were ready.
+func (s *settled) tried(r *relay.Relay, err error, so time.Duration) {
 	now := func() error { return nil }
-	if r != nil {
+	switch {
+	case err == nil:
 		now = r.Settled
+	case errors.Is(err, relay.ErrNoPredecessor) && so < relay.HandOverWithin:
+		now = func() error { return err }
 	}
 	s.Store(&now)
 }
 
-// open returns a relay that is listening, or is about to; nil if ctx ends before the port is free. A relay that is not
-// there harms nobody, so it waits and does not fail, which would count as a failure of the proxy's pod.
-func (f *relayFlags) open(ctx context.Context, deps relay.Deps, settled *settled) (r *relay.Relay) {
+// openRelay returns a relay that is listening, or is about to, made by create; nil if ctx ends before the port is free.
+// A relay that is not there harms nobody, so it waits and does not fail, which would count as a failure of the proxy's
+// pod.
+func openRelay(ctx context.Context, log *slog.Logger, settled *settled,
+	create func() (*relay.Relay, error)) (r *relay.Relay) {
 	var failures loop.Failures
 	backoff := loop.Backoff{Min: time.Second, Max: time.Second}
+	began := time.Now()
 	ctx, opened := context.WithCancel(ctx)
 	defer opened()
-	_ = loop.Retry(ctx, backoff, func(ctx context.Context) bool {
-		now, err := relay.New(f.options, deps)
-		if failures.Log(deps.Log, "cannot open the relay's port; trying again", "opened the relay's port", err); err == nil {
+	_ = loop.Retry(ctx, backoff, func(context.Context) bool {
+		now, err := create()
+		if failures.Log(log, "cannot open the relay's port; trying again", "opened the relay's port", err); err == nil {
 			r = now
 			opened()
 		}
-		settled.tried(now)
+		settled.tried(now, err, time.Since(began))
 		return err == nil
 	})
 	return r

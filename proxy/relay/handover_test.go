@@ -382,6 +382,50 @@ func TestHandOverThatFailedLeavesOneSocket(t *testing.T) {
 	}
 }
 
+// A relay that starts while another one takes over finds no predecessor, as the one before serves one successor, and that
+// one none before it has all. It is told that one may be there in a moment, and then takes over in its turn.
+func TestHandOverToOneThatStartsTooSoon(t *testing.T) {
+	server := echo(t, "a")
+	other, port := portOfAnother(t)
+	other.Close()
+	first := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), port))
+	first.hears(server)
+	client := first.connect()
+	first.until("the connection has a backend", func() bool { return len(first.passing.list()) == 1 })
+	first.until("it serves successors", func() bool { _, err := os.Stat(first.options.HandOver); return err == nil })
+	second := newRig(t, handsOver(first.options.HandOver, port)) // it waits for the proxy
+	if second.predecessor == nil {
+		t.Fatal("the second relay has found no predecessor")
+	}
+	if _, err := New(second.options, second.deps); !errors.Is(err, ErrNoPredecessor) || !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a relay that starts meanwhile: %v", err)
+	}
+	second.hears(server)
+	third := newRig(t, handsOver(first.options.HandOver, port))
+	if third.predecessor == nil {
+		t.Fatal("the third relay has found no predecessor")
+	}
+	third.hears(server)
+	third.until("it has taken over", func() bool { return third.Settled() == nil })
+	first.stop()
+	second.stop()
+	if _, err := io.WriteString(client, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := io.ReadAll(client); string(answer) != "a: x" || err != nil {
+		t.Errorf("%q, %v", answer, err)
+	}
+	// Another program that has the port hands nothing over, and nor does a relay without the flag.
+	options := third.options
+	options.HandOver = ""
+	if _, err := New(options, third.deps); errors.Is(err, ErrNoPredecessor) || !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a relay that takes nothing over: %v", err)
+	}
+}
+
 // A successor of another version is refused, and gets nothing.
 func TestHandOverToAnotherVersion(t *testing.T) {
 	g := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))

@@ -5,12 +5,15 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/loop"
@@ -136,19 +139,24 @@ type Relay struct {
 	leftOnce      sync.Once
 }
 
-// New returns a relay that is listening already, or is about to take over from another one on the node.
+// New returns a relay that is listening already, or is about to take over from another one on the node. It may be
+// called again after an error, such as ErrNoPredecessor.
 func New(options Options, deps Deps) (*Relay, error) {
 	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), sockets: sockets{handed: make(chan struct{})},
 		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(), workers: newWorkers(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
 		questions: newQuestions(), succession: newSuccession()}
-	var err error
-	if r.predecessor, err = r.findPredecessor(); err != nil {
-		deps.Log.Info("not taking over from the relay that is there", "reason", err)
+	var refused error
+	if r.predecessor, refused = r.findPredecessor(); refused != nil {
+		deps.Log.Info("not taking over from the relay that is there", "reason", refused)
 	}
 	if r.predecessor == nil {
-		if err := r.listen(); err != nil {
+		err := r.listen()
+		if options.HandOver != "" && refused == nil && errors.Is(err, unix.EADDRINUSE) {
+			return nil, fmt.Errorf("%w: %w", ErrNoPredecessor, err)
+		}
+		if err != nil {
 			return nil, err
 		}
 		r.settle()

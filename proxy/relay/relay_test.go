@@ -151,6 +151,10 @@ func newRigOf(t *testing.T, version int, tune func(*Options)) *rig {
 	}
 	go g.proxy(listener)
 	relay, err := New(options, deps)
+	for deadline := time.Now().Add(time.Minute); errors.Is(err, ErrNoPredecessor) && time.Now().Before(deadline); {
+		time.Sleep(lookEvery)
+		relay, err = New(options, deps)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,6 +52,13 @@ func (r *Relay) settle() { r.settleOnce.Do(func() { close(r.settled) }) }
 
 func (r *Relay) saidPorts() { r.said.CompareAndSwap(0, r.deps.Now().UnixNano()) }
 
+// ErrNoPredecessor is the error of a relay whose port another process has, which does not hand it over. It may do so in
+// a moment: a relay that has just taken over serves successors once it has all, and its own predecessor lets it.
+var ErrNoPredecessor = errors.New("the relay that has the port does not hand over yet")
+
+// HandOverWithin is how long that takes at most, unless a relay hangs.
+const HandOverWithin = 30 * time.Second
+
 // findPredecessor returns the relay that is there and agrees to hand over; nil if there is none. The error is why it
 // does not.
 func (r *Relay) findPredecessor() (*courier, error) {
