@@ -188,9 +188,11 @@ bench-go: ## Go benchmarks of plans, diffs, renderers and actors, with allocatio
 
 .PHONY: scale
 VIPS ?= 21
-scale: ## large clusters, simulated: gossip, a speaker, a proxy, the API server's watches; NODES=300, VIPS=50
+scale: ## large clusters, simulated: gossip, speakers, a proxy, the API server's watches; NODES=300 VIPS=50 PLANNERS=200
 	LANDFALL_SCALE_NODES=$(or $(NODES),100) LANDFALL_SCALE_VIPS=$(VIPS) go test -count=1 -v -timeout 4h \
 		-run '^(TestScale|TestStormOfWatches)$$' ./speaker/members ./internal/kube
+	LANDFALL_SCALE_NODES=$(or $(PLANNERS),100) LANDFALL_SCALE_VIPS=100 go test -count=1 -v -timeout 4h \
+		-run '^TestPlannersAgree$$' ./speaker
 	go test -timeout 1h -run '^$$' -bench '^BenchmarkScale$$' -benchtime 1x ./speaker ./proxy
 
 .PHONY: require-root
