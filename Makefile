@@ -163,6 +163,16 @@ chaos: require-root build bin/landfall-lab ## break a lab at random and judge it
 soak: require-root build bin/landfall-lab ## churn in a lab for MINUTES=60: memory, goroutines, sockets, rules must stay as they were
 	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) soak --minutes '$(if $(filter file,$(origin MINUTES)),60,$(MINUTES))' --report bin/soak.json
 
+# Each absence that many times, over ARP and NDP, and over BGP. Routers wait longer than usual for nodes, as they would
+# lose some that nothing has happened to where the machine is busy.
+RETURNS ?= 50
+AWAY ?= 8s
+.PHONY: returns
+returns: require-root prepare ## nodes go away and come back, and no connection of others may break: hours; RETURNS=50 AWAY=8s MODE=iptables ABSENCE=link
+	@$(TEST) --verbose returns returns LANDFALL_RETURNS='$(RETURNS)' LANDFALL_AWAY='$(AWAY)' LANDFALL_BFD=400ms \
+		$(if $(ABSENCE),LANDFALL_ABSENCE='$(ABSENCE)') LANDFALL_LAB_PROXY_MODE='$(MODE)' -vet=off -count=1 -timeout 12h \
+		-run '^TestContract11AReturningNodeHarmsNobody$$|^TestBGPFaults$$/^(the_pods_move_away|a_node_is_away_and_back)$$' ./e2e
+
 MODE ?= nftables
 .PHONY: conformance
 conformance: require-root build bin/landfall-lab ## upstream's suite on such a cluster: an hour; MODE=iptables, FOCUS=DNS,Services, SPECS=PATTERN

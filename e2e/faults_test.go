@@ -265,6 +265,28 @@ func TestFaultCrash(t *testing.T) {
 	}
 }
 
+// TestFaultCrashOnSlowNetworks takes away the node that answers where speakers probe one another as on a slow
+// network: another one takes over, and not before the crashed one could have answered late.
+func TestFaultCrashOnSlowNetworks(t *testing.T) {
+	t.Parallel()
+	l := startProductWith(t, lab.Options{Values: map[string]any{"speaker": map[string]any{
+		"gossip": map[string]any{"profile": "wan"}, "bfdNeighbors": 0}}})
+	podsBesideAPI(t, l)
+	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
+	was := answerer(t, l, seedVIP.Addr())
+	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+	time.Sleep(300 * time.Millisecond)
+	crash(t, l, was)
+	heir := heirOf(t, l, was)
+	wantAnswers(t, l, lab.ClientName, "tcp", seedVIP, "my-nginx-3", "my-nginx-4")
+	report := probe.Stop()
+	t.Logf("%s crashed, %s took over: %s", was, heir, report)
+	// A probe waits for 300 ms, and a suspect may refute for 1.5 s: with the profile lan it is a fifth of that.
+	if report.Gap < 1500*time.Millisecond {
+		t.Errorf("a node that might have answered late was taken for dead after %v", report.Gap)
+	}
+}
+
 // TestFaultScale lets the only pod of a Local Service come and go on changing nodes: from the
 // moment that the Service says that it is served, nothing is lost, over TCP and over UDP from one
 // and the same source port.
