@@ -7,7 +7,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-const newConnections = "-m conntrack --ctstate NEW"
+const (
+	newConnections = "-m conntrack --ctstate NEW"
+	// untracked matches messages of neighbor discovery and of groups: connection tracking leaves them out, so they are
+	// never new.
+	untracked = "-m conntrack --ctstate UNTRACKED"
+)
 
 // hooks are the jumps that we have in the built-in chains, in their order.
 func (r renderer) hooks() tables {
@@ -33,6 +38,10 @@ func (r renderer) hooks() tables {
 			"FORWARD": {forward, services, external, firewall, vips},
 			"OUTPUT":  {services, external, firewall, vips}, // a node that connects is refused as fast as anybody
 		},
+	}
+	if r.family == lb.IPv6 {
+		t.filter["FORWARD"] = append(t.filter["FORWARD"], rule{protocol: "IPV6-ICMP", match: untracked, target: chainVIPs,
+			comment: "landfall: neighbor discovery to a VIP"}.String())
 	}
 	if r.loopbackNodePorts() {
 		martians := jump("landfall: packets from outside never reach 127.0.0.0/8", "", chainMartians)
