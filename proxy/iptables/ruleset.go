@@ -28,7 +28,7 @@ func (r renderer) hooks() tables {
 	vips := jump("landfall: port or protocol that no Service has at a VIP", newConnections, chainVIPs)
 	t := tables{
 		nat: chains{
-			"PREROUTING":  {portals},
+			"PREROUTING":  {r.outsidePortals(portals)},
 			"OUTPUT":      {portals},
 			"POSTROUTING": {jump("landfall postrouting rules", "", chainPostrouting)},
 		},
@@ -49,6 +49,15 @@ func (r renderer) hooks() tables {
 		t.filter["OUTPUT"] = append(t.filter["OUTPUT"], martians)
 	}
 	return t
+}
+
+// outsidePortals returns the jump for packets that come in. With route_localnet the kernel lets in those for
+// 127.0.0.0/8, and the rules for node ports would lead them past what drops them.
+func (r renderer) outsidePortals(portals string) string {
+	if !r.loopbackNodePorts() {
+		return portals
+	}
+	return rule{dst: r.loopback(), notDst: true, comment: "landfall service portals", target: chainServices}.String()
 }
 
 // base returns our own chains with the rules that do not depend on any Service. What comes after
