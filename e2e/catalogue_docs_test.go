@@ -62,8 +62,17 @@ func TestCatalogueIsListed(t *testing.T) {
 	plain, forged := metricsServer("a stranger's token")
 	add("metrics, status and health ports", len(anyServer())+len(plain)+len(forged)+len(healthServer())+
 		len(statusServer())+len(noTLS())+4, "the status of HTTP, or an alert of TLS")
+	add("the dashboard", len(dashboardServer("", "")), "the status of HTTP")
+	add("the relay's port", len(relayStreams())+len(relayDatagrams())+1,
+		"a reset over TCP, silence over UDP, counted; no answer")
 	add("lines to the feed", len(feedRows())+2, "the reader is ignored, and the log says why")
-	add("packets to a VIP", len(hostilePacketRows())+2, "SYN-ACK, RST, ICMP, or silence")
+	for _, target := range packetTargets("", "") {
+		n := len(target.rows(netip.AddrPort{}))
+		if target.floods() {
+			n += 2
+		}
+		add("packets to "+target.name, n, "SYN-ACK, RST, ICMP, or silence, in nftables and in iptables mode")
+	}
 	add("**all**", total, "")
 	page, err := os.ReadFile("../docs/reference/bad-input.md")
 	if err != nil {

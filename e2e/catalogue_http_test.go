@@ -8,10 +8,15 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
@@ -101,27 +106,66 @@ func statusServer() []httpRow {
 	}
 }
 
+// dashboardServer are the rows of the dashboard, which is at the port of the controller's metrics; user is the token
+// of one who may see it.
+func dashboardServer(stranger, user string) []httpRow {
+	get := func(path, token string) string { return request("GET "+path, "Authorization: Bearer "+token) }
+	return []httpRow{
+		{"the dashboard without a token", request("GET /dashboard/"), 401, "bearer token"},
+		{"its data without a token", request("GET /dashboard/data"), 401, "bearer token"},
+		{"the dashboard with a stranger's token", get("/dashboard/", stranger), 403, "may not get /dashboard"},
+		{"the dashboard with a made-up token", get("/dashboard/", "a.b.c"), 401, "does not accept the token"},
+		{"POST to the dashboard", request("POST /dashboard/data", "Content-Length: 0"), 405, "Method Not Allowed"},
+		{"a path from the dashboard upwards", get("/dashboard/../metrics", user), 307, "Temporary Redirect"},
+		{"an escaped path upwards", get("/dashboard/..%2f..%2fetc%2fpasswd", user), 404, "404 page not found"},
+		{"an unknown page of the dashboard", get("/dashboard/x", user), 404, "404 page not found"},
+		{"a search for 257 bytes", get("/dashboard/data?q="+strings.Repeat("x", 257), user), 400, "256 bytes at most"},
+		{"a node of 257 bytes", get("/dashboard/data?node="+strings.Repeat("x", 257), user), 400, "256 bytes at most"},
+		{"an offset below 0", get("/dashboard/data?offset=-1", user), 400, "offset is no number"},
+		{"a limit beyond 32 bits", get("/dashboard/data?limit=4294967296", user), 400, "limit is no number"},
+		{"a limit of 1 billion", get("/dashboard/data?limit=1000000000", user), 200, `"total"`},
+		{"metrics with the dashboard's token", get("/metrics", user), 403, "may not get /metrics"},
+	}
+}
+
+// dashboardToken returns a token as landfallctl gets it.
+func dashboardToken(t *testing.T, l *lab.Lab) string {
+	t.Helper()
+	token, err := l.Kube().CoreV1().ServiceAccounts(lab.Namespace).CreateToken(t.Context(), "landfall-dashboard",
+		&authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return token.Status.Token
+}
+
 // hostileHTTP sends requests that no client would to the ports of the agents.
 func hostileHTTP(t *testing.T, l *lab.Lab) {
-	node := l.Cluster().Nodes[1]
-	metrics, forged := metricsServer(tokenOf(t, l, "nobody"))
-	for _, program := range []string{"speaker", "proxy"} {
-		address := net.JoinHostPort(node.Addr.String(), metricsPorts[program])
-		t.Run(program, func(t *testing.T) {
-			if program == "speaker" {
-				tlsRows(t, l, address)
-				httpRows(t, l, address, true, anyServer())
+	stranger := tokenOf(t, l, "nobody")
+	metrics, forged := metricsServer(stranger)
+	for _, a := range []*lab.Agent{l.Agents("controller")[0], l.Agent("speaker", besieged), l.Agent("proxy", besieged),
+		l.Agent("relay", besieged)} {
+		address := net.JoinHostPort(nodeAddr(l, a.Node).String(), metricsPorts[a.Program])
+		t.Run(a.Program, func(t *testing.T) {
+			tlsRows(t, l, address)
+			httpRows(t, l, address, true, slices.Concat(anyServer(), metrics, forged))
+			if a.Program == "controller" {
+				httpRows(t, l, address, true, dashboardServer(stranger, dashboardToken(t, l)))
 			}
-			httpRows(t, l, address, true, metrics)
-			httpRows(t, l, address, true, forged)
 			crowd(t, l, address, true)
 		})
 	}
-	health := net.JoinHostPort(node.Addr.String(), "10256")
+	health := net.JoinHostPort(nodeAddr(l, besieged).String(), "10256")
 	t.Run("node health", func(t *testing.T) {
 		httpRows(t, l, health, false, append(anyServer(), healthServer()...))
 		crowd(t, l, health, false)
 	})
+}
+
+// nodeAddr returns the address of a node.
+func nodeAddr(l *lab.Lab, name string) netip.Addr {
+	nodes := l.Cluster().Nodes
+	return nodes[slices.IndexFunc(nodes, func(n lab.Node) bool { return n.Name == name })].Addr
 }
 
 // dialHTTP opens a connection, over TLS or not.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -15,161 +16,211 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// hostileIP is an address of the hostile host beside its own: answers to it are nobody's.
-var hostileIP = netip.MustParseAddr("172.26.236.21")
-
-// Protocols (IANA).
-const (
-	protoICMP = 1
-	protoTCP  = 6
-	protoUDP  = 17
-	protoGRE  = 47
-	protoSCTP = 132
+// hostileIP and hostileIP6 are addresses of the hostile host beside its own: answers to them are nobody's.
+var (
+	hostileIP  = netip.MustParseAddr("172.26.236.21")
+	hostileIP6 = lab.Twin(hostileIP)
 )
 
-// Flags of TCP.
+// seedNodePort6 is the node port of the worked example's Service, over IPv6.
+var seedNodePort6 = netip.AddrPortFrom(lab.Twin(seedNodePort.Addr()), seedNodePort.Port())
+
+// hostilePacket is what is sent to a node, and what comes back.
+type hostilePacket struct {
+	name string
+	// packets are the IP packets of the row with the mark, which is a port or an identifier that the
+	// answer has too.
+	packets func(mark uint16) [][]byte
+	answer  string // empty for none
+	// late is what may come instead of silence when nobody looks at the row any more.
+	late string
+}
+
+// packetTarget is what the packets of some rows are for: they go to the node, which answers for the address.
+type packetTarget struct {
+	name string
+	six  bool
+	node string
+	// rows makes the rows. Some are about a connection of another client to the target, which has this address.
+	rows func(other netip.AddrPort) []hostilePacket
+	at   netip.AddrPort
+}
+
+// packetTargets are all of them; owner and owner6 are the nodes that answer for the VIPs.
+func packetTargets(owner, owner6 string) []packetTarget {
+	return []packetTarget{
+		{"a VIP", false, owner, vipPackets, seedVIP},
+		{"a node port", false, besieged, nodePortPackets, seedNodePort},
+		{"a VIP of IPv6", true, owner6, vipPackets6, seedVIP6},
+		{"a node port over IPv6", true, besieged, nodePortPackets6, seedNodePort6},
+	}
+}
+
+// floods reports whether the target is flooded, too.
+func (p packetTarget) floods() bool { return p.at == seedVIP || p.at == seedVIP6 }
+
+// Marks, which are ports. Each turn has its own, as nodes remember connections. The ports of hosts begin at 10000, and
+// are at other addresses.
 const (
-	fin = 1 << iota
-	syn
-	rst
-	push
-	ack
-	urgent
+	firstMark  = 2000
+	marksOf    = 1000 // of a turn
+	firstFlood = 20000
+	flood      = 5000 // packets
 )
 
-// ipPacket returns an IPv4 packet to a VIP from the hostile address, changed before its checksum is
-// made.
-func ipPacket(protocol byte, to netip.Addr, payload []byte, change func(b []byte)) []byte {
-	b := make([]byte, 20, 20+len(payload))
-	b[0], b[8], b[9] = 0x45, 64, protocol
-	binary.BigEndian.PutUint16(b[2:], uint16(20+len(payload)))
-	copy(b[12:], hostileIP.AsSlice())
-	copy(b[16:], to.AsSlice())
-	if change != nil {
-		change(b)
-	}
-	binary.BigEndian.PutUint16(b[10:], 0)
-	binary.BigEndian.PutUint16(b[10:], checksum(b))
-	return append(b, payload...)
+// hostile is the hostile host: what it sends, and what it hears by family and mark.
+type hostile struct {
+	l     *lab.Lab
+	w     *wire
+	heard func(six bool, mark uint16) string
+	sent  []sentRow
 }
 
-// tcpSegment returns a segment from a port to port 80 of a VIP, with a right checksum, then
-// changed.
-func tcpSegment(from netip.Addr, to netip.AddrPort, port uint16, flags byte, change func(b []byte)) []byte {
-	b := make([]byte, 20)
-	binary.BigEndian.PutUint16(b, port)
-	binary.BigEndian.PutUint16(b[2:], to.Port())
-	binary.BigEndian.PutUint32(b[4:], 1000)
-	b[12], b[13] = 5<<4, flags
-	if flags&ack != 0 {
-		binary.BigEndian.PutUint32(b[8:], 2000)
-	}
-	binary.BigEndian.PutUint16(b[14:], 1024)
-	pseudo := append(append(from.AsSlice(), to.Addr().AsSlice()...), 0, protoTCP, 0, 20)
-	binary.BigEndian.PutUint16(b[16:], checksum(append(pseudo, b...)))
-	if change != nil {
-		change(b)
-	}
-	return b
+// sentRow is a row that was sent.
+type sentRow struct {
+	hostilePacket
+	target packetTarget
+	mark   uint16
 }
 
-// stamped gives a packet its mark as the identification, which an ICMP error about it quotes, and
-// makes the checksum again unless it is wrong on purpose.
-func stamped(b []byte, mark uint16) []byte {
-	header := b[:20]
-	right := checksum(header) == 0
-	binary.BigEndian.PutUint16(header[4:], mark)
-	if right {
-		header[10], header[11] = 0, 0
-		binary.BigEndian.PutUint16(header[10:], checksum(header))
-	}
-	return b
-}
+func (r sentRow) String() string { return r.target.name + "/" + r.name }
 
-func icmpMessage(kind, code byte, id uint16, rest []byte) []byte {
-	b := append([]byte{kind, code, 0, 0, byte(id >> 8), byte(id), 0, 0}, rest...)
-	binary.BigEndian.PutUint16(b[2:], checksum(b))
-	return b
-}
-
-// firstMark is the port of the first row. Those of hosts begin at 10000.
-const firstMark = 2000
-
-// hostilePackets sends packets to the node that answers for the VIP of the bystander, and looks at
-// what comes back.
-func hostilePackets(t *testing.T, l *lab.Lab) {
-	mustExec(t, l, hostileHost, "ip", "addr", "add", hostileIP.String()+"/32", "dev", "eth0")
-	hosts := []string{"tor-1"}
-	for _, n := range l.Cluster().Nodes {
-		hosts = append(hosts, n.Name)
-	}
-	for _, host := range hosts { // a kernel would send redirects, and one error a second to each client
-		mustExec(t, l, host, "sh", "-c", "for f in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 >$f; done")
-		mustExec(t, l, host, "sysctl", "-q", "-w", "net.ipv4.icmp_ratelimit=0")
-	}
-	w := openWire(t, l, hostileHost)
-	owner := answerer(t, l, seedVIP.Addr())
-	node := nodeMAC(t, l, owner)
-	heard := listenFor(t, w)
-	rows := hostilePacketRows()
-	for i, row := range rows {
-		for _, p := range row.packets(firstMark + uint16(i)) {
-			if err := w.send(ethernetFrame(node, w.own, 0x0800, stamped(p, firstMark+uint16(i)))); err != nil {
-				t.Fatalf("%s: %v", row.name, err)
-			}
+// packets sends packets to the nodes that answer for the VIPs of the bystander, and to node ports, and looks at what
+// comes back. It has marks of its own in each turn.
+func (h *hostile) packets(t *testing.T, turn int) {
+	targets := packetTargets(answerer(t, h.l, seedVIP.Addr()), answerer(t, h.l, seedVIP6.Addr()))
+	mark, rows := uint16(firstMark+turn*marksOf), len(h.sent)
+	var others []net.Conn
+	for _, target := range targets {
+		other, err := h.l.Dial(t.Context(), lab.FarClientName, "tcp", target.at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+		others = append(others, other)
+		for _, row := range target.rows(netip.MustParseAddrPort(other.LocalAddr().String())) {
+			h.send(t, target, row, mark)
+			mark++
 		}
 	}
 	// When the last answer has come that is to come, those that are not to come are missed.
 	for _, silent := range []bool{false, true} {
-		for i, row := range rows {
-			if silent != (row.answer == "") {
-				continue
+		for _, r := range h.sent[rows:] {
+			if silent == (r.answer == "") {
+				t.Run(r.String(), func(t *testing.T) { h.wantAnswer(t, r) })
 			}
-			t.Run(row.name, func(t *testing.T) {
-				if got := heard(firstMark + uint16(i)); silent && got != "" {
-					t.Fatalf("%q, want silence", got)
-				}
-				eventually(t, "the answer", func() error {
-					if got := heard(firstMark + uint16(i)); got != row.answer {
-						return fmt.Errorf("%q, want %q", got, row.answer)
-					}
-					return nil
-				})
-			})
 		}
 	}
-	t.Run("a flood of SYNs from one address", func(t *testing.T) {
-		for port := range uint16(5000) {
-			_ = w.send(ethernetFrame(node, w.own, 0x0800, ipPacket(protoTCP, seedVIP.Addr(),
-				tcpSegment(hostileIP, seedVIP, 5000+port, syn, nil), nil)))
+	once, cancel := context.WithCancel(t.Context())
+	cancel()
+	for i, other := range others {
+		t.Run(targets[i].name+"/the connection of another client goes on", func(t *testing.T) {
+			if err := lab.Talk(once, other); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for _, target := range targets {
+		if target.floods() {
+			h.flood(t, target, uint16(firstFlood+turn*flood))
+		}
+	}
+}
+
+func (h *hostile) send(t *testing.T, target packetTarget, row hostilePacket, mark uint16) {
+	t.Helper()
+	node := nodeMAC(t, h.l, target.node)
+	for _, p := range row.packets(mark) {
+		if err := h.w.send(frameOf(target.six, node, h.w.own, stamped(target.six, p, mark))); err != nil {
+			t.Fatalf("%s: %v", row.name, err)
+		}
+	}
+	h.sent = append(h.sent, sentRow{row, target, mark})
+}
+
+func (h *hostile) wantAnswer(t *testing.T, r sentRow) {
+	if err := h.answered(r); r.answer == "" && err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the answer", func() error { return h.answered(r) })
+}
+
+// wantNoMore checks that nothing else has come since, such as what a kernel says that looked for an address in vain.
+func (h *hostile) wantNoMore(t *testing.T) {
+	t.Helper()
+	for _, r := range h.sent {
+		if err := h.answered(r); err != nil {
+			t.Errorf("%s: at last %v", r, err)
+		}
+	}
+}
+
+// answered returns an error unless a row has got its answer, and nothing else.
+func (h *hostile) answered(r sentRow) error {
+	if got := h.heard(r.target.six, r.mark); got != r.answer && (got == "" || got != r.late) {
+		return fmt.Errorf("%q, want %q", got, r.answer)
+	}
+	return nil
+}
+
+// flood sends a VIP more than it takes from a client.
+func (h *hostile) flood(t *testing.T, target packetTarget, first uint16) {
+	six, node, vip := target.six, nodeMAC(t, h.l, target.node), target.at
+	t.Run(target.name+"/a flood of SYNs from one address", func(t *testing.T) {
+		for i := range uint16(flood) {
+			segment := tcpSegment(hostileOf(six), vip, first+i, syn, nil)
+			_ = h.w.send(frameOf(six, node, h.w.own, packetOf(six, protoTCP, vip.Addr(), segment, nil)))
 		}
 		eventually(t, "one of them is answered", func() error {
-			for port := range uint16(5000) {
-				if heard(5000+port) == "SYN-ACK" {
+			for i := range uint16(flood) {
+				if h.heard(six, first+i) == "SYN-ACK" {
 					return nil
 				}
 			}
 			return errors.New("none is")
 		})
 	})
-	t.Run("a flood of ACKs from many addresses", func(t *testing.T) {
-		for i := range 5000 {
-			source := netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)})
-			_ = w.send(ethernetFrame(node, w.own, 0x0800, ipPacket(protoTCP, seedVIP.Addr(),
-				tcpSegment(source, seedVIP, uint16(i), ack, nil), func(b []byte) { copy(b[12:], source.AsSlice()) })))
+	t.Run(target.name+"/a flood of ACKs from many addresses", func(t *testing.T) {
+		for i := range flood {
+			source, at := netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 12
+			if six {
+				source, at = lab.Twin(source), 8
+			}
+			segment := tcpSegment(source, vip, uint16(i), ack, nil)
+			_ = h.w.send(frameOf(six, node, h.w.own, packetOf(six, protoTCP, vip.Addr(), segment,
+				func(b []byte) { copy(b[at:], source.AsSlice()) })))
 		}
-		_, err := l.Ask(t.Context(), hostileHost, "tcp", seedVIP)
-		if err != nil {
+		if _, err := h.l.Ask(t.Context(), hostileHost, "tcp", vip); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// listenFor notes what comes back to the hostile host, by mark. It ends with the test.
-func listenFor(t *testing.T, w *wire) (heard func(mark uint16) string) {
+// openHostileHost gives the hostile host its further addresses, and has no kernel leave out an answer.
+func openHostileHost(t *testing.T, l *lab.Lab) *hostile {
+	t.Helper()
+	mustExec(t, l, hostileHost, "ip", "addr", "add", hostileIP.String()+"/32", "dev", "eth0")
+	mustExec(t, l, hostileHost, "ip", "addr", "add", hostileIP6.String()+"/128", "dev", "eth0", "nodad")
+	hosts := []string{"tor-1"}
+	for _, n := range l.Cluster().Nodes {
+		hosts = append(hosts, n.Name)
+	}
+	for _, p := range l.Pods("my-nginx") {
+		hosts = append(hosts, p.Name)
+	}
+	for _, host := range hosts { // a kernel would send redirects, and one error a second to each client
+		mustExec(t, l, host, "sh", "-c", "for f in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 >$f; done")
+		mustExec(t, l, host, "sysctl", "-q", "-w", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
+	}
+	w := openWire(t, l, hostileHost)
+	return &hostile{l: l, w: w, heard: listenFor(t, w)}
+}
+
+// listenFor notes what comes back to the hostile host, by family and mark. It ends with the test.
+func listenFor(t *testing.T, w *wire) (heard func(six bool, mark uint16) string) {
 	t.Helper()
 	var mu sync.Mutex
-	marks := map[uint16]string{}
+	marks := map[bool]map[uint16]string{false: {}, true: {}}
 	var reading sync.WaitGroup
 	t.Cleanup(func() {
 		w.conn.Close()
@@ -185,53 +236,73 @@ func listenFor(t *testing.T, w *wire) (heard func(mark uint16) string) {
 			if at, ok := from.(*packet.Addr); ok && bytes.Equal(at.HardwareAddr, w.own) {
 				continue
 			}
-			if mark, what, ok := answerIn(b[:n], w.own); ok {
+			if six, mark, what, ok := answerIn(b[:n], w.own); ok {
 				mu.Lock()
-				marks[mark] = what
+				marks[six][mark] = what
 				mu.Unlock()
 			}
 		}
 	})
-	return func(mark uint16) string {
+	return func(six bool, mark uint16) string {
 		mu.Lock()
 		defer mu.Unlock()
-		return marks[mark]
+		return marks[six][mark]
 	}
 }
 
 // answerIn reads an answer to one of the packets.
-func answerIn(frame []byte, own net.HardwareAddr) (mark uint16, what string, ok bool) {
-	if len(frame) < 14+20+8 || !bytes.Equal(frame[:6], own) || frame[12] != 8 || frame[13] != 0 {
-		return 0, "", false
+func answerIn(frame []byte, own net.HardwareAddr) (six bool, mark uint16, what string, ok bool) {
+	if len(frame) < 14+20+8 || !bytes.Equal(frame[:6], own) {
+		return false, 0, "", false
 	}
 	ip := frame[14:]
-	header := int(ip[0]&15) * 4
-	if len(ip) < header+8 || !bytes.Equal(ip[16:20], hostileIP.AsSlice()) {
-		return 0, "", false
+	var protocol byte
+	var body []byte
+	switch kind := binary.BigEndian.Uint16(frame[12:]); {
+	case kind == 0x0800 && bytes.Equal(ip[16:20], hostileIP.AsSlice()):
+		protocol, body = ip[9], ip[min(int(ip[0]&15)*4, len(ip)):]
+	case kind == 0x86dd && len(ip) >= 48 && (bytes.Equal(ip[24:40], hostileIP6.AsSlice()) || ip[24] == 0xfe):
+		six, protocol, body = true, ip[6], ip[40:]
+	default:
+		return false, 0, "", false
 	}
-	body := ip[header:]
-	switch ip[9] {
+	if len(body) < 8 {
+		return false, 0, "", false
+	}
+	switch protocol {
 	case protoTCP:
 		if len(body) < 20 {
-			return 0, "", false
+			return false, 0, "", false
 		}
 		mark = binary.BigEndian.Uint16(body[2:])
 		switch flags := body[13]; {
 		case flags&rst != 0:
-			return mark, "RST", true
+			what = "RST"
 		case flags&(syn|ack) == syn|ack:
-			return mark, "SYN-ACK", true
+			what = "SYN-ACK"
 		default:
-			return mark, fmt.Sprintf("TCP %08b", flags), true
+			what = fmt.Sprintf("TCP %08b", flags)
 		}
 	case protoICMP:
 		mark = binary.BigEndian.Uint16(body[4:])
 		if body[0] != 0 && len(body) >= 8+20 { // an error quotes what it is about
 			mark = binary.BigEndian.Uint16(body[8+4:])
 		}
-		return mark, fmt.Sprintf("ICMP %d/%d", body[0], body[1]), true
+		what = fmt.Sprintf("ICMP %d/%d", body[0], body[1])
+	case protoICMPv6:
+		switch {
+		case body[0] >= 130 && body[0] <= 137: // neighbor discovery, and groups
+			return false, 0, "", false
+		case body[0] < 128 && len(body) >= 8+40:
+			mark = binary.BigEndian.Uint16(body[8+2:])
+		default:
+			mark = binary.BigEndian.Uint16(body[4:])
+		}
+		what = fmt.Sprintf("ICMPv6 %d/%d", body[0], body[1])
 	case protoUDP:
-		return binary.BigEndian.Uint16(body[2:]), "UDP", true
+		mark, what = binary.BigEndian.Uint16(body[2:]), "UDP"
+	default:
+		return false, 0, "", false
 	}
-	return 0, "", false
+	return six, mark, what, true
 }

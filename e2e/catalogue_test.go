@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,17 +35,24 @@ spec: {ipAddressPools: [vmware]}
 apiVersion: landfall.dev/v1beta1
 kind: IPAddressPool
 metadata: {name: routed}
-spec: {addresses: [203.0.113.180-203.0.113.189], serviceAllocation: {namespaces: [far]}}
+spec:
+  addresses: [203.0.113.180-203.0.113.189, "fd00:203:0:113::180/128"]
+  serviceAllocation: {namespaces: [far]}
 ---
 apiVersion: landfall.dev/v1beta1
 kind: BGPAdvertisement
 metadata: {name: routed}
-spec: {ipAddressPools: [routed], peers: [tor-1]}
+spec: {ipAddressPools: [routed], peers: [tor-1, tor-1-v6]}
 ---
 apiVersion: landfall.dev/v1beta1
 kind: BGPPeer
 metadata: {name: tor-1}
 spec: {myASN: 64500, peerASN: 64501, peerAddress: 172.26.236.1}
+---
+apiVersion: landfall.dev/v1beta1
+kind: BGPPeer
+metadata: {name: tor-1-v6}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: "fd00:172:26:236::1"}
 ---
 apiVersion: landfall.dev/v1beta1
 kind: IPAddressPool
@@ -98,7 +107,10 @@ spec:
 
 // The Service over BGP, and the node that speaks with the hostile peer, which is at the address of
 // the client on the LAN.
-var routedVIP = netip.MustParseAddrPort("203.0.113.180:80")
+var (
+	routedVIP  = netip.MustParseAddrPort("203.0.113.180:80")
+	routedVIP6 = netip.AddrPortFrom(lab.Twin(routedVIP.Addr()), routedVIP.Port())
+)
 
 const (
 	hostileHost = lab.ClientName
@@ -106,11 +118,15 @@ const (
 )
 
 // TestCatalogue sends what the catalogue of bad input holds, and checks each answer. Meanwhile
-// clients use a Service over L2 and one over BGP, which lose nothing; no agent ends, panics, or
-// grows without a bound.
+// clients use a Service over L2 and one over BGP, over IPv4 and IPv6, which lose nothing; no agent
+// ends, panics, or grows without a bound.
 func TestCatalogue(t *testing.T) {
 	t.Parallel()
-	l := startCatalogue(t)
+	l := startCatalogueWith(t, map[string]any{
+		"proxy":      map[string]any{"mode": "nftables"},
+		"relay":      map[string]any{"enabled": true, "udp": true},
+		"controller": map[string]any{"replicas": 1, "dashboard": map[string]any{"enabled": true}},
+	})
 	began := agentsNow(t, l)
 	bystanders := startBystanders(t, l)
 	t.Run("refused by the API server", func(t *testing.T) {
@@ -137,18 +153,48 @@ func TestCatalogue(t *testing.T) {
 	t.Run("neighbors", func(t *testing.T) { hostileNeighbors(t, l) })
 	t.Run("gossip", func(t *testing.T) { hostileGossip(t, l) })
 	t.Run("HTTP", func(t *testing.T) { hostileHTTP(t, l) })
+	t.Run("the relay's port", func(t *testing.T) { hostileRelay(t, l) })
 	t.Run("sockets", func(t *testing.T) { hostileSockets(t, l) })
-	t.Run("packets to a VIP", func(t *testing.T) { hostilePackets(t, l) })
+	host := openHostileHost(t, l)
+	t.Run("packets", func(t *testing.T) { host.packets(t, 0) })
+	wantUnharmed(t, l, began)
+	inMode(t, l, "iptables")
+	began = agentsNow(t, l)
+	t.Run("packets in iptables mode", func(t *testing.T) { host.packets(t, 1) })
+	host.wantNoMore(t)
 	bystanders.wantLossless(t)
 	wantUnharmed(t, l, began)
 }
 
-func startCatalogue(t *testing.T) *lab.Lab {
+// inMode starts the proxies anew in another mode, one after the other as a rolling update does, and waits until
+// there are no rules but those of it.
+func inMode(t *testing.T, l *lab.Lab, mode string) {
+	t.Helper()
+	for _, a := range l.Agents("proxy") {
+		a.SetFlag("mode", mode)
+		if err := a.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, a.Node+" has only rules of "+mode, func() error {
+			tables := mustExec(t, l, a.Node, "nft", "list", "tables")
+			if strings.Contains(tables, "table ip landfall\n") || strings.Contains(tables, "table ip6 landfall\n") {
+				return errors.New(tables)
+			}
+			return nil
+		})
+	}
+}
+
+func startCatalogue(t *testing.T) *lab.Lab { return startCatalogueWith(t, map[string]any{}) }
+
+// startCatalogueWith starts the lab of the catalogue, with more values of the chart.
+func startCatalogueWith(t *testing.T, values map[string]any) *lab.Lab {
 	t.Helper()
 	cluster := lab.SeedCluster()
 	cluster.DualStack = true
 	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}
-	l := labtest.Start(t, cluster, lab.Options{Values: map[string]any{"speaker": map[string]any{"bgpListen": ":179"}}})
+	values["speaker"] = map[string]any{"bgpListen": ":179"}
+	l := labtest.Start(t, cluster, lab.Options{Values: values})
 	ctx := t.Context()
 	hostile := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: hostileNamespace}}
 	if _, err := l.Kube().CoreV1().Namespaces().Create(ctx, hostile, metav1.CreateOptions{}); err != nil {
@@ -160,6 +206,7 @@ func startCatalogue(t *testing.T) *lab.Lab {
 	near, far := lab.SeedService(), lab.Service{Namespace: "far", Name: "routed", App: "my-nginx", Type: "LoadBalancer",
 		Ports: []lab.Port{{Port: 80}}}
 	near.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	far.IPFamilies = near.IPFamilies
 	for _, s := range []lab.Service{near, far} {
 		if err := l.AddService(ctx, s); err != nil {
 			t.Fatal(err)
@@ -167,7 +214,9 @@ func startCatalogue(t *testing.T) *lab.Lab {
 	}
 	wantAddresses(t, l, "my-nginx", "172.26.236.180", "fd00:172:26:236::180")
 	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "172.26.236.180 is announced from ")
-	wantRouted(t, l, routedVIP.Addr(), workers(l)...)
+	for _, vip := range []netip.AddrPort{routedVIP, routedVIP6} {
+		wantRouted(t, l, vip.Addr(), workers(l)...)
+	}
 	return l
 }
 
@@ -185,11 +234,14 @@ func startBystanders(t *testing.T, l *lab.Lab) *bystanders {
 	for _, of := range []struct {
 		from   string
 		target netip.AddrPort
-	}{{lab.ClientName, seedVIP}, {lab.FarClientName, routedVIP}} {
+	}{
+		{lab.ClientName, seedVIP}, {lab.FarClientName, routedVIP},
+		{lab.ClientName, seedVIP6}, {lab.FarClientName, routedVIP6},
+	} {
 		b.flows = append(b.flows, startFlowsFrom(t, l, of.from, of.target, 20))
 	}
 	// New ones come from other clients: see startTraffic.
-	for _, target := range []netip.AddrPort{seedVIP, routedVIP} {
+	for _, target := range []netip.AddrPort{seedVIP, routedVIP, seedVIP6, routedVIP6} {
 		b.probes = append(b.probes, l.StartProbe(t.Context(), lab.FarClientName, "tcp", target, bystanderEvery))
 	}
 	return b
@@ -209,28 +261,35 @@ func (b *bystanders) wantLossless(t *testing.T) {
 	}
 }
 
-// agentsNow returns when each agent began.
-func agentsNow(t *testing.T, l *lab.Lab) map[string]float64 {
+// watchedPrograms are those that must not be harmed.
+var watchedPrograms = []string{"controller", "speaker", "proxy", "relay"}
+
+// agentsNow returns the process of each agent.
+func agentsNow(t *testing.T, l *lab.Lab) map[string]int {
 	t.Helper()
-	began := map[string]float64{}
-	for _, program := range []string{"speaker", "proxy"} {
+	running := map[string]int{}
+	for _, program := range watchedPrograms {
 		for _, a := range l.Agents(program) {
-			began[a.Name()] = counter(t, a, "process_start_time_seconds")
+			pid, err := a.PID()
+			if err != nil {
+				t.Error(err)
+			}
+			running[a.Name()] = pid
 		}
 	}
-	return began
+	return running
 }
 
 // maxResident is what an agent may need after all of it.
 const maxResident = 256 << 20
 
 // wantUnharmed checks that all agents are those from before, have not panicked, and are small.
-func wantUnharmed(t *testing.T, l *lab.Lab, began map[string]float64) {
+func wantUnharmed(t *testing.T, l *lab.Lab, began map[string]int) {
 	t.Helper()
-	now, largest := agentsNow(t, l), 0.0
-	for _, program := range []string{"controller", "speaker", "proxy"} {
+	now, largest := agentsNow(t, l), 0
+	for _, program := range watchedPrograms {
 		for _, a := range l.Agents(program) {
-			if !a.Running() || now[a.Name()] != began[a.Name()] {
+			if now[a.Name()] != began[a.Name()] {
 				t.Errorf("%s has ended", a.Name())
 			}
 			for line := range strings.Lines(a.Log()) {
@@ -238,17 +297,28 @@ func wantUnharmed(t *testing.T, l *lab.Lab, began map[string]float64) {
 					t.Errorf("%s: %s", a.Name(), line)
 				}
 			}
-			if program == "controller" {
-				continue // it serves no status
-			}
-			size := counter(t, a, "process_resident_memory_bytes")
+			size := resident(t, now[a.Name()])
 			if size > maxResident {
-				t.Errorf("%s has %.0f MiB", a.Name(), size/(1<<20))
+				t.Errorf("%s has %d MiB", a.Name(), size>>20)
 			}
 			largest = max(largest, size)
 		}
 	}
-	t.Logf("the largest speaker or proxy has %.0f MiB", largest/(1<<20))
+	t.Logf("the largest agent has %d MiB", largest>>20)
+}
+
+// resident returns how many bytes of memory a process has.
+func resident(t *testing.T, pid int) int {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	var size, pages int
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &size, &pages)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	return pages * os.Getpagesize()
 }
 
 // counter returns a metric with its labels; 0 while there is none.

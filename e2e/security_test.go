@@ -113,7 +113,7 @@ func conditionsAreLandfalls(t *testing.T, l *lab.Lab) {
 }
 
 // metricsPorts are the ports of the programs.
-var metricsPorts = map[string]string{"controller": "7480", "speaker": "7481", "proxy": "7482"}
+var metricsPorts = map[string]string{"controller": "7480", "speaker": "7481", "proxy": "7482", "relay": "7483"}
 
 func metricsAreForReaders(t *testing.T, l *lab.Lab) {
 	node := l.Cluster().Nodes[1]

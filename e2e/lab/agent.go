@@ -332,10 +332,14 @@ func (a *Agent) probe(ctx context.Context) error {
 	return err
 }
 
-// Get asks a speaker or a proxy for a path, such as /v1/status or /metrics, on its status socket:
-// what root can do in the pod.
+// Get asks a speaker, a proxy or a relay for a path, such as /v1/status or /metrics, on its status
+// socket: what root can do in the pod.
 func (a *Agent) Get(ctx context.Context, path string) (string, error) {
-	socket := a.Path("/run/landfall/" + a.Program + ".sock")
+	name := a.Program
+	if name == "relay" { // relay.sock is the proxy's
+		name = "relay-status"
+	}
+	socket := a.Path("/run/landfall/" + name + ".sock")
 	client := &http.Client{Timeout: requestTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

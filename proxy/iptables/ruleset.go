@@ -7,7 +7,12 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-const newConnections = "-m conntrack --ctstate NEW"
+const (
+	newConnections = "-m conntrack --ctstate NEW"
+	// untracked matches messages of neighbor discovery and of groups: connection tracking leaves them out, so they are
+	// never new.
+	untracked = "-m conntrack --ctstate UNTRACKED"
+)
 
 // hooks are the jumps that we have in the built-in chains, in their order.
 func (r renderer) hooks() tables {
@@ -23,7 +28,7 @@ func (r renderer) hooks() tables {
 	vips := jump("landfall: port or protocol that no Service has at a VIP", newConnections, chainVIPs)
 	t := tables{
 		nat: chains{
-			"PREROUTING":  {portals},
+			"PREROUTING":  {r.outsidePortals(portals)},
 			"OUTPUT":      {portals},
 			"POSTROUTING": {jump("landfall postrouting rules", "", chainPostrouting)},
 		},
@@ -34,12 +39,25 @@ func (r renderer) hooks() tables {
 			"OUTPUT":  {services, external, firewall, vips}, // a node that connects is refused as fast as anybody
 		},
 	}
+	if r.family == lb.IPv6 {
+		t.filter["FORWARD"] = append(t.filter["FORWARD"], rule{protocol: "IPV6-ICMP", match: untracked, target: chainVIPs,
+			comment: "landfall: neighbor discovery to a VIP"}.String())
+	}
 	if r.loopbackNodePorts() {
 		martians := jump("landfall: packets from outside never reach 127.0.0.0/8", "", chainMartians)
 		t.filter["INPUT"] = append(t.filter["INPUT"], martians)
 		t.filter["OUTPUT"] = append(t.filter["OUTPUT"], martians)
 	}
 	return t
+}
+
+// outsidePortals returns the jump for packets that come in. With route_localnet the kernel lets in those for
+// 127.0.0.0/8, and the rules for node ports would lead them past what drops them.
+func (r renderer) outsidePortals(portals string) string {
+	if !r.loopbackNodePorts() {
+		return portals
+	}
+	return rule{dst: r.loopback(), notDst: true, comment: "landfall service portals", target: chainServices}.String()
 }
 
 // base returns our own chains with the rules that do not depend on any Service. What comes after

@@ -257,6 +257,13 @@ func (b builder) unserved(networks []netip.Prefix) []nft.Rule {
 	return rules
 }
 
+// untracked renders the refusal of messages of neighbor discovery and of groups to a VIP: connection tracking leaves
+// them out, so chains of type nat do not see them, and the node would route them on.
+func (b builder) untracked() nft.Rule {
+	return b.rule("neighbor discovery to a VIP", expr.HasBits(expr.State(), expr.CtStateBitUNTRACKED),
+		expr.IsProtocol(expr.CmpOpEq, unix.IPPROTO_ICMPV6), b.in(setVIPs), expr.Goto(chainRefuse))
+}
+
 // notFromNode matches packets whose source is none of the node's addresses.
 func (b builder) notFromNode() expr.List { return b.sourceType(expr.CmpOpNeq) }
 

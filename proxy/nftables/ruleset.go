@@ -266,8 +266,15 @@ func (r *ruleset) hooks(b builder, config plan.Config, memories []memory) {
 	if config.Relay {
 		r.hook(chainRelayInput, "filter", unix.NF_INET_LOCAL_IN, priorityFilter, b.relayInput())
 	}
+	var forward []nft.Rule
 	if config.DropInvalid {
-		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, b.rule("", isInvalid(), expr.Drop()))
+		forward = append(forward, b.rule("", isInvalid(), expr.Drop()))
+	}
+	if b.family == lb.IPv6 {
+		forward = append(forward, b.untracked())
+	}
+	if len(forward) > 0 {
+		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, forward...)
 	}
 }
 

@@ -124,8 +124,9 @@ const (
 	// CtKeyDIRECTION is 0 for packets of who opened the connection, 1 for answers.
 	CtKeyDIRECTION CtKey = unix.NFT_CT_DIRECTION
 
-	CtStateBitINVALID = 1
-	CtStateBitNEW     = 8
+	CtStateBitINVALID   = 1
+	CtStateBitNEW       = 8
+	CtStateBitUNTRACKED = 64
 )
 
 // Ct loads what connection tracking knows of a packet, or, with SourceRegister, changes it.
