@@ -232,12 +232,9 @@ func planners(t *testing.T, nodes, vips int) {
 	}
 	measured("all start", c.open)
 	owners := c.owners(t, "after the start")
-<<<<<<< HEAD
-=======
 	if t.Failed() {
 		return
 	}
->>>>>>> h-scale
 	for vip, owner := range owners {
 		if want := plan.Winner(vip, c.names); owner != want {
 			t.Fatalf("%s answers for %s; want %s", owner, vip, want)
@@ -260,9 +257,5 @@ func planners(t *testing.T, nodes, vips int) {
 			moved++
 		}
 	}
-<<<<<<< HEAD
-	t.Logf("%d addresses moved", moved)
-=======
 	t.Logf("of %d addresses %d moved", vips, moved)
->>>>>>> h-scale
 }
