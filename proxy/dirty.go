@@ -17,9 +17,13 @@ type dirt struct {
 	endpoints bool
 }
 
-// tellFrontends is how many frontends the Services have that are told at once for whose sake they are refused some: as
-// many as one Service may have.
-const tellFrontends = 1 << 14
+const (
+	// tellFrontends is how many frontends the Services have that are told at once for whose sake they are refused some: as
+	// many as one Service may have.
+	tellFrontends = 1 << 14
+	// tellService is how many frontends a Service counts for besides.
+	tellService = 16
+)
 
 // mark notes that a Service has changed. It never blocks.
 func (p *proxy) mark(key lb.Key) { p.note(key, false) }
@@ -134,7 +138,7 @@ func (p *proxy) takeTold() (told []lb.Key) {
 		delete(p.tell, key)
 		if r := p.records[key]; r != nil { // else it is gone
 			told = append(told, key)
-			room -= r.live.CountFrontends()
+			room -= tellService + r.live.CountFrontends()
 		}
 	}
 	return told

@@ -84,7 +84,7 @@ func (r resident) Set(map[string][]netip.Addr)          {}
 func (r resident) SetPeers(map[string][]netip.Addr)     {}
 func (r resident) SetMACs([]string)                     {}
 func (r resident) MACs() map[string]string              { return r.town.macs }
-func (r resident) ConfirmAfter(time.Time)                    {}
+func (r resident) ConfirmAfter(time.Time)               {}
 func (r resident) Begin(all map[netip.Addr]*plan.Claim) { r.Update(all) }
 func (r resident) Claims(vip netip.Addr) (others map[string]plan.Claim) {
 	r.town.mu.Lock()

@@ -458,7 +458,7 @@ type fakeLiveness struct{ *fakeNode }
 
 func (g fakeLiveness) Set(map[string][]netip.Addr) {}
 
-// Confirm finds at once that those that are silent are so still.
+// ConfirmAfter finds at once that those that are silent are so still.
 func (g fakeLiveness) ConfirmAfter(after time.Time) {
 	g.mu.Lock()
 	news := after.After(g.confirmed)

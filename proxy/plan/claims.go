@@ -151,6 +151,9 @@ func (c *Claims) Set(s Service) (concerned, told []lb.Key) {
 		for s := range c.watching[at] {
 			gains[s.key] = true
 		}
+		if at == (slot{addr: at.addr}) {
+			continue // of a whole address that is all that depends on it
+		}
 		if was.claimant != nil {
 			gains[was.key] = true
 		}
@@ -257,8 +260,8 @@ func (c *Claims) remove(s *claimant, changed map[slot]claim) {
 	}
 }
 
-// slots returns what the Service asks for, each slot with the first kind that asks for it. A
-// cluster IP takes the whole address, and the health check node port is a node port.
+// slots returns what the Service asks for, each slot with the first kind that asks for it. A cluster IP and a VIP take
+// the whole address from other Services' external IPs, and the health check node port is a node port.
 func (s *claimant) slots() map[slot]claim {
 	slots := map[slot]claim{}
 	if s.health != 0 {
@@ -274,16 +277,19 @@ func (s *claimant) slots() map[slot]claim {
 				}
 				slots[at] = wish
 			}
-			if f.Kind == ClusterIP {
-				slots[slot{addr: f.Addr}] = claim{claimant: s, kind: ClusterIP}
+			whole := slot{addr: f.Addr}
+			if wish, ok := slots[whole]; f.Kind.takesAddress() && (!ok || f.Kind.rank() < wish.kind.rank()) {
+				slots[whole] = claim{claimant: s, kind: f.Kind}
 			}
 		}
 	}
 	return slots
 }
 
-// watched returns the slots on whose owners the Service's externalIPs depend: the whole address,
-// which may be a cluster IP, and the node port of the same number.
+func (k Kind) takesAddress() bool { return k == ClusterIP || k == LoadBalancer }
+
+// watched returns the slots on whose owners the Service's externalIPs depend: the whole address, which may be a cluster
+// IP or a VIP, and the node port of the same number.
 func (s *claimant) watched() []slot {
 	var slots []slot
 	for _, p := range s.ports {

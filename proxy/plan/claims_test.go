@@ -84,6 +84,10 @@ func TestContract11WhoGetsAFrontend(t *testing.T) {
 x: FrontendInUse: spec.externalIPs: 192.0.2.1:80/tcp is held by a Service of another namespace`},
 		{"another port of a VIP that no pool has", ExternalIPs{},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"), at(81))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
+		{"the same within a namespace", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("shop/x", 1, external("192.0.2.1"), at(81))},
 			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
 		{"the same with a pool", ExternalIPs{Pools: pools},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"), at(81))},

@@ -121,8 +121,13 @@ func (c *Claims) refuse(s *claimant, protocol lb.Protocol, f Frontend) *lb.Refus
 	if why := c.external.Refuse(f.Addr); why != nil {
 		return why
 	}
-	if owner, owned := c.owners[slot{addr: f.Addr}]; owned {
+	switch owner, owned := c.owners[slot{addr: f.Addr}]; {
+	case owned && owner.kind == ClusterIP:
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the cluster IP of %s", f.Addr, owner.about(s))
+	case owned && owner.key.Namespace != s.key.Namespace && c.owners[slotOf(protocol, f.Addr, f.Port)].claimant == s:
+		// Who has a VIP has all of it against other tenants: its clients may try another port or protocol, as for HTTP/3.
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the load balancer's address of %s", f.Addr,
+			owner.about(s))
 	}
 	if owner, owned := c.owners[slotOf(protocol, netip.Addr{}, f.Port)]; owned && owner.claimant != s && c.own[f.Addr] {
 		return lb.Refuse(lb.ReasonFrontendInUse, "spec.externalIPs: %s/%s is the node port of %s",

@@ -111,6 +111,7 @@ func (r *Relay) reopenUDP(l listener, handed <-chan struct{}) (isOurs bool, err 
 // receiveAll passes on the datagrams that come in at a socket, until that closes or has a deadline.
 func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, running *sync.WaitGroup) {
 	into, control := make([]byte, maxDatagram), make([]byte, controlSize)
+	pulse := r.receiving[l.family]
 	for {
 		d, err := socket.receiveFrom(into, control)
 		if errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) { // or a successor receives
@@ -119,7 +120,7 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, runnin
 		if err != nil { // of one datagram
 			continue
 		}
-		end := r.pulses.Begin()
+		end := pulse.Begin()
 		key := wire.Flow{Client: d.from, At: netip.AddrPortFrom(d.to, l.port)}
 		f, behind := r.flows.find(key, func() *flow {
 			now := r.deps.Now()

@@ -114,6 +114,8 @@ type Relay struct {
 	receivers *receivers
 	succession
 	pulses loop.Pulses // of its loops, while they do not wait
+	// receiving are those of the loops that receive datagrams: one for each family, as it is for every datagram.
+	receiving map[lb.Family]*loop.Pulse
 
 	workers   *workers
 	pipes     *pipes
@@ -146,7 +148,8 @@ func New(options Options, deps Deps) (*Relay, error) {
 		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(), workers: newWorkers(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
-		questions: newQuestions(), succession: newSuccession()}
+		questions: newQuestions(), succession: newSuccession(),
+		receiving: map[lb.Family]*loop.Pulse{lb.IPv4: {}, lb.IPv6: {}}}
 	var refused error
 	if r.predecessor, refused = r.findPredecessor(); refused != nil {
 		deps.Log.Info("not taking over from the relay that is there", "reason", refused)
@@ -193,7 +196,13 @@ func (r *Relay) Ready() error {
 }
 
 // Busy returns for how long one of the relay's loops has been at one thing; 0 while all of them wait.
-func (r *Relay) Busy() time.Duration { return r.pulses.Busy() }
+func (r *Relay) Busy() time.Duration {
+	longest := r.pulses.Busy()
+	for _, p := range r.receiving {
+		longest = max(longest, p.Busy())
+	}
+	return longest
+}
 
 // lookAtTimes finds out for how long the kernel remembers flows of UDP. A flow has to end before the kernel forgets
 // it.

@@ -177,7 +177,7 @@ func TestContract11ClientsAreLedBack(t *testing.T) {
 	}
 	owner.answer(true, vip, vip6)
 	eventually(t, "the owner has announced all that it has to say", func() bool {
-		return owner.stats.gratuitous.Load() == int64(3*len(burst)) // ARP has two forms, NDP has one
+		return owner.stats.gratuitous.Load() >= int64(3*len(burst)) // ARP has two forms, NDP has one
 	})
 	for _, vip := range []netip.Addr{vip, vip6} {
 		eventually(t, "the client finds "+vip.String()+" at the owner", func() bool {
