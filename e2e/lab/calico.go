@@ -36,8 +36,9 @@ func (c Cluster) planSpeaker(n Node) []string {
 		return nil
 	}
 	network, _ := c.nodeNetwork(n)
-	return []string{fmt.Sprintf("addr add %s/%d dev eth0", n.SpeakerAddr(), network.Prefix.Bits()),
-		fmt.Sprintf("addr add %s/%d nodad preferred_lft 0 dev eth0", Twin(n.SpeakerAddr()), TwinPrefix(network.Prefix).Bits())}
+	addr, bits := n.SpeakerAddr(), network.Prefix.Bits()
+	return []string{fmt.Sprintf("addr add %s/%d dev eth0", addr, bits),
+		fmt.Sprintf("addr add %s/%d nodad preferred_lft 0 dev eth0", Twin(addr), TwinPrefix(network.Prefix).Bits())}
 }
 
 func (c Cluster) planLoopback() (commands []string) {
