@@ -229,7 +229,7 @@ func (p *proxy) gate(of lb.Key, pod *gatedPod, now time.Time) plan.Gate {
 	timeout := p.settings.gateTimeout
 	gate := plan.Gate{Since: pod.since, Programmed: map[lb.Key]bool{}}
 	if p.gates.concerns(pod.missing, of, pod) && now.Sub(pod.since) < timeout {
-		if programmed, counts := p.programs(pod.missing, pod); counts && !programmed {
+		if programmed, counts := p.programs(pod.missing, of, pod); counts && !programmed {
 			gate.Programmed[pod.missing] = false
 			return gate
 		}
@@ -238,7 +238,7 @@ func (p *proxy) gate(of lb.Key, pod *gatedPod, now time.Time) plan.Gate {
 	// add reports whether there is nothing more to know: the pod waits for one of the Services. Once it does not
 	// wait any longer, it is told for which ones it did.
 	add := func(key lb.Key) (done bool) {
-		programmed, counts := p.programs(key, pod)
+		programmed, counts := p.programs(key, of, pod)
 		if counts {
 			gate.Programmed[key] = programmed
 		}
@@ -270,9 +270,10 @@ func (g *gates) concerns(key, of lb.Key, pod *gatedPod) bool {
 	})
 }
 
-// programs reports whether the rules of a Service deliver to a pod. The Service does not count if another proxy
-// serves it, there is none of that name, or it can never name the pod.
-func (p *proxy) programs(key lb.Key, pod *gatedPod) (programmed, counts bool) {
+// programs reports whether the rules of a Service deliver to a pod, in each family in which the node serves the Service
+// and that selects the pod, or names its address. The Service does not count if another proxy serves it, there is none
+// of that name, or it can never name the pod.
+func (p *proxy) programs(key, of lb.Key, pod *gatedPod) (programmed, counts bool) {
 	r := p.records[key]
 	if r == nil || !slices.ContainsFunc(pod.Addrs, func(a netip.Addr) bool {
 		return slices.Contains(r.families, lb.FamilyOf(a))
@@ -285,5 +286,14 @@ func (p *proxy) programs(key lb.Key, pod *gatedPod) (programmed, counts bool) {
 	if r.delivers == nil {
 		r.delivers = r.applied.Endpoints()
 	}
-	return slices.ContainsFunc(pod.Addrs, func(a netip.Addr) bool { return r.delivers[a] }), true
+	for _, a := range pod.Addrs {
+		switch family := lb.FamilyOf(a); {
+		case r.delivers[a]:
+			programmed = true
+		case slices.Contains(r.families, family) && slices.Contains(p.families, family) &&
+			(pod.selected[key] || p.gates.naming[place{of, a}][key]):
+			return false, true
+		}
+	}
+	return programmed, true
 }

@@ -197,6 +197,50 @@ func TestGatesOfPodsWithOneAddress(t *testing.T) {
 	}
 }
 
+// A pod of both families waits for those in which a Service selects it or names its address, and not for others.
+func TestGatesWaitForBothFamilies(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		selects, named bool // the Service selects the pod; a slice names its address of IPv6 from the start
+		opens          string
+	}{
+		{"selected, named in one family", true, false, ""},
+		{"selected, named in both", true, true, "new Programmed"},
+		{"named in one family alone", false, false, "new Programmed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGateBench(t)
+			web, _ := g.services.Get(key("web"))
+			web.ClusterIPs = append(web.ClusterIPs, netip.MustParseAddr("fd00:10::9"))
+			if c.selects {
+				web.Selector = "app=web"
+			}
+			g.services.Set(key("web"), web)
+			g.pods.Set(key("new"), lb.GatedPod{UID: "new", Ready: true, Labels: map[string]string{"app": "web"},
+				Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.3"), netip.MustParseAddr("fd00:200::3")}})
+			name := func() {
+				all, _ := g.slices.Get(key("web"))
+				g.slices.Set(key("web"), append(all, lb.Slice{Service: key("web"), Family: lb.IPv6, Ports: all[0].Ports,
+					Endpoints: []lb.Endpoint{{Addr: netip.MustParseAddr("fd00:200::3"), Node: "here", Ready: true, Serving: true,
+						Pod: "new"}}}))
+				g.mark(key("web"))
+			}
+			if c.named {
+				name()
+			}
+			g.synced()
+			g.run()
+			g.confirm()
+			g.expect("at first", "10.200.1.2 10.200.1.3", c.opens)
+			if c.opens == "" {
+				name()
+				g.confirm()
+				g.expect("named in both", "10.200.1.2 10.200.1.3", "new Programmed")
+			}
+		})
+	}
+}
+
 // An endpoint that is no pod is ready when its slice says so.
 func TestGatesAdmitPodsOnly(t *testing.T) {
 	g := newGateBench(t)

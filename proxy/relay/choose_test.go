@@ -103,6 +103,33 @@ func TestRoundRobin(t *testing.T) {
 	}
 }
 
+// The families of a port have other backends: each takes its turns, whatever comes in the other.
+func TestFamiliesTakeTurnsByThemselves(t *testing.T) {
+	c := choosing{newTable(time.Now), rand.New(rand.NewPCG(1, 2))}
+	r := &plan.Relayed{Scheduler: plan.RoundRobin}
+	var frontends []netip.AddrPort
+	for _, prefix := range []string{"192.0.2.", "2001:db8::"} {
+		at := func(host string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(prefix+host), 80) }
+		frontends = append(frontends, at("9"))
+		r.Ports = append(r.Ports, plan.RelayedPort{Name: "http", Protocol: lb.TCP,
+			Frontends: []plan.RelayedFrontend{{Addr: at("9")}},
+			Cluster:   []plan.RelayedBackend{{Addr: at("1"), Weight: 1}, {Addr: at("2"), Weight: 1}}})
+	}
+	c.take(wire.Message{Services: []wire.Service{{Key: web, Relayed: r}}})
+	var got []string
+	for range 3 {
+		for _, to := range frontends {
+			w, _, _ := c.find(target{lb.TCP, to})
+			b, _ := w.service.choose(c.chooser(w, to, to, c.random.Uint64), nil)
+			got = append(got, b.Addr().String())
+		}
+	}
+	want := []string{"192.0.2.1", "2001:db8::1", "192.0.2.2", "2001:db8::2", "192.0.2.1", "2001:db8::1"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // As IPVS' wrr has it, of as many connections as all weights together each backend has as many as its weight, spread
 // over all of them.
 func TestWeightedRoundRobin(t *testing.T) {

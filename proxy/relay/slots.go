@@ -120,6 +120,9 @@ func choicesOf(p plan.RelayedPort, local bool, tables map[string]*slots) choices
 	if local { // others have other backends
 		l = choices{name: p.Name + "/local", backends: p.Local}
 	}
+	if len(l.backends) > 0 && l.backends[0].Addr.Addr().Is6() {
+		l.name += "/IPv6" // the families of a port have other backends, which take turns by themselves
+	}
 	if tables != nil {
 		l.slots = tables[keyOf(l.backends)]
 	}
