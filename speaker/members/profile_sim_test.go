@@ -40,21 +40,25 @@ func crashes(t *testing.T, profile Profile, latency time.Duration) {
 	if took := c.all(time.Minute, together); took >= time.Minute {
 		t.Fatal("they do not find one another")
 	}
+	// Whom gossip has lost for a moment, and whose kernel answers, is live all the same.
+	hasLost := func(n *simNode) bool {
+		s := n.alive.Speakers()
+		return len(s.Live) != nodes || len(s.Dead) > 0
+	}
 	var found []time.Duration
 	for turn := range times {
 		for range 60 * 10 { // a minute
 			time.Sleep(100 * time.Millisecond)
 			for _, n := range c.nodes {
-				// Whom gossip has lost for a moment, and whose kernel answers, is live all the same.
-				if s := n.alive.Speakers(); len(s.Live) != nodes || len(s.Dead) > 0 {
-					t.Fatalf("turn %d: all live, and %s has lost some: %v live, %v dead", turn, n.name, s.Live, s.Dead)
+				if hasLost(n) {
+					t.Fatalf("turn %d: all live, and %s has lost some: %+v", turn, n.name, n.alive.Speakers())
 				}
 			}
 		}
 		lost := c.nodes[turn]
 		time.Sleep(profile.ProbeInterval * time.Duration(turn) / times) // another phase each time
 		c.crash(lost)
-		first := c.any(time.Minute, func(n *simNode) bool { return !n.sees(nodes-1) || len(n.alive.Speakers().Dead) > 0 })
+		first := c.any(time.Minute, hasLost)
 		found = append(found, first+c.all(time.Minute, func(n *simNode) bool {
 			return slices.Equal(n.alive.Speakers().Dead, []string{lost.name})
 		}))
