@@ -33,7 +33,7 @@ type hostilePacket struct {
 	// answer has too.
 	packets func(mark uint16) [][]byte
 	answer  string // empty for none
-	// late is what may come instead of silence when nobody looks at the row any more.
+	// late is an answer that may still come after the row was found silent; empty for none.
 	late string
 }
 

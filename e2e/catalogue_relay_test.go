@@ -17,8 +17,8 @@ import (
 // relayPort is where the relay accepts what the rules lead to it.
 const relayPort = 7484
 
-// relayStreams are what nobody has a reason to send to the relay's own port: what HTTP servers and TLS get, and
-// what a relay before it would send. Whatever it is, the relay resets the connection.
+// relayStreams are what hostile clients send to the relay's own port: what HTTP servers and TLS get, headers of other
+// load balancers, requests of other proxies, and noise. The relay resets the connection in each case.
 func relayStreams() (rows []beginning) {
 	for _, row := range anyServer() {
 		rows = append(rows, beginning{name: row.name, send: row.send})

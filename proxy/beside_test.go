@@ -105,9 +105,9 @@ func (r recorder) Commit(ctx context.Context, keys []lb.Key) (n int, err error) 
 	return n, err
 }
 
-// Contract clause 11: while a large Service is written, and while it changes, a change of another one is
-// in the very next transaction, which is no larger than without the large one; and the memory has a bound.
-// With both, how long the change takes depends on the large Service by one of its parts only.
+// Contract clause 11: while a large Service is written or changes, the next transaction is for another Service that
+// changes, and is as large as without the large one. So the other Service waits for one part of the large one at most.
+// The memory has a bound.
 func TestContract11ALargeServiceCostsOthersNothing(t *testing.T) {
 	const most = 150 << 20 // bytes in use, the objects of the API server included
 	for _, c := range []struct {

@@ -152,7 +152,7 @@ func (c *Claims) Set(s Service) (concerned, told []lb.Key) {
 			gains[s.key] = true
 		}
 		if at == (slot{addr: at.addr}) {
-			continue // of a whole address that is all that depends on it
+			continue // only they depend on who has a whole address
 		}
 		if was.claimant != nil {
 			gains[was.key] = true
