@@ -42,12 +42,12 @@ func TestContract6ARelayThatMayTakeOverSoonIsNotReady(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 			}
-			if tries < 100 {
-				t.Errorf("%v: %d tries in 100 s", test.err, tries)
-			}
 			cancel()
 			if r := <-done; r != nil {
 				t.Error("there is a relay")
+			}
+			if tries < 100 {
+				t.Errorf("%v: %d tries in 100 s", test.err, tries)
 			}
 		}
 	})
