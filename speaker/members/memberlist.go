@@ -35,6 +35,11 @@ const retransmitMult = 4
 // A false alarm takes a node that neither answers probes nor refutes for at least 100+300 ms. On a
 // machine with 2 busy cores a runnable process waits some tens of milliseconds. Being suspected
 // alone changes nothing: suspects count as live.
+//
+// Gossip also loses live nodes where nothing is lost on the way, for a tenth of a second: a node that
+// was cut off has found the others dead meanwhile, and says so when it is back; and of nine nodes, as
+// each passes a change on four times, one in fifty misses what refutes a suspicion. So gossip alone
+// decides nothing: package liveness asks the kernel of whom it has lost.
 func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = m.opts.Self

@@ -40,7 +40,8 @@ func crashes(t *testing.T, profile Profile, latency time.Duration) {
 	if took := c.all(time.Minute, together); took >= time.Minute {
 		t.Fatal("they do not find one another")
 	}
-	// Whom gossip has lost for a moment, and whose kernel answers, is live all the same.
+	// Whom gossip has lost for a moment, and whose kernel answers, is live all the same: a node that is back had found
+	// others dead, and says so. See config.
 	hasLost := func(n *simNode) bool {
 		s := n.alive.Speakers()
 		return len(s.Live) != nodes || len(s.Dead) > 0
