@@ -76,7 +76,7 @@ func rackPeers(c lab.Cluster) string {
 		router := netip.AddrFrom4([4]byte{172, 26, byte(rack), 0})
 		for i := range c.ToR.Count {
 			router = router.Next()
-			for k, addr := range families(c, router) {
+			for k, addr := range c.Addresses(router) {
 				name := fmt.Sprintf("rack-%d-%d-%d", rack, i, k)
 				if c.CNI != lab.CalicoBGP {
 					peer(name, fmt.Sprintf("rack: \"%d\"", rack), "", rack, addr)
@@ -85,21 +85,13 @@ func rackPeers(c lab.Cluster) string {
 				for _, n := range c.Nodes {
 					if n.Rack == rack {
 						peer(name+"-"+n.Name, "kubernetes.io/hostname: "+n.Name,
-							fmt.Sprintf(", sourceAddress: %q", families(c, n.SpeakerAddr())[k]), rack, addr)
+							fmt.Sprintf(", sourceAddress: %q", c.Addresses(n.SpeakerAddr())[k]), rack, addr)
 					}
 				}
 			}
 		}
 	}
 	return objects.String()
-}
-
-// families returns an address, and its twin in a cluster of both families.
-func families(c lab.Cluster, addr netip.Addr) []netip.Addr {
-	if c.DualStack {
-		return []netip.Addr{addr, lab.Twin(addr)}
-	}
-	return []netip.Addr{addr}
 }
 
 // wantInRacks waits until the ToR routers spread the addresses over exactly these nodes, each over
@@ -368,9 +360,9 @@ func rackTable(t testing.TB, l *lab.Lab, local bool) (rows []rackRow) {
 				if n.Name != crashing || !strings.HasPrefix(n.Addr.String(), r.Addr.String()[:len("172.26.3.")]) {
 					continue
 				}
-				sessions := families(l.Cluster(), n.Addr)
+				sessions := l.Cluster().Addresses(n.Addr)
 				if l.Cluster().CNI == lab.CalicoBGP {
-					sessions = append(sessions, families(l.Cluster(), n.SpeakerAddr())...)
+					sessions = append(sessions, l.Cluster().Addresses(n.SpeakerAddr())...)
 				}
 				for _, addr := range sessions {
 					ask(t, r, "clear bgp "+addr.String())

@@ -43,7 +43,7 @@ func (c Cluster) planSpeaker(n Node) []string {
 
 func (c Cluster) planLoopback() (commands []string) {
 	if c.CNI == CalicoBGP && c.ToR.Kind == BIRD {
-		for _, addr := range c.addresses(routerLoopback) {
+		for _, addr := range c.Addresses(routerLoopback) {
 			commands = append(commands, fmt.Sprintf("addr add %s dev lo", host(addr)))
 		}
 	}
@@ -53,9 +53,9 @@ func (c Cluster) planLoopback() (commands []string) {
 // speakerAddrs are the addresses from which a node's speaker has its sessions.
 func (c Cluster) speakerAddrs(n Node) []netip.Addr {
 	if c.CNI == CalicoBGP {
-		return c.addresses(n.SpeakerAddr())
+		return c.Addresses(n.SpeakerAddr())
 	}
-	return c.addresses(n.Addr)
+	return c.Addresses(n.Addr)
 }
 
 // frrCalico writes a FRR's sessions with Calico on the nodes. Calico hears of pods only: a node's kernel has no use for
@@ -65,7 +65,7 @@ func (c Cluster) frrCalico(i int, line func(string, ...any)) {
 	line(" neighbor calico remote-as %d", c.ToR.NodeASN)
 	line(" neighbor calico timers connect 1")
 	for _, n := range c.torNodes(i) {
-		for _, addr := range c.addresses(n.Addr) {
+		for _, addr := range c.Addresses(n.Addr) {
 			line(" neighbor %s peer-group calico", addr)
 		}
 	}
@@ -85,9 +85,9 @@ func (c Cluster) frrPods(line func(string, ...any)) {
 // birdCalico writes those of a BIRD.
 func (c Cluster) birdCalico(line func(string, ...any)) {
 	for at, n := range c.Nodes {
-		for i, addr := range c.addresses(n.Addr) {
+		for i, addr := range c.Addresses(n.Addr) {
 			line("protocol bgp calico%d_%d { local %s as %d; neighbor %s as %d; direct; graceful restart;", at, i,
-				c.addresses(c.LAN.Router)[i], c.ToR.ASN, addr, c.ToR.NodeASN)
+				c.Addresses(c.LAN.Router)[i], c.ToR.ASN, addr, c.ToR.NodeASN)
 			line(" error wait time 1, 2; %s { import all; export where source = RTS_BGP && net ~ [%s+]; }; }", channel(addr),
 				c.prefixes(c.PodNetwork)[i])
 		}
@@ -113,7 +113,7 @@ func (c Cluster) calicoConfig(n Node) string {
 	line("log stderr all;")
 	line("protocol device { scan time 2; }")
 	line("protocol direct { ipv4; ipv6; interface -\"cali*\", \"*\"; }")
-	for i, addr := range c.addresses(n.Addr) {
+	for i, addr := range c.Addresses(n.Addr) {
 		block, family := c.prefixes(n.PodNetwork)[i], channel(addr)
 		line("protocol static { %s; route %s blackhole; }", family, block)
 		line("protocol kernel { %s { import none; export where source = RTS_BGP; };", family)
@@ -123,7 +123,7 @@ func (c Cluster) calicoConfig(n Node) string {
 				continue
 			}
 			line("protocol bgp tor%d_%s { local %s as %d; neighbor %s as %d;", at+1, family, addr, c.ToR.NodeASN,
-				c.addresses(c.torAddress(at))[i], c.torASN(at))
+				c.Addresses(c.torAddress(at))[i], c.torASN(at))
 			line(" multihop; graceful restart; allow local as 1; connect delay time 1; connect retry time 2;")
 			line(" error wait time 1, 5;")
 			line(" %s { import all; export where source = RTS_STATIC; next hop self; gateway recursive; add paths on; }; }",

@@ -99,7 +99,7 @@ func (c Cluster) planOverlay(n Node) (commands, fdb []string) {
 	if !found {
 		return nil, nil
 	}
-	for i, addr := range c.addresses(n.Addr) {
+	for i, addr := range c.Addresses(n.Addr) {
 		dev := o.devices[i]
 		commands = append(commands,
 			fmt.Sprintf("link add %s address %s mtu %d type vxlan id %d dstport %d local %s dev eth0 nolearning",
@@ -107,7 +107,7 @@ func (c Cluster) planOverlay(n Node) (commands, fdb []string) {
 			fmt.Sprintf("addr add %s dev %s", host(c.vtep(n, i)), dev), "link set "+dev+" up")
 	}
 	for _, other := range c.neighbors(n) {
-		for i, addr := range c.addresses(other.Addr) {
+		for i, addr := range c.Addresses(other.Addr) {
 			commands = append(commands, fmt.Sprintf("neigh add %s lladdr %s dev %s nud permanent", c.vtep(other, i),
 				vtepMAC(other), o.devices[i]))
 			fdb = append(fdb, fmt.Sprintf("fdb append %s dev %s dst %s", vtepMAC(other), o.devices[i], addr))
@@ -137,7 +137,7 @@ func (c Cluster) neighbors(n Node) []Node {
 func (c Cluster) podRoutes(n Node, own ...Pod) []string {
 	var routes []string
 	for _, other := range c.neighbors(n) {
-		via := c.addresses(other.Addr)
+		via := c.Addresses(other.Addr)
 		for i, to := range c.prefixes(other.PodNetwork) {
 			switch dev := c.overlayDevice(i); dev {
 			case "":
@@ -163,7 +163,7 @@ func (c Cluster) podRoutes(n Node, own ...Pod) []string {
 }
 
 func (c Cluster) workloadRoutes(p Pod) (routes []string) {
-	for _, addr := range c.addresses(p.Addr) {
+	for _, addr := range c.Addresses(p.Addr) {
 		routes = append(routes, fmt.Sprintf("%s dev %s", host(addr), workload(p)))
 	}
 	return routes

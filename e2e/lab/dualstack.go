@@ -32,8 +32,8 @@ func TwinPrefix(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(Twin(p.Masked().Addr()), 16+2*p.Bits())
 }
 
-// addresses returns an address, and its twin if the cluster has two families.
-func (c Cluster) addresses(addr netip.Addr) []netip.Addr {
+// Addresses returns an address, and its twin if the cluster has two families.
+func (c Cluster) Addresses(addr netip.Addr) []netip.Addr {
 	if c.DualStack {
 		return []netip.Addr{addr, Twin(addr)}
 	}

@@ -71,7 +71,7 @@ func (l *Lab) createNode(ctx context.Context, n Node) error {
 	if node, err = nodes.Update(ctx, node, metav1.UpdateOptions{FieldManager: fieldManager}); err != nil {
 		return err
 	}
-	for _, addr := range l.cluster.addresses(n.Addr) {
+	for _, addr := range l.cluster.Addresses(n.Addr) {
 		node.Status.Addresses = append(node.Status.Addresses,
 			corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: addr.String()})
 	}

@@ -103,7 +103,7 @@ func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
 		if err := l.makeHost(ctx, planPod(l.cluster, p, l.nodes[p.Node])); err != nil {
 			return fmt.Errorf("pod %s: %w", p.Name, err)
 		}
-		config, err := json.Marshal(podserver.Config{Pod: p.Name, Node: p.Node, Addrs: l.cluster.addresses(p.Addr),
+		config, err := json.Marshal(podserver.Config{Pod: p.Name, Node: p.Node, Addrs: l.cluster.Addresses(p.Addr),
 			TCP: p.TCP, UDP: p.UDP})
 		if err != nil {
 			return err
@@ -128,7 +128,7 @@ func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
 func (l *Lab) waitForPod(ctx context.Context, p Pod) error {
 	return WaitFor(ctx, l.progress, "pod "+p.Name, 20*time.Second, func(ctx context.Context) error {
 		for _, port := range p.TCP {
-			for _, addr := range l.cluster.addresses(p.Addr) {
+			for _, addr := range l.cluster.Addresses(p.Addr) {
 				conn, err := l.Dial(ctx, p.Name, "tcp", netip.AddrPortFrom(addr, port).String())
 				if err != nil {
 					return err

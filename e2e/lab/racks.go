@@ -143,7 +143,7 @@ func planRacks(c Cluster) []hostPlan {
 			if c.CNI == CalicoBGP {
 				continue // the node's BIRD says where its pods are
 			}
-			via := c.addresses(n.Addr)
+			via := c.Addresses(n.Addr)
 			for k, to := range c.prefixes(n.PodNetwork) {
 				tor.Config = append(tor.Config, fmt.Sprintf("route add %s via %s", to, via[k]))
 			}
@@ -206,7 +206,7 @@ func (l *Lab) startSpine(ctx context.Context) error {
 	var names []string
 	for i := range c.routers() {
 		_, tor, _ := link(i)
-		names = append(names, c.fabric(line, fmt.Sprintf("down%d", i), c.addresses(tor), c.torASN(i))...)
+		names = append(names, c.fabric(line, fmt.Sprintf("down%d", i), c.Addresses(tor), c.torASN(i))...)
 	}
 	c.families(line, names)
 	o := router.Options{Config: string(text), Zebra: "hostname " + SpineName, Namespace: l.state.namespace(SpineName),

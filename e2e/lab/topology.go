@@ -200,7 +200,7 @@ func portName(host, iface string) string {
 func (c Cluster) addrAdd(addr netip.Addr, in netip.Prefix, dev string) []string {
 	var commands []string
 	networks := c.prefixes(in)
-	for i, a := range c.addresses(addr) {
+	for i, a := range c.Addresses(addr) {
 		how := "broadcast +"
 		if a.Is6() {
 			how = "nodad"
@@ -213,10 +213,10 @@ func (c Cluster) addrAdd(addr netip.Addr, in netip.Prefix, dev string) []string 
 // defaultRoutes returns the commands that make routers, and their twins, the ways out.
 func (c Cluster) defaultRoutes(routers []netip.Addr) []string {
 	var commands []string
-	for family := range c.addresses(routers[0]) {
+	for family := range c.Addresses(routers[0]) {
 		var hops []string
 		for _, router := range routers {
-			hops = append(hops, "via "+c.addresses(router)[family].String())
+			hops = append(hops, "via "+c.Addresses(router)[family].String())
 		}
 		if len(hops) > 1 {
 			hops[0] = "nexthop " + hops[0]

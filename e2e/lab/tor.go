@@ -130,7 +130,7 @@ func (c Cluster) frrConfig(i int) router.Options {
 	if c.Racks > 0 {
 		spine, _, _ := link(i)
 		line(" bgp bestpath as-path multipath-relax")
-		neighbors = append(neighbors, c.fabric(line, toSpine, c.addresses(spine), c.spineASN())...)
+		neighbors = append(neighbors, c.fabric(line, toSpine, c.Addresses(spine), c.spineASN())...)
 	}
 	c.families(line, neighbors)
 	o := router.Options{Config: b.String(), Zebra: "hostname " + torName(i)}
@@ -170,7 +170,7 @@ func (c Cluster) birdConfig(i int) router.Options {
 			line("protocol bgp %s { # %s", name, n.Name)
 			line(" neighbor %s as %d;", addr, t.NodeASN)
 			if c.CNI == CalicoBGP {
-				line(" local %s as %d;", c.addresses(routerLoopback)[family], t.ASN)
+				line(" local %s as %d;", c.Addresses(routerLoopback)[family], t.ASN)
 				line(" multihop;")
 			} else {
 				line(" local as %d;", t.ASN)

@@ -75,7 +75,7 @@ func TestToRConfigurations(t *testing.T) {
 				tor := test.tor
 				tor.Kind, tor.Count = kind, 2
 				c := withToR(tor, test.dual)
-				neighbors := len(c.Nodes) * len(c.addresses(c.LAN.Router))
+				neighbors := len(c.Nodes) * len(c.Addresses(c.LAN.Router))
 				if kind == BIRD {
 					r := routertest.BIRD(t, ns, c.birdConfig(1).Config)
 					protocols, err := r.Ask(t.Context(), "show protocols")
