@@ -75,6 +75,26 @@ func TestBehindBalancer(t *testing.T) {
 		wantTold(t, l, balancerAt(l, 8081))
 		plannedBehind(t, l, b, "cluster", 8081)
 	})
+	t.Run("pods move, policy Cluster", func(t *testing.T) {
+		probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", balancerAt(l, 8081), newEvery)
+		for i, move := range []struct{ from, to string }{
+			{"moved-0", "k8s-worker-179"}, {"moved-1", "k8s-worker-177"}, {"moved-2", "k8s-worker-178"},
+		} {
+			next := podOn(l, move.to, fmt.Sprintf("moved-%d", 2+i), byte(62+i))
+			movePod(t, l, move.from, next, 2*time.Second)
+			eventually(t, next.Name+" answers", func() error {
+				answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", balancerAt(l, 8081))
+				if err == nil && answer.Pod != next.Name {
+					err = fmt.Errorf("%+v", answer)
+				}
+				return err
+			})
+		}
+		report := probe.Stop()
+		t.Log(report)
+		wantNoneLost(t, report)
+		wantTargets(t, b, "cluster", "k8s-worker-177 k8s-worker-178 k8s-worker-179") // whoever has pods
+	})
 	t.Run("a node dies, policy Cluster", func(t *testing.T) { // one without a pod
 		diesBehind(t, l, b, "cluster", 8081, "k8s-worker-179", "k8s-worker-177 k8s-worker-178")
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -161,12 +162,25 @@ func openNftables(mode string, log *slog.Logger) (kernel, error) {
 	return k, nil
 }
 
-// patience is how long a trial transaction may take until the log says that the proxy waits for it.
-const patience = 5 * time.Second
+const (
+	// patience is how long a trial transaction may take until the log says that the proxy waits for it.
+	patience = 5 * time.Second
+	// trials is how often one is made at most, and trialAgain is how long after one that failed.
+	trials, trialAgain = 5, time.Second
+)
+
+// shortages are the errors of a node that lacks something for a moment. They do not say what its kernel supports.
+var shortages = []unix.Errno{unix.ENOMEM, unix.ENOBUFS, unix.EAGAIN, unix.EINTR, unix.EBUSY, unix.EMFILE, unix.ENFILE}
+
+func isShortage(err error) bool {
+	var errno unix.Errno
+	return errors.As(err, &errno) && slices.Contains(shortages, errno)
+}
 
 // try makes a trial transaction, which cannot be interrupted: for each missing module, the kernel starts modprobe,
 // waits for it, and begins the transaction anew. If that takes long, the log says what the proxy waits for, and then
-// how long it took.
+// how long it took. The result holds for as long as the proxy runs, so a transaction that failed for a shortage is
+// repeated.
 func try(log *slog.Logger, what string, family lb.Family, transaction func() error) error {
 	log = log.With("family", family)
 	started := time.Now()
@@ -174,6 +188,11 @@ func try(log *slog.Logger, what string, family lb.Family, transaction func() err
 		log.Warn("still waiting for the kernel to try " + what + "; it may be loading modules")
 	})
 	err := transaction()
+	for n := 1; n < trials && isShortage(err); n++ {
+		log.Warn("trying "+what+" again", "error", err)
+		time.Sleep(trialAgain)
+		err = transaction()
+	}
 	if !notice.Stop() {
 		log.Info("the kernel has tried "+what, "after", time.Since(started).Round(time.Millisecond))
 	}

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
@@ -103,6 +105,39 @@ func (l lines) Enabled(context.Context, slog.Level) bool      { return true }
 func (l lines) Handle(_ context.Context, r slog.Record) error { l(r); return nil }
 func (l lines) WithAttrs([]slog.Attr) slog.Handler            { return l }
 func (l lines) WithGroup(string) slog.Handler                 { return l }
+
+// The proxy finds out once what the kernel supports, so an error that may be gone a second later decides nothing. One
+// that says that something is missing does at once.
+func TestATrialIsRepeatedAfterAShortage(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		errs  []error // of each trial; after them there is none
+		asked int
+		want  error
+	}{
+		{"none", nil, 1, nil},
+		{"the kernel lacks an expression", []error{unix.ENOENT, nil}, 1, unix.ENOENT},
+		{"no memory, twice", []error{fmt.Errorf("add rule: %w", unix.ENOMEM), unix.ENOBUFS}, 3, nil},
+		{"no memory, and then an expression is missing", []error{unix.ENOMEM, unix.ENOENT}, 2, unix.ENOENT},
+		{"no memory at all", slices.Repeat([]error{unix.ENOMEM}, 2*trials), trials, unix.ENOMEM},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked := 0
+				err := try(slog.New(slog.DiscardHandler), "the rules", lb.IPv4, func() error {
+					asked++
+					if asked > len(test.errs) {
+						return nil
+					}
+					return test.errs[asked-1]
+				})
+				if !errors.Is(err, test.want) || asked != test.asked {
+					t.Errorf("%v after %d trials, want %v after %d", err, asked, test.want, test.asked)
+				}
+			})
+		})
+	}
+}
 
 func TestOlder(t *testing.T) {
 	for release, want := range map[string]bool{"5.12.19": true, "5.13.0": false, "4.19.0-amd64": true,

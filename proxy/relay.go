@@ -85,7 +85,8 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 		"Unix socket, in a directory of its own, over which the relay hands its port and its open connections to the next "+
 			"relay of the node, which has the same flag and starts before this one ends (default: none)")
 	set.BoolVar(&o.AccessLog, "access-log", false,
-		"log each connection and flow at its end: client, Service, backends that were tried, bytes, and why it was reset")
+		"log each connection and flow at its end: client, Service, the backend that had it, those that "+
+			"were tried, bytes, and why it was reset")
 }
 
 // check returns what is wrong with the flags.
@@ -282,8 +283,8 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 			"straight to endpoints, else 0."),
 		limited: perService("limited_total", "Connections beyond the limit of their Service, or that held most of its "+
 			"when memory was scarce, which were reset, and flows that ended for others."),
-		bytes: perService("bytes_total", "Bytes of connections and flows that have ended, by direction: sent or received by "+
-			"the client.", "direction"),
+		bytes: perService("bytes_total", "Bytes of connections and flows, as they are passed on, by direction: sent or "+
+			"received by the client.", "direction"),
 		reset: desc("refused_total", "Connections that were reset, and datagrams that were dropped, at once: beyond a "+
 			"limit, to the port of the relay itself, or to what is not relayed."),
 		withoutPort: desc("udp_without_port_total", "Flows of UDP that ended as the node had no free port for them "+

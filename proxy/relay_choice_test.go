@@ -31,8 +31,8 @@ func (s relaySite) answerer(t *testing.T, from, to netip.AddrPort) string {
 	return string(got)
 }
 
-// By each scheduler that hashes, a client has the same backend through the relay and by the rules, so a relay that
-// comes or goes moves no client.
+// By each scheduler that hashes, and with session affinity, a client has the same backend through the relay and by the
+// rules, so a relay that comes or goes moves no client.
 func TestRelayChoosesAsTheRules(t *testing.T) {
 	t.Parallel()
 	s := newRelaySite(t)
@@ -50,7 +50,11 @@ func TestRelayChoosesAsTheRules(t *testing.T) {
 		}
 	}
 	first := uint16(20000)
-	for _, scheduler := range []string{"sh", "dh", "maglev"} {
+	for _, scheduler := range []string{"sh", "dh", "maglev", "random"} {
+		svc.AffinityTimeout = 0
+		if scheduler == "random" {
+			svc.AffinityTimeout = time.Hour
+		}
 		planned := s.scheduled(t, svc, endpoints, scheduler)
 		feed.Update(map[lb.Key]*plan.Relayed{svc.Key: plan.RelayTable(planned, plan.Service{})})
 		all := func() (answers []string) {

@@ -172,8 +172,9 @@ func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 		scheduler = "rr"
 	}
 	if ours, ok := schedulers[scheduler]; ok {
-		proxy["scheduler"], proxy["mode"] = ours, "nftables" // iptables mode has random alone
-		k.note("IPVS' scheduler %s is %s, which Landfall has in nftables mode only", scheduler, ours)
+		proxy["scheduler"] = ours
+		k.note("IPVS' scheduler %s is %s, which Landfall has in nftables mode only: proxy.mode auto takes that on Linux "+
+			"5.13 or later, and iptables mode, which chooses at random, on older nodes", scheduler, ours)
 		return
 	}
 	k.note("IPVS' scheduler %s has no equivalent: Landfall picks a backend at random", scheduler)

@@ -76,8 +76,11 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 	all := slices.AppendSeq(slices.Collect(maps.Values(cluster.groups)), maps.Values(local.groups))
 	slices.SortFunc(all, func(a, b *group) int { return compareNames(a.name, b.name) })
 	for _, g := range all {
-		if g.scheduler = s.Scheduler; g.mixed != 0 && s.AffinityTimeout > 0 {
-			g.scheduler = plan.SourceHash // clients can only be remembered with an address
+		g.scheduler = s.Scheduler
+		// Clients can only be remembered with an address. The relay remembers its clients by itself: who comes to the
+		// rules while it is away shall have the backend that the relay has chosen, and the other way round.
+		if s.AffinityTimeout > 0 && (g.mixed != 0 || s.Relay && method(g.scheduler) == 0) {
+			g.scheduler = plan.SourceHash
 		}
 		g.id = r.number(key, g.name, taken)
 		if g.scheduler.Counts() {

@@ -56,9 +56,15 @@ type Counted struct {
 // maxCounted is how many Services are counted apart.
 const maxCounted = 500
 
-// Counts returns what was counted of each Service, in order. Those beyond the first 500 are counted as
-// one of each protocol, which has no name.
+// Counts returns what was counted of each Service, in order, with the bytes that open connections and flows have passed
+// on so far. Those beyond the first 500 are counted as one of each protocol, which has no name.
 func (r *Relay) Counts() []Counted {
+	for _, p := range r.passing.list() {
+		p.count()
+	}
+	for _, f := range r.flows.list() {
+		f.countSoFar()
+	}
 	r.table.mu.Lock()
 	defer r.table.mu.Unlock()
 	all := make([]Counted, 0, len(r.table.services))

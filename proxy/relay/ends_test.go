@@ -91,7 +91,7 @@ func TestUrgentData(t *testing.T) {
 		server, out := pairOfConns(t)
 		moved := make(chan error, 1)
 		go func() {
-			_, err := newMover(out, in, newPipes(most).of(nil, netip.IPv4Unspecified())).run()
+			err := newMover(out, in, newPipes(most).of(nil, netip.IPv4Unspecified())).run()
 			out.Close()
 			moved <- err
 		}()

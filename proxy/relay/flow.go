@@ -66,6 +66,7 @@ type flow struct {
 	stream       bool
 	closed       bool
 	end          ended
+	counted      ended // so much of end is counted for the Service
 
 	answered atomic.Bool // by a backend
 
@@ -165,10 +166,26 @@ func (f *flow) run(ctx context.Context) {
 	defer stop()
 	f.serve()
 	f.mu.Lock()
+	f.count()
 	end := f.end
 	f.mu.Unlock()
-	f.table.ended(w.service, Counts{Sent: end.sent, Received: end.received})
+	f.table.ended(w.service)
 	f.log(lb.UDP, w.service, f.from, f.to, f.all, end, f.deps.Now().Sub(f.began))
+}
+
+// count counts the bytes that were passed on since it was last called.
+func (f *flow) count() {
+	f.way.service.count(Counts{Sent: f.end.sent - f.counted.sent, Received: f.end.received - f.counted.received})
+	f.counted = f.end
+}
+
+// countSoFar does the same while the flow has a backend.
+func (f *flow) countSoFar() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.conn != nil {
+		f.count()
+	}
 }
 
 // lead finds out where the flow leads, by the proxy's answer.
@@ -237,7 +254,7 @@ func (f *flow) connect() {
 		s.leave(backend)
 		return
 	}
-	f.backend, f.conn = backend, conn
+	f.backend, f.conn, f.end.backend = backend, conn, backend
 	f.table.remember(f.way, client, backend)
 	for _, p := range f.kept {
 		if f.send(p); f.conn == nil {
@@ -253,6 +270,7 @@ const maxLogged = 16
 // its socket, connects to another.
 func (f *flow) lose(failed bool) {
 	if failed {
+		f.end.backend = netip.AddrPort{}
 		if reaches(f.ttl) {
 			f.table.suspect(f.way.service, f.backend)
 		}

@@ -254,9 +254,9 @@ func handConnections(p *courier, all []*passed) (n int, err error) {
 			}
 		}
 		l.Connections = append(l.Connections, handedConnection{Service: one.service.key, Client: one.from,
-			Frontend: one.to, Backend: one.at, Tried: triedOf(one.tried), Began: one.began, Sent: one.end.sent,
-			Received: one.end.received, OutEnded: one.outEnded, BackEnded: one.backEnded, Out: one.out.left(),
-			Back: one.back.left()})
+			Frontend: one.to, Backend: one.at, Tried: triedOf(one.tried), Began: one.began,
+			Sent: one.out.moved.Load(), Received: one.back.moved.Load(), OutEnded: one.outEnded, BackEnded: one.backEnded,
+			Out: one.out.left(), Back: one.back.left()})
 	}
 	if err == nil {
 		err = p.hand(l, fds)

@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stepWithin = time.Minute
+	stepWithin, knownWithin = time.Minute, time.Minute
 	os.Exit(m.Run())
 }
 
@@ -48,9 +48,17 @@ func (g *rig) successor(t *testing.T, backends ...netip.AddrPort) *rig {
 // hears has the relay know a Service. On a busy machine it may connect to the proxy again, so it is told until it does.
 func (g *rig) hears(backends ...netip.AddrPort) {
 	g.t.Helper()
+	g.hearsOf(nil, backends...)
+}
+
+func (g *rig) hearsOf(tune func(*plan.Relayed), backends ...netip.AddrPort) {
+	g.t.Helper()
 	r := &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: lb.TCP, Frontends: []plan.RelayedFrontend{{Addr: frontend}}}}}
 	for _, b := range backends {
 		r.Ports[0].Cluster = append(r.Ports[0].Cluster, plan.RelayedBackend{Addr: b})
+	}
+	if tune != nil {
+		tune(r)
 	}
 	g.until("the relay hears of the Service", func() bool {
 		select {
@@ -228,6 +236,70 @@ func TestHandOverOfBytesInPipes(t *testing.T) {
 	for i := range 8 {
 		if string(got[i*size:(i+1)*size]) != string(noise) {
 			t.Fatal("other bytes came than were sent")
+		}
+	}
+}
+
+// With session affinity, a client that has an open connection keeps its backend at the relay's successor.
+func TestHandOverKeepsClientsAtTheirBackends(t *testing.T) {
+	var backends []netip.AddrPort
+	for _, name := range []byte("abcde") {
+		backends = append(backends, greeter(t, name))
+	}
+	sticky := func(r *plan.Relayed) { r.Affinity = time.Hour }
+	patient := func(path string, port uint16) func(*Options) { // no backend is late
+		return func(o *Options) {
+			handsOver(path, port)(o)
+			o.TryAfter, o.ConnectTimeout = time.Hour, time.Hour
+		}
+	}
+	first := newRig(t, patient(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
+	first.hearsOf(sticky, backends...)
+	greeting := func(conn *net.TCPConn) string {
+		name := make([]byte, 1)
+		if _, err := io.ReadFull(conn, name); err != nil {
+			t.Fatal(err)
+		}
+		return string(name)
+	}
+	open := first.connect()
+	defer open.Close() // before the relays are stopped, which wait for it
+	want := greeting(open)
+	first.until("it serves successors", func() bool { _, err := os.Stat(first.options.HandOver); return err == nil })
+	next := newRig(t, patient(first.options.HandOver, first.sockets.ports()[lb.IPv4]))
+	next.hearsOf(sticky, backends...)
+	next.until("the successor has taken over", func() bool { return next.Settled() == nil })
+	for range 20 {
+		conn := next.connect()
+		if got := greeting(conn); got != want {
+			t.Fatalf("the client of %s got %s", want, got)
+		}
+		conn.Close()
+	}
+}
+
+// Of the connections that are handed over the newest says which backend its client has, and none for longer than the
+// Service's time.
+func TestAdoptedConnectionsAreRemembered(t *testing.T) {
+	now := time.Unix(10_000, 0)
+	table := newTable(func() time.Time { return now })
+	s := table.learn(id{web, lb.TCP})
+	w := way{service: s, affinity: time.Hour}
+	client := netip.MustParseAddrPort("192.0.2.1:1")
+	a, b := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:1")
+	for _, step := range []struct {
+		backend   netip.AddrPort
+		connected time.Duration // before now
+		want      netip.AddrPort
+	}{
+		{a, 2 * time.Hour, netip.AddrPort{}},
+		{b, time.Minute, b},
+		{a, 2 * time.Minute, b},
+		{a, 0, a},
+	} {
+		table.rememberSince(w, client.Addr(), step.backend, now.Add(-step.connected))
+		if got := table.chooser(w, client, frontend, nil).first; got != step.want {
+			t.Errorf("%+v: %v", step, got)
 		}
 	}
 }

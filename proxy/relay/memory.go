@@ -73,6 +73,19 @@ type passed struct {
 	reset        func(error)
 	// inherited is set if the sockets are a predecessor's, whose control group they count for.
 	inherited bool
+
+	counting sync.Mutex
+	// sentCounted and receivedCounted are how many bytes the Service's counts have, or a predecessor's.
+	sentCounted, receivedCounted uint64
+}
+
+// count counts the bytes that were passed on since it was last called.
+func (p *passed) count() {
+	p.counting.Lock()
+	defer p.counting.Unlock()
+	sent, received := p.out.moved.Load(), p.back.moved.Load()
+	p.service.count(Counts{Sent: sent - p.sentCounted, Received: received - p.receivedCounted})
+	p.sentCounted, p.receivedCounted = sent, received
 }
 
 func newPassing() *passing { return &passing{all: map[*passed]bool{}} }

@@ -45,6 +45,8 @@ type mover struct {
 	bulk   bool // the last bytes were many, so the next are likely to be
 	// giving is set while bytes are sent, and stays set if that fails.
 	giving atomic.Bool
+	// moved is how many bytes the other has taken so far.
+	moved atomic.Uint64
 }
 
 func newMover(to, from *Conn, pipes *share) *mover {
@@ -56,19 +58,18 @@ func newMover(to, from *Conn, pipes *share) *mover {
 // errPaused is the error of a mover that a deadline of its sockets has stopped. It can run again.
 var errPaused = errors.New("paused")
 
-// run moves bytes until their end, and returns how many it was. After errPaused, what is between the ends is in the
-// pipe, of which left tells.
-func (m *mover) run() (moved uint64, err error) {
+// run moves bytes until their end. After errPaused, what is between the ends is in the pipe, of which left tells.
+func (m *mover) run() error {
 	for {
 		n, err := m.chunk()
-		moved += uint64(n)
+		m.moved.Add(uint64(n))
 		switch {
 		case errors.Is(err, io.EOF):
-			return moved, nil
+			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return moved, errPaused
+			return errPaused
 		case err != nil:
-			return moved, fmt.Errorf("pass on bytes: %w", err)
+			return fmt.Errorf("pass on bytes: %w", err)
 		}
 	}
 }

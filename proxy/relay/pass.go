@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,8 @@ import (
 type ended struct {
 	// sent is how many bytes the client sent, received how many it got.
 	sent, received uint64
+	// backend is the last that had the connection or flow; not valid if there was none, or the flow has lost it.
+	backend netip.AddrPort
 	// err is why the connection was reset; nil if both ends closed it.
 	err error
 	// handedOn is set if the successor of the relay has the connection, which goes on.
@@ -28,8 +31,7 @@ type passage struct {
 	out, back       *mover // of what the client sends, and of what the backend does
 	// start runs a function in another goroutine.
 	start func(func())
-	// These belong to run, and to who has paused it. outEnded and backEnded are set once an end has ended what it sends.
-	end                 ended
+	// outEnded and backEnded are set once an end has ended what it sends. They belong to run, and to who has paused it.
 	outEnded, backEnded bool
 
 	mu   sync.Mutex
@@ -56,13 +58,11 @@ func (p *passage) run(ctx context.Context, idle time.Duration) ended {
 	defer timer.Stop()
 	for p.both(); p.pauses(); p.both() {
 		if !<-p.verdict {
-			p.end.handedOn = true
-			return p.end
+			return ended{handedOn: true}
 		}
 		p.goOn()
 	}
-	p.end.err = p.why
-	return p.end
+	return ended{sent: p.out.moved.Load(), received: p.back.moved.Load(), err: p.why}
 }
 
 // abort resets the connection, unless it has ended. What is paused is reset once it goes on.
@@ -83,10 +83,10 @@ func (p *passage) both() {
 	if p.outEnded || p.backEnded {
 		halves.Store(1)
 	}
-	half := func(m, other *mover, to, from *Conn) (n uint64, ended bool) {
-		n, err := m.run()
+	half := func(m, other *mover, to, from *Conn) (ended bool) {
+		err := m.run()
 		if errors.Is(err, errPaused) {
-			return n, false
+			return false
 		}
 		if err == nil && halves.Add(1) == 1 { // when both have, closing says so
 			if other.giving.Load() { // which may have been told of a reset in place of m
@@ -99,20 +99,18 @@ func (p *passage) both() {
 		if err != nil && !errors.Is(err, unix.ENOTCONN) { // the other end closed meanwhile
 			p.abort(err)
 		}
-		return n, true
+		return true
 	}
 	var back chan struct{}
 	if !p.backEnded {
 		back = make(chan struct{})
 		p.start(func() {
 			defer close(back)
-			n, ended := half(p.back, p.out, p.client, p.backend)
-			p.end.received, p.backEnded = p.end.received+n, ended
+			p.backEnded = half(p.back, p.out, p.client, p.backend)
 		})
 	}
 	if !p.outEnded {
-		n, ended := half(p.out, p.back, p.backend, p.client)
-		p.end.sent, p.outEnded = p.end.sent+n, ended
+		p.outEnded = half(p.out, p.back, p.backend, p.client)
 	}
 	if back != nil {
 		<-back

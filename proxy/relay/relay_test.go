@@ -34,6 +34,9 @@ var (
 	frontend = netip.MustParseAddrPort("198.51.100.1:80")
 )
 
+// patience is how long something may take that is to happen: long, as machines are busy at times.
+const patience = 5 * time.Minute
+
 // rig is a relay with a proxy and backends that tests play, all on the loopback interface.
 type rig struct {
 	*Relay
@@ -245,7 +248,7 @@ func (g *rig) relayedOf(protocol lb.Protocol, tune func(*plan.Relayed), backends
 	g.tell <- wire.Message{Complete: true, Services: []wire.Service{{Key: web, Relayed: r}}}
 	select {
 	case <-changed:
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		g.t.Fatal("the relay does not hear of the Service")
 	}
 }
@@ -253,7 +256,7 @@ func (g *rig) relayedOf(protocol lb.Protocol, tune func(*plan.Relayed), backends
 // until waits for a condition.
 func (g *rig) until(what string, is func() bool) {
 	g.t.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			g.t.Fatalf("it never came that %s: %+v", what, g.Counts())
 		}
@@ -267,7 +270,7 @@ func (g *rig) dialRelay() (*net.TCPConn, error) {
 		return nil, err
 	}
 	g.t.Cleanup(func() { conn.Close() })
-	return conn, conn.SetDeadline(time.Now().Add(time.Minute))
+	return conn, conn.SetDeadline(time.Now().Add(patience))
 }
 
 // connect connects as a client that is not reset at once.
@@ -664,7 +667,8 @@ func TestFull(t *testing.T) {
 	g.says("after it could not accept a connection", func(h wire.Hello) bool { return h.Full })
 }
 
-// The access log has a line for each connection and flow: what was tried, what was passed on, and why it was reset.
+// The access log has a line for each connection and flow: what was tried, who had it, what was passed on, and why it was
+// reset.
 func TestAccessLog(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, func(o *Options) { o.AccessLog = true })
@@ -686,7 +690,7 @@ func TestAccessLog(t *testing.T) {
 	common := map[string]any{"service": map[string]any{"namespace": web.Namespace, "name": web.Name}, "protocol": "TCP",
 		"frontend": frontend.String()}
 	want := []map[string]any{
-		{"tried": []any{dead.String(), live.String()}, "sent": 5.0, "received": 8.0},
+		{"tried": []any{dead.String(), live.String()}, "backend": live.String(), "sent": 5.0, "received": 8.0},
 		{"tried": []any{dead.String()}, "sent": 0.0, "received": 0.0,
 			"error": "no backend answered: " + unix.ECONNREFUSED.Error()},
 	}
@@ -696,6 +700,58 @@ func TestAccessLog(t *testing.T) {
 	if d := cmp.Diff(want, ended(2)); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
+}
+
+// Bytes are counted while connections and flows are open, as those may be for hours, and each byte once.
+func TestBytesAreCountedAsTheyGo(t *testing.T) {
+	t.Parallel()
+	t.Run("TCP", func(t *testing.T) {
+		t.Parallel()
+		g := newRig(t, nil)
+		g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(conn, conn) }))
+		conn, want := g.connect(), uint64(0)
+		for _, n := range []int{5, 1 << 20, 7} { // copied, mostly moved, and copied
+			failed := make(chan error, 1)
+			go func() { _, err := conn.Write(noise[:n]); failed <- err }()
+			if _, err := io.CopyN(io.Discard, conn, int64(n)); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-failed; err != nil {
+				t.Fatal(err)
+			}
+			want += uint64(n)
+			g.until("the bytes of an open connection are counted", func() bool {
+				c := g.Counts()[0]
+				return c.Open == 1 && c.Sent == want && c.Received == want
+			})
+		}
+		conn.Close()
+		g.until("it has ended", func() bool { return g.Counts()[0].Open == 0 })
+		if c := g.Counts()[0]; c.Sent != want || c.Received != want {
+			t.Errorf("%+v after the end, want %d bytes", c, want)
+		}
+	})
+	t.Run("UDP", func(t *testing.T) {
+		t.Parallel()
+		g := newRig(t, func(o *Options) { o.AccessLog = true })
+		live := udpEcho(t, "a")
+		g.relayedUDP(nil, live)
+		client := g.udpClient()
+		for i := range uint64(3) {
+			client.ask("hello")
+			if c := g.Counts()[0]; c.Open != 1 || c.Sent != 5*(i+1) || c.Received != 8*(i+1) {
+				t.Errorf("%+v after %d datagrams each way of 5 and 8 bytes", c, i+1)
+			}
+		}
+		g.stop()
+		if c := g.Counts()[0]; c.Open != 0 || c.Sent != 15 || c.Received != 24 {
+			t.Errorf("%+v after the end", c)
+		}
+		if lines := g.logged.connections(t); len(lines) != 1 || lines[0]["backend"] != live.String() ||
+			lines[0]["sent"] != 15.0 {
+			t.Errorf("logged %v", lines)
+		}
+	})
 }
 
 // One Service's connections fill no log: it gets so many lines a second, and the next line says how many it did not

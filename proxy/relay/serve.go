@@ -44,7 +44,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 	}
 	abort(client)
 	end := ended{err: err}
-	r.table.close(w.service, from.Addr(), end)
+	r.table.close(w.service, from.Addr())
 	r.log(lb.TCP, w.service, from, to, c.tried, end, r.deps.Now().Sub(began))
 }
 
@@ -110,6 +110,7 @@ func (r *Relay) connect(ctx context.Context, w way, from, to netip.AddrPort, ttl
 // pass tells the backend who the client is, if the Service asks for that, and passes on all bytes.
 func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, p *passed) ended {
 	defer backend.Close()
+	p.passage = newPassage(r.pipes.of(w.service, p.from.Addr()), client, backend)
 	if w.proxyProtocol > 0 {
 		header := proxyproto.HeaderProxyFromAddrs(byte(w.proxyProtocol), net.TCPAddrFromAddrPort(p.from),
 			net.TCPAddrFromAddrPort(p.to))
@@ -120,7 +121,6 @@ func (r *Relay) pass(ctx context.Context, w way, client, backend *Conn, p *passe
 		}
 		_ = backend.file.SetWriteDeadline(time.Time{})
 	}
-	p.passage = newPassage(r.pipes.of(w.service, p.from.Addr()), client, backend)
 	return r.carry(ctx, p)
 }
 
@@ -144,6 +144,9 @@ func (r *Relay) log(protocol lb.Protocol, s *service, from, to netip.AddrPort, t
 	}
 	args := []any{"service", s.key, "protocol", protocol, "client", from, "frontend", to, "tried", tried,
 		"sent", end.sent, "received", end.received, "seconds", took.Seconds()}
+	if end.backend.IsValid() {
+		args = append(args, "backend", end.backend)
+	}
 	if end.err != nil {
 		args = append(args, "error", end.err)
 	}

@@ -106,10 +106,10 @@ func clientOf(addr netip.Addr) netip.Addr {
 	return network.Addr()
 }
 
-// close counts what became of a connection.
-func (t *table) close(s *service, from netip.Addr, end ended) {
+// close takes back what admit has counted.
+func (t *table) close(s *service, from netip.Addr) {
 	s.leaves(clientOf(from))
-	t.ended(s, Counts{Sent: end.sent, Received: end.received})
+	t.ended(s)
 }
 
 // leaves counts a client's connection no more.
@@ -212,9 +212,14 @@ func (t *table) chooser(w way, client, frontend netip.AddrPort, random func() ui
 
 func (w way) remembering(client netip.Addr) remembering { return remembering{w.name, client} }
 
-// remember notes which backend a client got. Of a Service with too many clients it first forgets those
-// whose time is over.
+// remember notes which backend a client has just got.
 func (t *table) remember(w way, client netip.Addr, backend netip.AddrPort) {
+	t.rememberSince(w, client, backend, t.now())
+}
+
+// rememberSince notes which backend a client got with a connection of that time, unless it has had a newer one. Of a
+// Service with too many clients it first forgets those whose time is over.
+func (t *table) rememberSince(w way, client netip.Addr, backend netip.AddrPort, connected time.Time) {
 	s := w.service
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -223,7 +228,11 @@ func (t *table) remember(w way, client netip.Addr, backend netip.AddrPort) {
 		return
 	}
 	now, who := t.now(), w.remembering(client)
-	if _, ok := s.remembered[who]; !ok && len(s.remembered) >= maxRemembered {
+	had, ok := s.remembered[who]
+	if ok && had.last.After(connected) {
+		return
+	}
+	if !ok && len(s.remembered) >= maxRemembered {
 		if now.Sub(s.swept) < time.Second { // it takes a while
 			return
 		}
@@ -237,5 +246,5 @@ func (t *table) remember(w way, client netip.Addr, backend netip.AddrPort) {
 			return
 		}
 	}
-	s.remembered[who] = remembered{backend, now}
+	s.remembered[who] = remembered{backend, connected}
 }

@@ -14,11 +14,12 @@ import (
 	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 )
 
+// knownWithin is how long a successor waits for the proxy's word on what is relayed before it takes over. Without
+// that word it would have to reset new connections, so it takes none of the sockets that accept them: the proxy may
+// be of another release, and know the predecessor alone. It is longer in tests, whose machines are busy.
+var knownWithin = 5 * time.Second
+
 const (
-	// knownWithin is how long a successor waits for the proxy's word on what is relayed before it takes over. Without
-	// that word it would have to reset new connections, so it takes none of the sockets that accept them: the proxy may
-	// be of another release, and know the predecessor alone.
-	knownWithin = 5 * time.Second
 	// knownFor is how long ago a successor has told the proxy its ports when it takes the proxy to know it.
 	knownFor = 2 * wire.Beat
 	// lookEvery is how often it looks whether that is so, and whether a predecessor's port is free.
@@ -246,7 +247,10 @@ func (c *crew) takeConnections(p *courier, handed []handedConnection, fds []int)
 		one := &passed{service: &service{id: id{h.Service, lb.TCP}}, from: h.Client, to: h.Frontend, at: h.Backend,
 			tried: h.Tried, began: h.Began, inherited: true}
 		one.passage = newPassage(nil, ends[0], ends[1])
-		one.end, one.outEnded, one.backEnded = ended{sent: h.Sent, received: h.Received}, h.OutEnded, h.BackEnded
+		one.outEnded, one.backEnded = h.OutEnded, h.BackEnded
+		one.out.moved.Store(h.Sent)
+		one.back.moved.Store(h.Received)
+		one.sentCounted, one.receivedCounted = h.Sent, h.Received // by the predecessor
 		for _, half := range []struct {
 			*mover
 			left int
@@ -271,6 +275,9 @@ func (c *crew) takeConnections(p *courier, handed []handedConnection, fds []int)
 // adopt passes on the bytes of a connection of the predecessor.
 func (c *crew) adopt(p *passed) {
 	p.service = c.table.adopt(p.service.id, p.from.Addr(), p.at)
+	if w, ok, _ := c.table.find(target{lb.TCP, p.to}); ok && w.service == p.service {
+		c.table.rememberSince(w, p.from.Addr(), p.at, p.began)
+	}
 	p.out.pipes = c.pipes.of(p.service, p.from.Addr())
 	p.back.pipes = p.out.pipes
 	if c.open.Add(1) == c.high() {
@@ -284,13 +291,12 @@ func (c *crew) adopt(p *passed) {
 	})
 }
 
-// ended counts and logs the end of a connection.
+// ended counts and logs the end of a connection. The successor counts what it passes on of one that was handed over.
 func (r *Relay) ended(p *passed, end ended) {
 	p.service.leave(p.at)
-	if end.handedOn { // and so is what it has moved
-		end = ended{handedOn: true}
-	}
-	r.table.close(p.service, p.from.Addr(), end)
+	p.count()
+	r.table.close(p.service, p.from.Addr())
+	end.backend = p.at
 	r.log(lb.TCP, p.service, p.from, p.to, p.tried, end, r.deps.Now().Sub(p.began))
 }
 

@@ -204,11 +204,10 @@ func (t *table) forget(s *service) {
 	}
 }
 
-// ended counts the end of a connection, and what else more counts.
-func (t *table) ended(s *service, more Counts) {
+// ended counts the end of a connection.
+func (t *table) ended(s *service) {
 	s.mu.Lock()
-	more.Open--
-	s.counts.add(more)
+	s.counts.Open--
 	removed := s.removed
 	s.mu.Unlock()
 	if removed {

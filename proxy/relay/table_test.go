@@ -110,7 +110,7 @@ func TestClientsAreCounted(t *testing.T) {
 		}
 	}
 	for _, from := range []string{"192.0.2.1", "192.0.2.1", "192.0.2.2", "2001:db8::9", "2001:db8::1", "2001:db8:0:1::3"} {
-		table.close(s, netip.MustParseAddr(from), ended{})
+		table.close(s, netip.MustParseAddr(from))
 	}
 	if len(s.clients) > 0 || s.counts.Open != 0 || s.counts.ClientRefused != 2 {
 		t.Errorf("%v, %+v", s.clients, s.counts)
