@@ -103,7 +103,7 @@ nodePortAddresses: null
 			name: "ipvs",
 			config: `{mode: ipvs, clusterCIDR: "10.0.0.0/8", ipvs: {scheduler: sh, excludeCIDRs: [10.9.0.0/16]},
 				iptables: {masqueradeBit: 3, localhostNodePorts: true}, nodePortAddresses: [10.0.0.0/8]}`,
-			values: `proxy: {mode: nftables, clusterCIDR: "10.0.0.0/8", scheduler: source-hash, masqueradeBit: 3,
+			values: `proxy: {clusterCIDR: "10.0.0.0/8", scheduler: source-hash, masqueradeBit: 3,
 				nodePortAddresses: [10.0.0.0/8]}`,
 			lines: []string{"clusterCIDR: proxy.clusterCIDR", "iptables.localhostNodePorts: not in use",
 				"iptables.masqueradeBit: proxy.masqueradeBit", "ipvs.excludeCIDRs: not needed", "ipvs.scheduler: mapped",
@@ -113,7 +113,7 @@ nodePortAddresses: null
 		{
 			name:   "a scheduler of IPVS that counts connections",
 			config: `{mode: ipvs, ipvs: {scheduler: wlc}}`,
-			values: "proxy: {mode: nftables, scheduler: weighted-least-connections}",
+			values: "proxy: {scheduler: weighted-least-connections}",
 			lines:  []string{"ipvs.scheduler: mapped", "mode: mapped"},
 			notes:  []string{"IPVS' scheduler wlc is weighted-least-connections", "kube-ipvs0"},
 		},
@@ -162,6 +162,31 @@ nodePortAddresses: null
 				t.Errorf("unknown %v", k.Unknown)
 			}
 		})
+	}
+}
+
+// Where a node's kernel is too old for nftables mode, the plan says that a scheduler has no effect there.
+func TestOldKernelsAreNoted(t *testing.T) {
+	var nodes []Object
+	for _, release := range []string{"5.10.0-32-amd64", "6.1.0-56-amd64", "5.13.0", "5.4.0-200-generic", ""} {
+		nodes = append(nodes, decodeOne(t, "{apiVersion: v1, kind: Node, metadata: {name: n"+release+
+			`}, status: {nodeInfo: {kernelVersion: "`+release+`"}}}`))
+	}
+	for _, c := range []struct {
+		config map[string]any
+		want   string
+	}{
+		{map[string]any{"mode": "ipvs"}, "2 of 5 nodes are older than Linux 5.13, and choose backends at random: " +
+			"n5.10.0-32-amd64 (Linux 5.10.0-32-amd64), n5.4.0-200-generic (Linux 5.4.0-200-generic)"},
+		{map[string]any{"mode": "ipvs", "ipvs": map[string]any{"scheduler": "lblc"}}, ""}, // is random everywhere
+		{map[string]any{"mode": "iptables"}, ""},
+	} {
+		k := ReadKubeProxy(c.config)
+		before := len(k.Notes)
+		k.NoteOldKernels(nodes)
+		if got := strings.Join(k.Notes[before:], "\n"); got != c.want {
+			t.Errorf("%v: %q, want %q", c.config, got, c.want)
+		}
 	}
 }
 
