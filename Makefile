@@ -81,7 +81,7 @@ test-e2e: require-root prepare ## end-to-end cases in the lab: a real API server
 	@$(TEST) --verbose e2e $(E2E)
 
 .PHONY: test-vm
-test-vm: bin/landfall-lab bin/landfall-vm bin/landfall-proxy bin/landfall-speaker ## on Debian's kernel, in qemu: packets, SCTP, IPVS, bonds, VRFs: an hour or more without KVM; ARGS="--only l2"
+test-vm: bin/landfall-lab bin/landfall-vm bin/landfall-proxy bin/landfall-speaker bin/landfallctl ## on Debian's kernel, in qemu: packets, SCTP, IPVS, bonds, VRFs: an hour or more without KVM; ARGS="--only l2"
 	@$(LAB) prepare vm
 	@bin/landfall-vm --kube-proxy "$$($(LAB) tool kube-proxy)" $(ARGS)
 

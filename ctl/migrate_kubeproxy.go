@@ -111,6 +111,7 @@ func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 		}
 	}
 	m.config = migrate.PlanKubeProxy(config, m.set, f.choices)
+	m.config.NoteOldKernels(nodes)
 	m.installer = newInstaller(client, o.user, f, stdout, m.config.Values)
 	return m, nil
 }

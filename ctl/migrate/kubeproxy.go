@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // A Setting is one field of kube-proxy's configuration that has a value.
@@ -172,12 +174,39 @@ func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 		scheduler = "rr"
 	}
 	if ours, ok := schedulers[scheduler]; ok {
+		// The mode stays auto: nftables mode, which alone has the scheduler, may fail on an older kernel.
 		proxy["scheduler"] = ours
-		k.note("IPVS' scheduler %s is %s, which Landfall has in nftables mode only: proxy.mode auto takes that on Linux "+
-			"5.13 or later, and iptables mode, which chooses at random, on older nodes", scheduler, ours)
+		k.note("IPVS' scheduler %s is %s, which Landfall has in nftables mode only. proxy.mode auto takes that mode where "+
+			"the kernel has what it needs, from Linux %s on; elsewhere connections are spread at random", scheduler, ours,
+			oldest)
 		return
 	}
 	k.note("IPVS' scheduler %s has no equivalent: Landfall picks a backend at random", scheduler)
+}
+
+// oldest is the first release of Linux on which the proxy's mode auto takes nftables.
+const oldest = "5.13"
+
+// NoteOldKernels adds a note if a scheduler has no effect on some of these nodes, as their kernels are too old for
+// nftables mode.
+func (k *KubeProxy) NoteOldKernels(nodes []Object) {
+	proxy, _ := k.Values["proxy"].(map[string]any)
+	if scheduler, _ := proxy["scheduler"].(string); scheduler == "" {
+		return
+	}
+	var old []string
+	for _, o := range nodes {
+		release, _ := dig(o.Status, "nodeInfo", "kernelVersion").(string)
+		linux, err := version.ParseGeneric(release)
+		if err == nil && linux.LessThan(version.MustParseGeneric(oldest)) {
+			old = append(old, fmt.Sprintf("%s (Linux %s)", o.Metadata.Name, release))
+		}
+	}
+	if len(old) > 0 {
+		slices.Sort(old)
+		k.note("%d of %d nodes are older than Linux %s, and choose backends at random: %s", len(old), len(nodes), oldest,
+			strings.Join(old, ", "))
+	}
 }
 
 // walk takes all fields with a value.

@@ -165,6 +165,31 @@ nodePortAddresses: null
 	}
 }
 
+// Where a node's kernel is too old for nftables mode, the plan says that a scheduler has no effect there.
+func TestOldKernelsAreNoted(t *testing.T) {
+	var nodes []Object
+	for _, release := range []string{"5.10.0-32-amd64", "6.1.0-56-amd64", "5.13.0", "5.4.0-200-generic", ""} {
+		nodes = append(nodes, decodeOne(t, "{apiVersion: v1, kind: Node, metadata: {name: n"+release+
+			`}, status: {nodeInfo: {kernelVersion: "`+release+`"}}}`))
+	}
+	for _, c := range []struct {
+		config map[string]any
+		want   string
+	}{
+		{map[string]any{"mode": "ipvs"}, "2 of 5 nodes are older than Linux 5.13, and choose backends at random: " +
+			"n5.10.0-32-amd64 (Linux 5.10.0-32-amd64), n5.4.0-200-generic (Linux 5.4.0-200-generic)"},
+		{map[string]any{"mode": "ipvs", "ipvs": map[string]any{"scheduler": "lblc"}}, ""}, // is random everywhere
+		{map[string]any{"mode": "iptables"}, ""},
+	} {
+		k := ReadKubeProxy(c.config)
+		before := len(k.Notes)
+		k.NoteOldKernels(nodes)
+		if got := strings.Join(k.Notes[before:], "\n"); got != c.want {
+			t.Errorf("%v: %q, want %q", c.config, got, c.want)
+		}
+	}
+}
+
 func TestReadKubeProxyNamesWhatItDoesNotKnow(t *testing.T) {
 	k := ReadKubeProxy(map[string]any{"mode": "ebpf", "novel": "x", "iptables": map[string]any{"also": true}})
 	if diff := cmp.Diff([]string{"iptables.also", "novel"}, k.Unknown); diff != "" {

@@ -18,10 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// api is an API server that has the same objects for ever: a real one takes minutes to start where
-// every instruction is emulated.
+// api is an API server that has the same objects for ever, but those of a cluster: a real one takes minutes to start
+// where every instruction is emulated.
 type api struct {
 	objects map[string][]runtime.Object // by the last part of the path
+	cluster *cluster                    // has objects that change; may be nil
 }
 
 // serve answers at an address of the calling thread's network namespace, and writes a kubeconfig.
@@ -59,6 +60,10 @@ var kinds = map[string]schema.GroupVersionKind{
 
 func (a api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
+	if a.cluster != nil && a.cluster.has(r) {
+		a.cluster.ServeHTTP(w, r)
+		return
+	}
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	resource := parts[len(parts)-1]
 	switch query := r.URL.Query(); {

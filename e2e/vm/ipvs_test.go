@@ -13,17 +13,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -84,6 +87,7 @@ func services(w cases.World) (all []runtime.Object, slices []runtime.Object) {
 type node struct {
 	*cases.Site
 	folder, kubeconfig string
+	cluster            *cluster
 }
 
 func newNode(t *testing.T) *node {
@@ -91,10 +95,14 @@ func newNode(t *testing.T) *node {
 	n := &node{Site: cases.NewSite(t, cases.WorldOf(lb.IPv4)), folder: t.TempDir()}
 	n.kubeconfig = filepath.Join(n.folder, "kubeconfig")
 	svcs, slices := services(n.World)
-	objects := api{map[string][]runtime.Object{"services": svcs, "endpointslices": slices, "nodes": {&corev1.Node{
-		TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: cases.Here,
-			ResourceVersion: "1"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: n.World.Node.String()}}}}}}}
+	object := &corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: cases.Here, ResourceVersion: "1",
+			Labels: map[string]string{corev1.LabelOSStable: "linux"}},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: n.World.Node.String()}}}}
+	n.cluster = newCluster(t, n, n.configure(t), object)
+	objects := api{objects: map[string][]runtime.Object{"services": svcs, "endpointslices": slices, "nodes": {object}},
+		cluster: n.cluster}
 	n.Node.Do(t, func() error { return objects.serve(t, n.kubeconfig) })
 	for _, at := range []string{"local", "remote"} {
 		n.echo(t, at)
@@ -155,19 +163,43 @@ func (n *node) start(t *testing.T, argv ...string) (stop func()) {
 	return stop
 }
 
+// configure writes kube-proxy's configuration, and returns it.
+func (n *node) configure(t *testing.T) (config string) {
+	t.Helper()
+	config = fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+clientConnection: {kubeconfig: %q}
+hostnameOverride: %q
+clusterCIDR: %q
+mode: ipvs
+ipvs: {scheduler: rr, strictARP: true}
+conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
+`, n.kubeconfig, cases.Here, n.World.Pods)
+	if err := os.WriteFile(n.kubeProxyConfig(), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return config
+}
+
+func (n *node) kubeProxyConfig() string { return filepath.Join(n.folder, "config.conf") }
+
 func (n *node) kubeProxy(t *testing.T) (stop func()) {
-	return n.start(t, kubeProxy, "--proxy-mode=ipvs", "--ipvs-scheduler=rr", "--kubeconfig="+n.kubeconfig,
-		"--hostname-override="+cases.Here, "--cluster-cidr="+n.World.Pods.String(), "--ipvs-strict-arp=true",
-		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s")
+	return n.start(t, kubeProxy, "--config="+n.kubeProxyConfig())
 }
 
-func (n *node) landfall(t *testing.T, mode string) (stop func()) {
-	return n.start(t, landfallProxy, "--mode="+mode, "--kubeconfig="+n.kubeconfig, "--node-name="+cases.Here,
-		"--cluster-cidr="+n.World.Pods.String(), "--feed-socket="+filepath.Join(n.folder, "feed.sock"),
-		"--metrics-bind-address=127.0.0.1:7482", "--status-socket=")
+func (n *node) landfall(t *testing.T, mode string, more ...string) (stop func()) {
+	return n.start(t, append([]string{landfallProxy, "--mode=" + mode, "--kubeconfig=" + n.kubeconfig,
+		"--node-name=" + cases.Here, "--cluster-cidr=" + n.World.Pods.String(),
+		"--feed-socket=" + filepath.Join(n.folder, "feed.sock"), "--metrics-bind-address=127.0.0.1:7482",
+		"--status-socket="}, more...)...)
 }
 
-const kubeProxy, landfallProxy = "/landfall/kube-proxy", "/landfall/landfall-proxy"
+// The programs.
+const (
+	kubeProxy     = "/landfall/kube-proxy"
+	landfallProxy = "/landfall/landfall-proxy"
+	landfallctl   = "/landfall/landfallctl"
+)
 
 // get asks a program on the node over HTTP, and returns its answer; "" unless it is 200.
 func (n *node) get(t *testing.T, url string) (body string) {
@@ -222,22 +254,6 @@ func (n *node) synced(t *testing.T) bool {
 	return families == 2
 }
 
-// cleanUp runs kube-proxy --cleanup as landfallctl migrate kube-proxy does. After the IPVS mode its
-// first run fails: it removes the rules of the iptables mode first, and rules of the IPVS mode still
-// jump to one of their chains.
-func (n *node) cleanUp(t *testing.T) {
-	t.Helper()
-	for try := 1; try <= 2; try++ {
-		out, err := exec.Command("ip", "netns", "exec", n.Node.Name, kubeProxy, "--cleanup").CombinedOutput()
-		t.Logf("kube-proxy --cleanup, try %d: %v", try, err)
-		if err == nil {
-			return
-		} else if try == 2 {
-			t.Errorf("kube-proxy --cleanup: %v: %s", err, out)
-		}
-	}
-}
-
 // leftovers are what kube-proxy's IPVS mode has in the kernel. The sets of IPv6, which its cleanup
 // forgets (1.35), are left out: no rule uses them then.
 func (n *node) leftovers(t *testing.T) (virtual, sets, links, chains int) {
@@ -266,26 +282,29 @@ func lines(text string) (all []string) {
 	return all
 }
 
-// A node with kube-proxy in IPVS mode is taken over under traffic, step by step as
-// docs/guide/migrate-kube-proxy.md says, and given back.
+// landfallctl migrate kube-proxy takes a node with kube-proxy in IPVS mode over under traffic, and gives it back. The
+// proxy runs with the plan's values, and once more in iptables mode, which auto takes on older kernels.
 func TestIPVSIsTakenOverAndGivenBack(t *testing.T) {
-	for _, mode := range []string{"nftables", "iptables"} {
+	for _, mode := range []string{"auto", "iptables"} {
 		t.Run(mode, func(t *testing.T) { takeOver(t, newNode(t), mode) })
 	}
 }
 
 func takeOver(t *testing.T, n *node, mode string) {
-	stopKubeProxy := n.kubeProxy(t)
-	eventually(t, "kube-proxy serves by IPVS", func() bool { return n.synced(t) })
+	c := n.cluster
+	eventually(t, "kube-proxy serves by IPVS", func() bool { c.sync(t); return c.serves })
 	virtual, sets, links, chains := n.leftovers(t)
 	t.Logf("kube-proxy has %d lines of virtual servers, %d sets, %d dummy interface, %d chains", virtual, sets, links, chains)
 	r, throughIPVS := n.traffic(t), n.open(t)
 	r.next(t, "kube-proxy")
+	scheduler := n.planned(t)
 	r.some(t, 5*len(ways))
 
 	r.next(t, "Landfall beside kube-proxy")
-	stopLandfall := n.landfall(t, mode)
+	stopLandfall := n.landfall(t, mode, "--scheduler="+scheduler)
 	eventually(t, "Landfall serves", func() bool { return n.get(t, "http://127.0.0.1:7482/readyz") != "" })
+	t.Logf("Landfall runs in %s mode", n.mode(t))
+	c.installed(t)
 	r.some(t, 5*len(ways))
 	before := n.connectionsOfIPVS(t)
 	throughLandfall := n.open(t)
@@ -295,25 +314,42 @@ func takeOver(t *testing.T, n *node, mode string) {
 	if after := n.connectionsOfIPVS(t); after != before {
 		t.Errorf("IPVS had %s connections and has %s: Landfall does not get new ones", before, after)
 	}
-	if count := alive(throughIPVS); count != kept {
-		t.Errorf("%d of %d connections through IPVS live beside Landfall", count, kept)
-	}
 
-	r.next(t, "kube-proxy stopped")
-	stopKubeProxy()
+	var began []string
+	c.began = func(what string) {
+		if began = append(began, what); len(began) == 2 { // the first cleanup
+			if count := alive(throughIPVS); count != kept {
+				t.Errorf("%d of %d connections through IPVS live until the cleanup", count, kept)
+			}
+		}
+		r.some(t, 5*len(ways))
+		r.next(t, what)
+	}
+	c.migrate(t, "--apply")
 	r.some(t, 5*len(ways))
-	r.next(t, "kube-proxy --cleanup")
-	n.cleanUp(t)
-	r.some(t, 5*len(ways))
+	want := []string{"kube-proxy has stopped", "kube-proxy --cleanup", "kube-proxy --cleanup"}
+	if !slices.Equal(began, want) {
+		t.Errorf("--apply did %q, want %q", began, want)
+	}
 	if virtual, sets, links, chains := n.leftovers(t); virtual+sets+links+chains > 0 {
 		t.Errorf("kube-proxy --cleanup leaves %d virtual servers, %d sets, %d dummy interfaces, %d chains:\n%s", virtual, sets,
 			links, chains, n.Node.Run(t, "iptables-save"))
 	}
 	t.Logf("%d of %d connections through IPVS live after the cleanup", alive(throughIPVS), kept)
+	if count := alive(throughLandfall); count != kept {
+		t.Errorf("%d of %d connections through Landfall live once kube-proxy is gone", count, kept)
+	}
+	if out := c.migrate(t, "--apply"); !strings.Contains(out, "Nothing to do") {
+		t.Errorf("a second run says\n%s", out)
+	}
 
-	r.next(t, "kube-proxy beside Landfall")
-	stopKubeProxy = n.kubeProxy(t)
-	eventually(t, "kube-proxy has its rules again", func() bool { return n.synced(t) })
+	c.migrate(t, "--undo") // kube-proxy starts beside Landfall
+	if !c.serves {
+		t.Fatal("kube-proxy does not serve after --undo")
+	}
+	if err := c.marks(); err != nil {
+		t.Errorf("--undo leaves %v", err)
+	}
 	r.some(t, 5*len(ways))
 	r.next(t, "Landfall stopped")
 	stopLandfall()
@@ -328,7 +364,30 @@ func takeOver(t *testing.T, n *node, mode string) {
 	if err := n.clean(t); err != nil {
 		t.Error(err)
 	}
-	stopKubeProxy()
+	c.stopKubeProxy()
+}
+
+// planned returns the scheduler of the plan's values. The mode is not in them: auto is the default.
+func (n *node) planned(t *testing.T) (scheduler string) {
+	t.Helper()
+	var values any
+	if err := yaml.Unmarshal([]byte(n.cluster.migrate(t, "-o", "values")), &values); err != nil {
+		t.Fatal(err)
+	}
+	scheduler = "round-robin"
+	want := map[string]any{"proxy": map[string]any{"clusterCIDR": n.World.Pods.String(), "scheduler": scheduler}}
+	if diff := cmp.Diff(any(want), values); diff != "" {
+		t.Errorf("the plan's values (-want +got):\n%s", diff)
+	}
+	return scheduler
+}
+
+// mode returns the mode in which Landfall's proxy runs.
+func (n *node) mode(t *testing.T) string {
+	if strings.Contains(n.Node.Run(t, "iptables-save"), "LF-SERVICES") {
+		return "iptables"
+	}
+	return "nftables"
 }
 
 // connectionsOfIPVS returns how many connections to the echo port IPVS has handled.

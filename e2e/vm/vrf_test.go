@@ -72,7 +72,7 @@ func newVRFNode(t *testing.T, family lb.Family, peerPort int32) *vrfNode {
 	kind := func(name string) metav1.TypeMeta {
 		return metav1.TypeMeta{Kind: name, APIVersion: "landfall.dev/v1beta1"}
 	}
-	objects := api{map[string][]runtime.Object{
+	objects := api{objects: map[string][]runtime.Object{
 		"services": svcs, "endpointslices": slices,
 		"nodes": {&corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: meta(cases.Here),
 			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{

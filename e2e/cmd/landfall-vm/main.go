@@ -62,7 +62,7 @@ var suites = []suite{
 	{name: "rescue", folder: "proxy/rescue", pattern: "^TestContract5", timeout: 30 * time.Minute},
 	{name: "direct", folder: "proxy", pattern: "^TestDirectForwarding", timeout: 30 * time.Minute},
 	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 60 * time.Minute,
-		starts: []string{"kube-proxy", "landfall-proxy"}},
+		starts: []string{"kube-proxy", "landfall-proxy", "landfallctl"}},
 	{name: "vrf", folder: "e2e/vm", pattern: "^TestVRF$", tags: "vm", timeout: 60 * time.Minute,
 		starts: []string{"landfall-proxy", "landfall-speaker"}},
 }

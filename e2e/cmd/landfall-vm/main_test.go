@@ -42,7 +42,7 @@ func TestSuitesAreChosen(t *testing.T) {
 // The machine gets a program once, however many suites start it.
 func TestProgramsOfSeveralSuites(t *testing.T) {
 	got := strings.Join(started(suites), " ")
-	if want := "kube-proxy landfall-proxy landfall-speaker"; got != want {
+	if want := "kube-proxy landfall-proxy landfall-speaker landfallctl"; got != want {
 		t.Errorf("the suites start %s, want %s", got, want)
 	}
 }
