@@ -69,7 +69,8 @@ func TestContract11ANamespaceHasABound(t *testing.T) {
 	check("the namespace is full", "served", "2", "2", "refused")
 	for name, of := range map[string]string{"a": "3 endpoints", "c": "1 endpoints"} {
 		said := func(w string) bool {
-			return strings.HasPrefix(w, name+" TooLarge here: ") && strings.Contains(w, of) && strings.Contains(w, "the 4 that all Services")
+			return strings.HasPrefix(w, name+" TooLarge here: ") && strings.Contains(w, of) &&
+				strings.Contains(w, "the 4 that all Services")
 		}
 		if !slices.ContainsFunc(b.warnings, said) {
 			t.Errorf("no Event for %s: %q", name, b.warnings)

@@ -25,8 +25,8 @@ func wide(n, externals, endpoints int, affinity time.Duration) plan.Service {
 	}
 	s := lb.Slice{Key: key, Service: key, Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
 	for i := range endpoints {
-		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{172, byte(16 + n%16), byte(i >> 8), byte(i)}),
-			Node: "here", Ready: true, Serving: true})
+		at := netip.AddrFrom4([4]byte{172, byte(16 + n%16), byte(i >> 8), byte(i)})
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Node: "here", Ready: true, Serving: true})
 	}
 	return plan.New(svc, []lb.Slice{s}, plan.Node{Name: "here"})
 }
