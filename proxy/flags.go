@@ -183,7 +183,8 @@ func (f *flags) healthzAddress() string {
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing,
-		relay: f.relay, relayUDP: f.relayUDP, relayUDPRate: f.relayUDPRate, gateTimeout: f.gateTimeout, limit: f.namespaceLimit}
+		relay: f.relay, relayUDP: f.relayUDP, relayUDPRate: f.relayUDPRate, gateTimeout: f.gateTimeout,
+		limit: f.namespaceLimit}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
 		ops.NotNegative("readiness-gate-timeout", f.gateTimeout), f.checkRelay(),
