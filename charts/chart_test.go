@@ -589,6 +589,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`proxy.serviceCounters="external"`}, "proxy", []string{"--service-counters=external"}, nil},
 		{[]string{"proxy.rescueLimit=100000"}, "proxy", []string{"--rescue-limit=100000"}, nil},
 		{nil, "proxy", []string{"--rescue-tunnel-port=7948"}, nil},
+		{[]string{"proxy.namespaceLimit=0"}, "proxy", []string{"--namespace-limit=0"}, nil},
 		{[]string{"proxy.rescueTunnelPort=0"}, "proxy", []string{"--rescue-tunnel-port=0"}, nil},
 		{nil, "proxy", nil, []string{"--relay"}},
 		{[]string{"relay.enabled=true"}, "proxy", []string{"--relay=true", "--relay-udp=true",

@@ -50,6 +50,11 @@ type settings struct {
 	relayUDP bool
 	// relayUDPRate is how many new flows of UDP a second it sends there from each frontend; 0 for no limit.
 	relayUDPRate int
+	// needs returns what a Service needs of that of which the Services of one namespace may have limit together, in
+	// which unit; nil if nobody counts.
+	needs func(plan.Service) int
+	limit int
+	unit  string
 }
 
 // facts are what is known of this node.

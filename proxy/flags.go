@@ -43,7 +43,7 @@ type flags struct {
 	cleanup, liberal, answerPing, rescue, rescueRing, direct bool
 	localhostNodePorts, setIPForward, acceptForwarded        bool
 	pathCheck                                                string
-	rescueLimit, rescueTunnelPort                            int
+	rescueLimit, rescueTunnelPort, namespaceLimit            int
 	serviceCounters                                          string
 	probeInterval, gateTimeout                               time.Duration
 	relay, relayUDP                                          bool
@@ -107,6 +107,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"time between two probes of a backend of a Service with the annotation "+lb.AnnotationProbe+", from "+
 			minProbeInterval.String()+" to "+maxProbeInterval.String()+"; longer where there are many endpoints or nodes; 0 "+
 			"switches probes off")
+	set.IntVar(&f.namespaceLimit, "namespace-limit", 16,
+		fmt.Sprintf("how much the Services of one namespace may need together of rules, or of elements in nftables mode: so "+
+			"many times as much as one Service may; beyond that, what is new is refused; 0 to %d, where 0 is any number",
+			maxNamespaceLimit))
 	set.BoolVar(&f.setIPForward, "set-ip-forward", false,
 		"switch on the kernel parameter net.ipv4.ip_forward if it is off; without forwarding no packet reaches a pod")
 	set.BoolVar(&f.acceptForwarded, "accept-forwarded", false,
@@ -179,7 +183,8 @@ func (f *flags) healthzAddress() string {
 // settings reads what the flags say.
 func (f *flags) settings() (settings, error) {
 	s := settings{masqueradeAll: f.masqueradeAll, masqueradeBit: f.masqueradeBit, drain: f.drain, answerPing: f.answerPing,
-		relay: f.relay, relayUDP: f.relayUDP, relayUDPRate: f.relayUDPRate, gateTimeout: f.gateTimeout}
+		relay: f.relay, relayUDP: f.relayUDP, relayUDPRate: f.relayUDPRate, gateTimeout: f.gateTimeout,
+		limit: f.namespaceLimit}
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
 		ops.NotNegative("readiness-gate-timeout", f.gateTimeout), f.checkRelay(),
@@ -209,6 +214,9 @@ func (f *flags) settings() (settings, error) {
 	}
 	if f.rescueLimit < 0 || f.rescueLimit > rescue.MaxLimit {
 		return s, ops.Usagef("--rescue-limit: %d is not between 0 and %d", f.rescueLimit, rescue.MaxLimit)
+	}
+	if f.namespaceLimit < 0 || f.namespaceLimit > maxNamespaceLimit {
+		return s, ops.Usagef("--namespace-limit: %d is not between 0 and %d", f.namespaceLimit, maxNamespaceLimit)
 	}
 	if f.rescueTunnelPort < 0 || f.rescueTunnelPort > 65535 {
 		return s, ops.Usagef("--rescue-tunnel-port: %d is not between 0 and 65535", f.rescueTunnelPort)
@@ -289,6 +297,9 @@ func (f *flags) nodePorts(s *settings) error {
 	s.loopbackNodePorts = f.localhostNodePorts && (s.loopbackNodePorts || !limited)
 	return nil
 }
+
+// maxNamespaceLimit is more than a node can hold.
+const maxNamespaceLimit = 1000
 
 // maxRelayUDPRate is more than a relay can take.
 const maxRelayUDPRate = 100_000

@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/vrf"
 )
 
@@ -226,6 +227,17 @@ func older(release, than string) bool {
 	}
 	_, _ = fmt.Sscanf(than, "%d.%d", &wantMajor, &wantMinor)
 	return major < wantMajor || major == wantMajor && minor < wantMinor
+}
+
+// needs returns what counts what a Service needs, how much of that one may need in a family, and what it is.
+func (k kernel) needs() (count func(plan.Service) int, most int, unit string) {
+	switch {
+	case k.mode == modeNftables:
+		return nftables.Needs, nftables.MaxElements, ""
+	case k.batch == 0:
+		return iptables.Needs, iptables.MaxLegacyRules, "rules"
+	}
+	return iptables.Needs, iptables.MaxServiceRules, "rules"
 }
 
 // writer returns the actor that writes rules.

@@ -38,6 +38,9 @@ func (s *settings) prepareKernel(ctx context.Context, parameters kernelParameter
 		s.loopbackNodePorts = false
 	}
 	s.allAddresses = k.mode == modeNftables
+	var most int
+	s.needs, most, s.unit = k.needs()
+	s.limit *= most
 	if s.relay && k.mode == modeIptables {
 		s.prepareRelay(ctx, parameters.log, k)
 	}

@@ -88,6 +88,7 @@ type proxy struct {
 	askers   int
 	budget   plan.ProbeBudget
 	claims   *plan.Claims
+	shares   *plan.Shares
 	lingers  lingers
 	heard    bool            // a speaker
 	dead     map[string]bool // nodes, as the speaker says
@@ -117,7 +118,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
-		claims: plan.NewClaims(), origins: map[netip.Addr]rescue.Origins{},
+		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit), origins: map[netip.Addr]rescue.Origins{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})
 	return p

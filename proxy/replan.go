@@ -17,7 +17,7 @@ import (
 func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned []lb.Key,
 	now time.Time) map[lb.Key]bool {
 	var told []lb.Key
-	for _, key := range slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare) {
+	for _, key := range p.order(dirty) {
 		others, losers := p.planLive(key, now)
 		loop.Progress(ctx)
 		concerned, told = append(concerned, others...), append(told, losers...)
@@ -45,6 +45,22 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 		}
 	}
 	return touched
+}
+
+// order returns Services in the order in which they are planned: at the start the oldest first, as nobody has a place
+// yet among the Services of a namespace.
+func (p *proxy) order(dirty map[lb.Key]time.Time) []lb.Key {
+	keys := slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare)
+	if p.begun || p.shares.Limit() == 0 {
+		return keys
+	}
+	created := make(map[lb.Key]time.Time, len(keys))
+	for _, key := range keys {
+		svc, _ := p.from.services.Get(key)
+		created[key] = svc.Created
+	}
+	slices.SortStableFunc(keys, func(a, b lb.Key) int { return created[a].Compare(created[b]) })
+	return keys
 }
 
 // planLive plans one Service by what the API server has, and lets the VIPs that it loses linger. It
@@ -106,12 +122,32 @@ func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []
 		now.Excess = tooLarge
 	}
 	if now.Excess == nil {
+		now.Excess = p.room(now)
+	}
+	if now.Excess == nil {
 		return now, endpoints // fit stays, as the kernel's writer may refuse it
 	}
 	if r.fit == nil {
 		r.fit = &before
 	}
 	return r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc)), r.fit.Listed(endpoints)
+}
+
+// room says why there is no room for a Service among those of its namespace; nil if there is. A Service for which
+// there is room by that is planned again.
+func (p *proxy) room(s plan.Service) *plan.TooLarge {
+	if p.shares.Limit() == 0 {
+		return nil
+	}
+	needs := p.settings.needs(s)
+	fits, next := p.shares.Set(s.Key, s.Age, needs)
+	if next != nil {
+		p.mark(*next)
+	}
+	if fits {
+		return nil
+	}
+	return &plan.TooLarge{Elements: needs, Limit: p.shares.Limit(), Of: p.settings.unit, Together: true}
 }
 
 // sized takes in whether the kernel's writer finds a Service too large, which then gets what it had. If

@@ -143,8 +143,9 @@ var Reasons = map[lb.Reason]Entry{
 		"docs/guide/proxy.md says what direct forwarding needs; the Event says what is missing"},
 	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends as landfall.dev/scheduler or weights request.",
 		"docs/guide/proxy.md lists the schedulers of each mode"},
-	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service may cost the proxies.",
-		"split the Service; docs/guide/proxy.md lists the bounds"},
+	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service, or all Services of " +
+		"its namespace, may cost the proxies.",
+		"split the Service, or delete others of its namespace; docs/guide/proxy.md lists the bounds"},
 	lb.ReasonFrontendInUse: {"A Service with an older or stronger right to it uses an address and port of the Service.",
 		"change the port, or remove the external IP of the other Service"},
 	lb.ReasonExternalIPRefused: {"The nodes do not serve an address in spec.externalIPs.",

@@ -115,7 +115,7 @@ const (
 	// the nodes do not serve an address in spec.externalIPs
 	ReasonExternalIPRefused Reason = "ExternalIPRefused"
 	// ReasonTooLarge: the Service has more ports, addresses, endpoints or source ranges than one
-	// Service may.
+	// Service may, or than its namespace has room for.
 	ReasonTooLarge Reason = "TooLarge"
 	// ReasonSourceRangeInvalid: an entry of spec.loadBalancerSourceRanges cannot be read, and admits
 	// nobody.

@@ -29,9 +29,14 @@ const maxBatchRules = 10_000
 // How many rules one Service may have in one family. The legacy variant reads and writes them with
 // each change of any Service. The nft variant has the kernel follow all jumps with each change.
 const (
-	maxServiceRules = 1 << 17
-	maxLegacyRules  = 1 << 16
+	MaxServiceRules = 1 << 17
+	MaxLegacyRules  = 1 << 16
 )
+
+// Needs returns how many rules a Service needs at most, in both families.
+func Needs(s plan.Service) int {
+	return renderer{family: lb.IPv4}.count(s) + renderer{family: lb.IPv6}.count(s)
+}
 
 // count returns how many rules a Service needs at most.
 func (r renderer) count(s plan.Service) int {

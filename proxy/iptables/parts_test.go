@@ -228,6 +228,23 @@ func TestNextPortion(t *testing.T) {
 	}
 }
 
+// What is counted for the bound of a namespace is at least what is written, and not much more.
+func TestNeedsAreWhatIsWritten(t *testing.T) {
+	for _, s := range []plan.Service{simple(1, 2), simple(1, 200), largeNumber(0, 20, 10, 0), wide(0, 100, 100, 0)} {
+		c := (renderer{family: lb.IPv4, config: seedConfig}).service(s)
+		written := len(c.entries)
+		for _, rules := range c.chains {
+			written += len(rules)
+		}
+		if n := Needs(s); n < written || n > 4*written {
+			t.Errorf("%s: %d rules are written, %d counted", s.Key, written, n)
+		}
+	}
+	if n := Needs(plan.Service{}); n != 0 {
+		t.Errorf("%d rules are counted of nothing", n)
+	}
+}
+
 // TestContract11TooLarge checks that a Service that is too large says so, keeps what it has, and
 // concerns no other. It is not tried in the kernel.
 func TestContract11TooLarge(t *testing.T) {
@@ -271,7 +288,7 @@ func TestContract11TooLarge(t *testing.T) {
 	if input, err := repair(a, lb.IPv4); err != nil || input != "" {
 		t.Errorf("in the end the kernel lacks, %v:\n%.2000s", err, input)
 	}
-	if n := a.families[0].count(s); n > maxServiceRules {
+	if n := a.families[0].count(s); n > MaxServiceRules {
 		t.Errorf("iptables-nft, which writes port by port, refuses %d rules too", n)
 	}
 	// No Service has more rules than are counted.

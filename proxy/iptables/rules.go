@@ -92,12 +92,12 @@ func (f *family) Want(key lb.Key, s plan.Service) {
 
 // render renders a Service, unless it is too large, or so large that the others would wait for it.
 func (f *family) render(s plan.Service, before chains) service {
-	limit := maxServiceRules
+	limit := MaxServiceRules
 	switch {
 	case f.most > 0:
 		limit = f.most
 	case f.batch == 0:
-		limit = maxLegacyRules
+		limit = MaxLegacyRules
 	}
 	n := f.count(s)
 	switch {

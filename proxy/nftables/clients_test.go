@@ -169,7 +169,7 @@ func TestAnotherSizeHasAnotherMap(t *testing.T) {
 // number of lists are together at most half of the map.
 func TestContract11TogglingListsKeepsHalfTheMap(t *testing.T) {
 	total, splits := 0, map[uint32]bool{}
-	for lists := 1; lists <= maxElements/2; lists++ { // a list needs more than two elements
+	for lists := 1; lists <= MaxElements/2; lists++ { // a list needs more than two elements
 		split := splitFor(lists)
 		if n, _ := places(split); int(n)*lists > stickyShare {
 			t.Fatalf("%d lists have %d places each, together more than %d", lists, n, stickyShare)

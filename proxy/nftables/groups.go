@@ -42,8 +42,8 @@ type choice struct {
 	port uint16
 }
 
-// maxElements is how many elements a Service may have in the kernel.
-const maxElements = 1 << 17
+// MaxElements is how many elements a Service may have in the kernel.
+const MaxElements = 1 << 17
 
 // choices returns what each port of a Service chooses from, in groups with numbers that are not
 // taken yet.

@@ -64,6 +64,22 @@ func TestContract11TablesAreShared(t *testing.T) {
 	}
 }
 
+// What is counted for the bound of a namespace is at least what is written, and not much more.
+func TestNeedsAreWhatIsWritten(t *testing.T) {
+	for _, s := range []plan.Service{largeService(1, 2, 0), largeService(10, 200, 0), largeService(100, 3, 0)} {
+		written := 0
+		for _, p := range (renderer{family: lb.IPv4}).service(s.Key, s).parts {
+			written += len(p.entries)
+		}
+		if n := Needs(s); n < written || n > 12*written {
+			t.Errorf("%d ports: %d elements are written, %d counted", len(s.Ports), written, n)
+		}
+	}
+	if n := Needs(plan.Service{}); n != 0 {
+		t.Errorf("%d elements are counted of nothing", n)
+	}
+}
+
 // Contract clauses 10 and 11: a Service that is too large says so, keeps what it has, and concerns
 // no other. It is not tried in the kernel.
 func TestContract11TooLarge(t *testing.T) {

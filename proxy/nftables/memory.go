@@ -20,7 +20,7 @@ const (
 	// stickyLimit is how many places are taken at most. Clients of others are served without affinity.
 	stickyLimit = 8 * stickyShare
 	// maxSplit is how often places are halved at most. That is enough for the groups of any Service,
-	// see maxElements.
+	// see MaxElements.
 	maxSplit = 15
 )
 

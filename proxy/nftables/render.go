@@ -154,10 +154,29 @@ func (s *service) put(places map[frontend]int, p part) {
 	}
 }
 
+// Needs returns how many elements a Service needs at most, in both families and with one address of the node.
+func Needs(s plan.Service) (n int) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		r, taken := renderer{family: family, nodeAddresses: []netip.Addr{{}}}, map[uint32]bool{}
+		if of := s.Only(family); len(of.Ports) > 0 {
+			n += r.count(of, r.choices(s.Key, of, taken), r.sourceLists(s.Key, of, taken))
+		}
+	}
+	return n
+}
+
 // refusal says why a Service is too large; nil if it is not.
 func (r renderer) refusal(s plan.Service, choices []choice, lists []sourceList) error {
+	if n := r.count(s, choices, lists); n > MaxElements {
+		return plan.TooLarge{Elements: n, Limit: MaxElements}
+	}
+	return nil
+}
+
+// count returns how many elements a Service needs at most.
+func (r renderer) count(s plan.Service, choices []choice, lists []sourceList) (elements int) {
 	const flags = 10 // elements of a frontend at most
-	groups, elements := map[*group]bool{nil: true}, 0
+	groups := map[*group]bool{nil: true}
 	for i, p := range s.Ports {
 		for _, g := range []*group{choices[i].cluster, choices[i].local} {
 			if !groups[g] {
@@ -175,10 +194,7 @@ func (r renderer) refusal(s plan.Service, choices []choice, lists []sourceList) 
 	for _, l := range lists {
 		elements += len(l.networks)
 	}
-	if elements <= maxElements {
-		return nil
-	}
-	return plan.TooLarge{Elements: elements, Limit: maxElements}
+	return elements
 }
 
 func (s *service) group(g *group) part {

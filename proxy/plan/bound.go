@@ -21,11 +21,13 @@ const (
 	maxSources = 10_000
 )
 
-// TooLarge says that a Service needs more than one Service may.
+// TooLarge says that a Service needs more than one Service may, or than its namespace has room for.
 type TooLarge struct {
 	Elements, Limit int
 	// Of is what is counted; "" for elements of the kernel's sets.
 	Of string
+	// Together is set if the limit is one for all Services of a namespace.
+	Together bool
 }
 
 // Error implements error.
@@ -33,6 +35,11 @@ func (e TooLarge) Error() string {
 	of := e.Of
 	if of == "" {
 		of = "elements of the kernel's sets"
+	}
+	if e.Together {
+		return fmt.Sprintf("its ports, addresses, endpoints and source ranges need up to %d %s, and with those of its "+
+			"namespace more than the %d that all Services of one namespace may have together; until there is room, it has no "+
+			"other addresses, ports and endpoints than before", e.Elements, of, e.Limit)
 	}
 	return fmt.Sprintf("its ports, addresses, endpoints and source ranges need up to %d %s, "+
 		"more than the %d that one Service may have; until it fits, it has no other addresses, ports and endpoints than "+

@@ -124,7 +124,7 @@ func (s Service) deniedAt(vip netip.Addr) *lb.Refusal {
 func (r *reporter) refusal(vip netip.Addr) *lb.Refusal {
 	want, have := r.at[vip], r.heldAt[vip]
 	switch {
-	case r.desired.Excess != nil:
+	case r.desired.Excess != nil && (!r.desired.Excess.Together || len(want) == 0):
 		return lb.Refuse(lb.ReasonNotProgrammed, "the Service is too large: %v", *r.desired.Excess)
 	case len(want) == 0:
 		return lb.Refuse(lb.ReasonNotProgrammed,

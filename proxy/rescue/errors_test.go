@@ -100,7 +100,7 @@ func wantArrivals(t *testing.T, l lan, nodes []*nstest.NS, n int, frame []byte, 
 	var reads []func() int
 	for _, node := range nodes {
 		node.Run(t, "nft", "add table inet arrivals; delete table inet arrivals")
-		reads = append(reads, arrivals(t, node))
+		reads = append(reads, arrivals(t, node, madeUp...))
 	}
 	l.send(t, func(yield func([]byte) bool) {
 		for range n {

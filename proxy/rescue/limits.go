@@ -21,10 +21,12 @@ const (
 	chainOver        = "over-limit"        // where packets above a limit end
 	prefixNew        = "new-"
 	prefixFresh      = "fresh-"
-	setFlooded       = "flooded"
-	setShares        = "shares"       // of what is remembered for long
-	setFreshShares   = "shares-fresh" // and for a short while
-	setRenewed       = "renewed"      // connections whose time in the memory has just begun (anew)
+	// setSure has what is kept of the node's limit for each VIP, however many others are flooded.
+	setSure        = "limit-sure"
+	setFlooded     = "flooded"
+	setShares      = "shares"       // of what is remembered for long
+	setFreshShares = "shares-fresh" // and for a short while
+	setRenewed     = "renewed"      // connections whose time in the memory has just begun (anew)
 )
 
 const (
@@ -40,8 +42,12 @@ const (
 	// burst is of how many seconds of the limit connections of one VIP move at once: only the first
 	// packet of each counts.
 	burst = 10
-	// nodeLimit is how much more than for one VIP is moved for all together.
-	nodeLimit = 4
+	// nodeLimit is how much more than for one VIP is moved for all together. sureLimit of it is kept for
+	// packets within the small share that each VIP has, and commonLimit goes to whoever comes first.
+	nodeLimit, sureLimit, commonLimit = sureLimit + commonLimit, 2, 2
+	// The small share of a VIP is a sureRate-th of the limit for one VIP, and a sureBurst-th of what that
+	// moves in a second at once. So it takes floods of sureLimit*sureRate VIPs to use up what is kept.
+	sureRate, sureBurst = 64, 2
 	// confirmedLimit is how much more is moved of connections that are remembered.
 	confirmedLimit = 250
 	// A VIP may have shareBurst connections added to a memory at once, and so many more in each second
@@ -52,6 +58,7 @@ const (
 	// limit holds alone.
 	maxLimited   = 65536
 	limitTimeout = 2 * burst * time.Second
+	sureTimeout  = 2 * sureRate * time.Second / sureBurst // until a share that was used up is whole again, twice
 	floodedFor   = time.Minute
 )
 
@@ -76,6 +83,7 @@ func (h header) timed(name string, timeout time.Duration) nft.Set {
 // limitSets are the sets that the rules of all targets share.
 func (h header) limitSets() []nft.Set {
 	return []nft.Set{h.timed(chainUnconfirmed, limitTimeout), h.timed(chainConfirmed, limitTimeout),
+		h.timed(setSure, sureTimeout),
 		h.timed(setShares, 2*flowTimeout), h.timed(setFreshShares, 2*freshTimeout), h.timed(setFlooded, floodedFor),
 		h.memory(setRenewed, renewal)}
 }
@@ -109,14 +117,14 @@ func (h header) perVIP(set string, limit expr.Limit) expr.List {
 
 // limitRules return the rules of the chains of limits. A limit of 0 is none.
 func (h header) limitRules(limit int) map[string][]nft.Rule {
-	var over rules
-	over.add("", expr.List{network(expr.Reg, h.dest, h.size), &expr.Dynset{SrcRegKey: expr.Reg, SetName: setFlooded,
+	var end rules
+	end.add("", expr.List{network(expr.Reg, h.dest, h.size), &expr.Dynset{SrcRegKey: expr.Reg, SetName: setFlooded,
 		Operation: unix.NFT_DYNSET_OP_UPDATE}})
-	over.add("", expr.List{&expr.Counter{}}, expr.Drop())
-	all := map[string][]nft.Rule{chainOver: over, chainUnconfirmed: nil, chainConfirmed: nil}
+	end.add("", expr.List{&expr.Counter{}}, expr.Drop())
+	all := map[string][]nft.Rule{chainOver: end, chainUnconfirmed: nil, chainConfirmed: nil}
 	if limit > 0 {
-		all[chainUnconfirmed] = h.limits(chainUnconfirmed, limit, burst)
-		all[chainConfirmed] = h.limits(chainConfirmed, confirmedLimit*limit, 1)
+		all[chainUnconfirmed] = h.unconfirmed(limit)
+		all[chainConfirmed] = h.confirmed(confirmedLimit * limit)
 	}
 	return all
 }
@@ -124,14 +132,36 @@ func (h header) limitRules(limit int) map[string][]nft.Rule {
 // limitChains are the chains of limitRules, in an order in which they can be written.
 var limitChains = []string{chainOver, chainUnconfirmed, chainConfirmed}
 
-func (h header) limits(set string, rate, seconds int) (all rules) {
-	over := func(times int) expr.Limit {
-		return expr.Limit{Rate: uint64(times * rate), Burst: uint32(times * rate * seconds), Over: true}
-	}
-	node := over(nodeLimit)
-	all.add("of the address", h.perVIP(set, over(1)), expr.Goto(chainOver))
+// unconfirmed returns the rules for packets of connections that are not remembered. The first one bounds each
+// VIP. The second one lets pass what is within the small share of a VIP, as long as the part of the node's limit
+// that is kept for such packets lasts. All else shares the rest of the node's limit.
+func (h header) unconfirmed(rate int) (all rules) {
+	all.add("of the address", h.perVIP(chainUnconfirmed, over(rate, burst)), expr.Goto(chainOver))
+	kept := within(sureLimit*rate, sureLimit*rate*burst)
+	all.add("kept for the address", h.perVIP(setSure, within(rate/sureRate, rate/sureBurst)), expr.List{&kept},
+		expr.Return())
+	common := over(commonLimit*rate, burst)
+	all.add("of the node", expr.List{&common}, expr.Goto(chainOver))
+	return all
+}
+
+// confirmed returns the rules for packets of connections that are remembered. They keep nothing for single VIPs,
+// as the node's limit is more than a node can move.
+func (h header) confirmed(rate int) (all rules) {
+	all.add("of the address", h.perVIP(chainConfirmed, over(rate, 1)), expr.Goto(chainOver))
+	node := over(nodeLimit*rate, 1)
 	all.add("of the node", expr.List{&node}, expr.Goto(chainOver))
 	return all
+}
+
+// over matches what is above a rate, and what has come in so many seconds at once.
+func over(rate, seconds int) expr.Limit {
+	return expr.Limit{Rate: uint64(rate), Burst: uint32(rate * seconds), Over: true}
+}
+
+// within matches what is within a rate, and so many packets at once.
+func within(rate, burst int) expr.Limit {
+	return expr.Limit{Rate: uint64(max(rate, 1)), Burst: uint32(max(burst, 1))}
 }
 
 // flood is what the actor knows of a flood in one family.

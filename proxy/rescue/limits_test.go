@@ -1,6 +1,7 @@
 package rescue
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/nft/expr"
 )
 
 // ack is a TCP packet of a connection that nobody has, as made up by somebody who knows a VIP. flow
@@ -83,15 +85,17 @@ func (l lan) send(t testing.TB, frames func(yield func([]byte) bool)) {
 	})
 }
 
-// arrivals counts what comes for VIPs at a node from now on.
-func arrivals(t testing.TB, node *nstest.NS) (read func() int) {
+// madeUp matches what ack makes.
+var madeUp = []string{"ip saddr 198.51.100.1", "ip6 saddr 2001:db8::1"}
+
+// arrivals counts what comes at a node from now on that one of the matches is for.
+func arrivals(t testing.TB, node *nstest.NS, matches ...string) (read func() int) {
 	t.Helper()
 	writeRules(t, node, `
 		table inet arrivals {
 			chain pre {
 				type filter hook prerouting priority -300
-				ip saddr 198.51.100.1 counter
-				ip6 saddr 2001:db8::1 counter
+				`+strings.Join(matches, " counter\n")+` counter
 			}
 		}`)
 	return func() (n int) {
@@ -118,7 +122,24 @@ func arrivals(t testing.TB, node *nstest.NS) (read func() int) {
 // remembered counts what a memory of an actor's node holds.
 func remembered(t testing.TB, node *nstest.NS, a *Actor, set nft.Set, family lb.Family) int {
 	t.Helper()
-	var keys [][]byte
+	return len(memory(t, node, a, set, family))
+}
+
+// rememberedOf counts what a memory of an actor of node b holds of one VIP.
+func (l lan) rememberedOf(t testing.TB, a *Actor, set nft.Set, vip string) (n int) {
+	t.Helper()
+	h := headerOf(lb.FamilyOf(addr(vip)))
+	for _, key := range memory(t, l.b, a, set, h.family) {
+		if at := key[h.size+4:]; bytes.Equal(at[:h.size], addr(vip).AsSlice()) { // behind the source and its padded port
+			n++
+		}
+	}
+	return n
+}
+
+// memory returns what a memory of an actor's node holds.
+func memory(t testing.TB, node *nstest.NS, a *Actor, set nft.Set, family lb.Family) (keys [][]byte) {
+	t.Helper()
 	node.Do(t, func() error {
 		l := nft.Listing{Conn: a.kernel.(Kernel).conn, Table: headerOf(family).table()}
 		return nfnetlink.Complete(func() error {
@@ -130,7 +151,7 @@ func remembered(t testing.TB, node *nstest.NS, a *Actor, set nft.Set, family lb.
 			return err
 		})
 	})
-	return len(keys)
+	return keys
 }
 
 // limited is an actor of a node with a limit.
@@ -155,7 +176,7 @@ func TestContract11AStrayFloodIsBounded(t *testing.T) {
 		l.point(t, others[at.vip], l.macA)
 	}
 	conns := append(l.dial(t, others[v4.vip], 5), l.dial(t, others[v6.vip], 5)...)
-	arrived := arrivals(t, l.b)
+	arrived := arrivals(t, l.b, madeUp...)
 	r := limited(t, l.b, limit)
 	w := from(v4.vip, v4.a, v6.vip, v6.a, others[v4.vip], v4.a, others[v6.vip], v6.a)
 	want(t, l.b, r, w, 2)
@@ -240,7 +261,7 @@ func TestContract11AFloodDoesNotGoRound(t *testing.T) {
 func TestContract5TheLimitLetsAPlannedMovePass(t *testing.T) {
 	const connections = 10_000
 	l := newLAN(t)
-	arrived := arrivals(t, l.b)
+	arrived := arrivals(t, l.b, madeUp...)
 	r := rescuer(t, l.b)
 	want(t, l.b, r, from(v4.vip, v4.a, v6.vip, v6.a), 2)
 	for _, at := range []addresses{v4, v6} {
@@ -344,6 +365,160 @@ func TestContract11FloodedVIPsLeaveRoomForOthers(t *testing.T) {
 			t.Fatal("no connection of the third address is remembered")
 		}
 		l.send(t, func(yield func([]byte) bool) { yield(ack(l.macB, three, 1)) })
+	}
+}
+
+// bucket is what a limit of the kernel has left.
+type bucket struct {
+	left, at float64 // packets, and the second of the last look
+}
+
+func (b *bucket) matches(l expr.Limit, now float64) bool {
+	b.left = min(b.left+float64(l.Rate)*(now-b.at), float64(l.Burst))
+	b.at = now
+	if b.left < 1 {
+		return l.Over
+	}
+	b.left--
+	return !l.Over
+}
+
+// owner is whose bucket it is: a set's for a VIP, or a rule's.
+type owner struct {
+	set       string
+	vip, rule int
+}
+
+// gauge says what rules of limits do with packets, as the kernel would at the times that it is told.
+type gauge struct {
+	rules []nft.Rule
+	each  map[owner]*bucket
+}
+
+// passes reports whether the rules let a packet for a VIP pass.
+func (g gauge) passes(t *testing.T, vip int, now float64) bool {
+	t.Helper()
+	matches := func(of owner, l expr.Limit) bool {
+		if g.each[of] == nil {
+			g.each[of] = &bucket{left: float64(l.Burst), at: now}
+		}
+		return g.each[of].matches(l, now)
+	}
+rules:
+	for i, r := range g.rules {
+		for _, e := range r.Exprs {
+			switch e := e.(type) {
+			case *expr.Payload: // the VIP
+			case *expr.Dynset:
+				if !matches(owner{set: e.SetName, vip: vip}, *e.Each.(*expr.Limit)) {
+					continue rules
+				}
+			case *expr.Limit:
+				if !matches(owner{rule: i}, *e) {
+					continue rules
+				}
+			case *expr.Verdict:
+				return e.Kind == expr.VerdictReturn
+			default:
+				t.Fatalf("%T", e)
+			}
+		}
+	}
+	return true
+}
+
+// TestContract11FloodsLeaveEachVIPItsShare walks packets through the rules: some VIPs are flooded for a minute, and
+// then another one moves, with as many connections at once as its share has.
+func TestContract11FloodsLeaveEachVIPItsShare(t *testing.T) {
+	const limit, seconds, ticks = 64, 40, 64
+	for _, test := range []struct{ flooded, above int }{{1, 10}, {5, 2}, {5, 10}, {20, 2}, {sureLimit * sureRate / 2, 2}} {
+		g := gauge{rules: headerOf(lb.IPv4).limitRules(limit)[chainUnconfirmed], each: map[owner]*bucket{}}
+		moved := 0
+		flood := func(now float64) {
+			for n := range test.above * limit * test.flooded / ticks {
+				if g.passes(t, n%test.flooded, now) {
+					moved++
+				}
+			}
+		}
+		for tick := range seconds * ticks {
+			flood(float64(tick) / ticks)
+		}
+		if most := nodeLimit * limit * (seconds + burst); moved > most || moved < limit*seconds {
+			t.Errorf("%d flooded VIPs: %d packets are moved, want at most %d", test.flooded, moved, most)
+		}
+		const more = 15 * ticks
+		dropped := 0
+		for tick := range more {
+			now := seconds + float64(tick)/ticks
+			flood(now)
+			// All at once, and then what has to be sent again, or comes of others, in each second.
+			if tick > 0 && tick%ticks != 0 {
+				continue
+			}
+			packets := limit / sureRate
+			if tick == 0 {
+				packets = limit / sureBurst
+			}
+			for range packets {
+				if !g.passes(t, -1, now) {
+					dropped++
+				}
+			}
+		}
+		if dropped > 0 {
+			t.Errorf("%d VIPs are flooded with %d times the limit: %d packets of another VIP are dropped", test.flooded,
+				test.above, dropped)
+		}
+	}
+}
+
+// TestContract11FloodedVIPsLeaveTheLimitToOthers floods five VIPs, which is more than the node's limit takes, and has
+// connections of a sixth one move then.
+func TestContract11FloodedVIPsLeaveTheLimitToOthers(t *testing.T) {
+	const limit = 20
+	const flood, connections = 3 * burst * limit, limit / sureBurst
+	for _, at := range []addresses{v4, v6} {
+		l := newLAN(t)
+		r := limited(t, l.b, limit)
+		family := lb.FamilyOf(addr(at.vip))
+		var vips, pairs []string
+		for vip := addr(at.vip); len(vips) < 6; vip = vip.Next() {
+			vips, pairs = append(vips, vip.String()), append(pairs, vip.String(), at.a)
+		}
+		flooded, sixth := vips[:5], vips[5]
+		want(t, l.b, r, from(pairs...), 1)
+		arrived := arrivals(t, l.b, map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[family]+" daddr "+sixth)
+		came, moved := 0, 0
+		for try := range 20 { // a busy machine may lose some
+			l.send(t, func(yield func([]byte) bool) {
+				for i := range flood {
+					for _, vip := range flooded {
+						if !yield(ack(l.macB, vip, i)) {
+							return
+						}
+					}
+				}
+				for i := range connections {
+					if !yield(ack(l.macB, sixth, connections*try+i)) {
+						return
+					}
+				}
+			})
+			for range 40 {
+				moved = l.rememberedOf(t, r, headerOf(family).fresh(addr(at.a)), sixth)
+				if came = arrived(); came > 0 && moved == came {
+					break
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			if came > 0 {
+				break
+			}
+		}
+		if came == 0 || moved != came {
+			t.Errorf("while %d addresses are flooded, %d of %d packets of another one are moved", len(flooded), moved, came)
+		}
 	}
 }
 

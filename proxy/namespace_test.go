@@ -1,0 +1,133 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
+)
+
+// room lets the Services of a namespace have so many endpoints together.
+func room(limit int) func(*settings) {
+	return func(s *settings) {
+		s.limit, s.unit = limit, "endpoints"
+		s.needs = func(s plan.Service) (n int) {
+			for _, p := range s.Ports {
+				n += len(p.Backends.Cluster)
+			}
+			return n
+		}
+	}
+}
+
+// confirmed makes steps until all that was planned is in the kernel.
+func (b *bench) confirmed() {
+	b.t.Helper()
+	for range 4 { // who gets room by another's change is planned one step later
+		b.run()
+		b.rules.confirm()
+	}
+	b.run()
+}
+
+// Contract clauses 10 and 11: what the Services of a namespace need together has a bound. Who has a place stays
+// served and announced with what it has; who comes or grows beyond the bound is told. Another namespace notices
+// nothing, and who waits gets the room that others leave.
+func TestContract11ANamespaceHasABound(t *testing.T) {
+	b := newBench(t, room(4))
+	b.synced()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.put("b", "198.51.100.2", "10.200.1.3", "10.200.1.4")
+	b.confirmed()
+	elsewhere := lb.Key{Namespace: "elsewhere", Name: "x"}
+	b.put("x", "198.51.100.9", "10.200.1.9", "10.200.1.10", "10.200.1.11")
+	svc, _ := b.services.Get(key("x"))
+	svc.Key, svc.HealthCheckNodePort = elsewhere, 0
+	endpoints, _ := b.slices.Get(key("x"))
+	endpoints[0].Service = elsewhere
+	b.services.Delete(key("x"))
+	b.slices.Delete(key("x"))
+	b.services.Set(elsewhere, svc)
+	b.slices.Set(elsewhere, endpoints)
+	b.mark(elsewhere)
+	b.put("c", "198.51.100.3", "10.200.1.5")
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2", "10.200.1.6")
+	b.confirmed()
+	check := func(what, x, a, second, c string) {
+		t.Helper()
+		got := []string{"", b.delivery("a", "198.51.100.1"), b.delivery("b", "198.51.100.2"), b.delivery("c", "198.51.100.3")}
+		if d := b.records[elsewhere].deliveries[0]; d.Refusal == nil {
+			got[0] = "served"
+		}
+		if want := []string{x, a, second, c}; !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	check("the namespace is full", "served", "2", "2", "refused")
+	for name, of := range map[string]string{"a": "3 endpoints", "c": "1 endpoints"} {
+		said := func(w string) bool {
+			return strings.HasPrefix(w, name+" TooLarge here: ") && strings.Contains(w, of) &&
+				strings.Contains(w, "the 4 that all Services")
+		}
+		if !slices.ContainsFunc(b.warnings, said) {
+			t.Errorf("no Event for %s: %q", name, b.warnings)
+		}
+	}
+	if d := b.records[key("c")].deliveries[0]; !strings.HasPrefix(d.Refusal.Message, "the Service is too large: ") ||
+		d.Refusal.Reason != lb.ReasonNotProgrammed {
+		t.Errorf("delivery %+v", d)
+	}
+	b.delete("b")
+	b.confirmed()
+	check("one has gone", "served", "3", "", "1")
+	for _, name := range []string{"a", "c"} {
+		if r := b.records[key(name)]; r.planned.Excess != nil || len(r.advice) > 0 || r.state() != stateApplied {
+			t.Errorf("%s: excess %v, advice %v, state %s", name, r.planned.Excess, r.advice, r.state())
+		}
+	}
+}
+
+// A rolling update in a full namespace goes on: the new endpoints come when the old ones have gone.
+func TestAFullNamespaceRollsItsEndpoints(t *testing.T) {
+	b := newBench(t, room(2))
+	b.synced()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.confirmed()
+	for _, step := range []struct {
+		endpoints []string
+		want      string
+	}{
+		{[]string{"10.200.1.1", "10.200.1.2", "10.200.1.3"}, "2"},
+		{[]string{"10.200.1.2", "10.200.1.3"}, "2"},
+		{[]string{"10.200.1.3", "10.200.1.4"}, "2"},
+	} {
+		b.put("a", "198.51.100.1", step.endpoints...)
+		b.confirmed()
+		b.expectDelivery("a", "198.51.100.1", step.want)
+	}
+}
+
+// At a start the oldest Services of a namespace get the room, whatever they are called, and what a restart of the
+// proxy finds is what there was.
+func TestContract6TheOldestGetRoomAtAStart(t *testing.T) {
+	for _, oldest := range []string{"a", "z"} {
+		b := newBench(t, room(2))
+		for i, name := range []string{"a", "z"} {
+			b.put(name, []string{"198.51.100.1", "198.51.100.2"}[i], "10.200.1.1", "10.200.1.2")
+			svc, _ := b.services.Get(key(name))
+			if svc.Created = time.Unix(2000, 0); name == oldest {
+				svc.Created = time.Unix(1000, 0)
+			}
+			b.services.Set(key(name), svc)
+		}
+		b.synced()
+		b.confirmed()
+		want := map[string]string{"a": "refused", "z": "refused"}
+		want[oldest] = "2"
+		b.expectDelivery("a", "198.51.100.1", want["a"])
+		b.expectDelivery("z", "198.51.100.2", want["z"])
+	}
+}
