@@ -24,6 +24,14 @@ func (b *bench) list(name string, created time.Time, port uint16, ips ...string)
 	b.mark(key(name))
 }
 
+// dualStack gives a Service a cluster IP of IPv6 too.
+func (b *bench) dualStack(name string) {
+	svc, _ := b.services.Get(key(name))
+	svc.ClusterIPs = append(slices.Clone(svc.ClusterIPs), netip.MustParseAddr("fd00:96::1"))
+	b.services.Set(key(name), svc)
+	b.mark(key(name))
+}
+
 // A tenant that lists another's VIP and a cluster IP gets an Event, once. The owners are not
 // touched, not even in what the feed says; and when one of them goes, the tenant gets what is free.
 func TestContract11ATenantsExternalIPsHarmNobody(t *testing.T) {
@@ -357,6 +365,55 @@ func TestContract11ATenantTakesNoPortOfARouter(t *testing.T) {
 	b.routers.Delete("tor")
 	b.markFacts()
 	serves(router, true)
+}
+
+// Service networks are known from the flag where the API server has no ServiceCIDRs (Kubernetes before 1.33), in both
+// families, and together with ServiceCIDRs where it has them.
+func TestContract11ExternalIPsInServiceNetworksOfTheFlag(t *testing.T) {
+	for name, c := range map[string]struct {
+		given   []string
+		objects []string
+		want    []string
+	}{
+		"neither":     {},
+		"the flag":    {[]string{" 10.96.0.0/12", "fd00:96::1/112"}, nil, []string{"10.96.0.0/12", "fd00:96::/112"}},
+		"objects":     {nil, []string{"10.96.0.0/12", "fd00:96::/112"}, []string{"10.96.0.0/12", "fd00:96::/112"}},
+		"one of each": {[]string{"10.96.0.0/12"}, []string{"fd00:96::/112"}, []string{"10.96.0.0/12", "fd00:96::/112"}},
+		"one of them twice": {[]string{"10.96.0.0/12"}, []string{"10.96.0.0/12", "fd00:96::/112"},
+			[]string{"10.96.0.0/12", "fd00:96::/112"}},
+	} {
+		given, err := serviceCIDRs(c.given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBench(t, func(s *settings) { s.serviceNetworks = given })
+		var objects, want []netip.Prefix
+		for _, cidr := range c.objects {
+			objects = append(objects, netip.MustParsePrefix(cidr))
+		}
+		for _, cidr := range c.want {
+			want = append(want, netip.MustParsePrefix(cidr))
+		}
+		if len(objects) > 0 {
+			b.networks.Set("kubernetes", objects)
+		}
+		addresses := []string{"10.100.1.1", "fd00:96::99"}
+		b.list("x", time.Time{}, 53, addresses...)
+		b.dualStack("x")
+		b.synced()
+		b.run()
+		if got := b.rules.config.ServiceNetworks; !slices.Equal(got, want) {
+			t.Errorf("%s: the rules know %v, want %v", name, got, want)
+		}
+		said := strings.Join(b.warnings, "\n")
+		for _, address := range addresses {
+			served := b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr(address), 53)
+			told := strings.Contains(said, address+" lies in ")
+			if refused := len(want) > 0; served == refused || told != refused {
+				t.Errorf("%s: %s served: %v, Events %v", name, address, served, b.warnings)
+			}
+		}
+	}
 }
 
 // No tenant takes what clients on the node's network send to all its hosts, whatever --external-ips allows.

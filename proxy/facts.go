@@ -32,6 +32,8 @@ type settings struct {
 	dropInvalid       bool
 	answerPing        bool
 	externalIPs       plan.ExternalIPs
+	// serviceNetworks are networks of cluster IPs that no ServiceCIDR may show.
+	serviceNetworks []netip.Prefix
 	// apiServers are the addresses by which the proxy itself was told to reach the API server.
 	apiServers      []netip.Addr
 	acceptForwarded bool
@@ -128,7 +130,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			LoopbackNodePorts: s.loopbackNodePorts, SetRouteLocalnet: s.setRouteLocalnet, AnswerPing: s.answerPing,
 			Relay:             s.relay,
 			RelayUDPRate:      s.relayUDPRate,
-			ServiceNetworks:   serviceNetworks(from.networks.All()),
+			ServiceNetworks:   serviceNetworks(from.networks.All(), s.serviceNetworks),
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},
 	}
@@ -140,7 +142,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		f.external.Routers = append(f.external.Routers, r.Addr)
 	}
 	f.external.Routers = distinct(f.external.Routers)
-	f.external.Hostless = hostless(interfaces)
+	f.external.Hostless, f.external.Own = hostless(interfaces), theNodes(interfaces)
 	f.healthAddresses = f.config.NodePortAddresses
 	switch {
 	case s.allAddresses:
@@ -185,9 +187,9 @@ func distinct(all []netip.Addr) []netip.Addr {
 	return slices.Compact(all)
 }
 
-// serviceNetworks returns the networks of all ServiceCIDRs in a stable order.
-func serviceNetworks(all map[string][]netip.Prefix) []netip.Prefix {
-	var networks []netip.Prefix
+// serviceNetworks returns the networks of all ServiceCIDRs, and the given ones, in a stable order.
+func serviceNetworks(all map[string][]netip.Prefix, given []netip.Prefix) []netip.Prefix {
+	networks := slices.Clone(given)
 	for _, of := range all {
 		networks = append(networks, of...)
 	}
@@ -255,10 +257,11 @@ func localAddresses(interfaces []lb.Interface) []netip.Addr {
 	return addrs
 }
 
-// holdsOthers reports whether the addresses of an interface are not the node's: kube-proxy in mode
-// ipvs, and node-local DNS caches, put those of Services on interfaces with these names.
+// holdsOthers reports whether the addresses of an interface are not the node's: kube-proxy in mode ipvs, kube-router's
+// service proxy, and node-local DNS caches put those of Services on interfaces with these names. Only the name tells: a
+// node may well have its own address on a dummy or loopback interface, as with BGP down to the host.
 func holdsOthers(i lb.Interface) bool {
-	return strings.HasPrefix(i.Name, "kube-ipvs") || strings.HasPrefix(i.Name, "nodelocaldns")
+	return strings.HasPrefix(i.Name, "kube-ipvs") || i.Name == "kube-dummy-if" || strings.HasPrefix(i.Name, "nodelocaldns")
 }
 
 // ownAddresses returns the node's own addresses, sorted, and whether the kernel takes others for its own: on interfaces
@@ -281,6 +284,27 @@ func ownAddresses(interfaces []lb.Interface) (own []netip.Addr, others bool) {
 	}
 	slices.SortFunc(own, netip.Addr.Compare)
 	return slices.Compact(own), others
+}
+
+// theNodes returns the addresses that are the node's alone, and no Service's, sorted. Programs that move addresses
+// between nodes, such as keepalived and kube-vip, and those that announce addresses by BGP, put them on interfaces too,
+// and Services list such addresses on purpose: as a network of one address, as a second address of a network, or on a
+// loopback or dummy interface.
+func theNodes(interfaces []lb.Interface) (all []plan.Own) {
+	for _, i := range interfaces {
+		if holdsOthers(i) || i.Disabled || i.Loopback || i.NoARP {
+			continue
+		}
+		for _, p := range i.Addresses {
+			if addr := p.Addr(); !p.IsSingleIP() && addr.IsGlobalUnicast() && !slices.Contains(i.Secondary, addr) {
+				all = append(all, plan.Own{Addr: addr, Interface: i.Name})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b plan.Own) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Interface, b.Interface))
+	})
+	return slices.CompactFunc(all, func(a, b plan.Own) bool { return a.Addr == b.Addr })
 }
 
 // hostless returns the network and broadcast addresses of the networks that the node is in, sorted.
@@ -314,9 +338,10 @@ func ifAddressesChange(poke func()) func(interfaces []lb.Interface) {
 	var own []netip.Addr
 	var vrfs []string // an interface's VRF and name
 	var ends []lb.Unassignable
+	var hosts []plan.Own
 	return func(interfaces []lb.Interface) {
 		nowOwn, nowOthers := ownAddresses(interfaces)
-		nowEnds := hostless(interfaces)
+		nowEnds, nowHosts := hostless(interfaces), theNodes(interfaces)
 		var nowVRFs []string
 		for _, i := range interfaces {
 			if i.VRF != "" {
@@ -325,10 +350,10 @@ func ifAddressesChange(poke func()) func(interfaces []lb.Interface) {
 		}
 		slices.Sort(nowVRFs)
 		if known && nowOthers == others && slices.Equal(nowOwn, own) && slices.Equal(nowVRFs, vrfs) &&
-			slices.Equal(nowEnds, ends) {
+			slices.Equal(nowEnds, ends) && slices.Equal(nowHosts, hosts) {
 			return
 		}
-		known, others, own, vrfs, ends = true, nowOthers, nowOwn, nowVRFs, nowEnds
+		known, others, own, vrfs, ends, hosts = true, nowOthers, nowOwn, nowVRFs, nowEnds, nowHosts
 		poke()
 	}
 }

@@ -34,7 +34,7 @@ const minProbeInterval, maxProbeInterval = 50 * time.Millisecond, 10 * time.Seco
 
 type flags struct {
 	mode, clusterCIDR, detectLocalMode, podBridge, podPrefix string
-	nodePortAddresses                                        []string
+	nodePortAddresses, serviceCIDRs                          []string
 	masqueradeAll                                            bool
 	masqueradeBit                                            int
 	healthzBindAddress, serviceProxyName, feedSocket         string
@@ -62,6 +62,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(&f.clusterCIDR, "cluster-cidr", "",
 		"CIDR of the pod network, or one IPv4 and one IPv6 CIDR separated by a comma; used with "+
 			"--detect-local-mode=ClusterCIDR (default: none; the proxy cannot tell pods from other clients)")
+	set.StringSliceVar(&f.serviceCIDRs, "service-cidr", nil,
+		"CIDRs of cluster IPs, besides those in ServiceCIDR objects, which the cluster has from Kubernetes 1.33 on "+
+			"(--service-cluster-ip-range of the API server): the proxy refuses external IPs in them and drops connections to "+
+			"addresses that no Service has")
 	set.StringVar(&f.detectLocalMode, "detect-local-mode", "ClusterCIDR",
 		"how the proxy recognises connections from this node's pods, which it does not masquerade: ClusterCIDR, NodeCIDR, "+
 			"BridgeInterface or InterfaceNamePrefix")
@@ -98,7 +102,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer pings")
 	set.StringVar(&f.externalIPs, "external-ips", "allow",
 		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
-			"IPAddressPool or of cluster IPs, and those of Nodes, pods, API servers and BGPPeers only if a CIDR contains them")
+			"IPAddressPool or of cluster IPs, and those of Nodes, of the node's own interfaces, of pods, API servers and BGPPeers only if a CIDR contains them")
 	set.StringVar(&f.pathCheck, "path-check", pathStrict,
 		"whether an address needs a way from the kernel to an endpoint, beside its rules: strict (a route that is not the "+
 			"default one), default-route (the default route counts too, for networks whose routers know the pods) or off; "+
@@ -235,7 +239,33 @@ func (f *flags) settings() (settings, error) {
 	if s.acceptForwarded = f.acceptForwarded; f.acceptForwarded && len(s.pods.Prefixes) == 0 {
 		return s, ops.Usagef("--accept-forwarded needs --cluster-cidr with --detect-local-mode=ClusterCIDR")
 	}
+	if s.serviceNetworks, err = serviceCIDRs(f.serviceCIDRs); err != nil {
+		return s, err
+	}
 	return s, f.nodePorts(&s)
+}
+
+// The shortest prefixes of --service-cidr. What is larger is no network of cluster IPs, and the rules would drop
+// connections to the rest of the world.
+const leastServiceBits4, leastServiceBits6 = 8, 32
+
+// serviceCIDRs reads --service-cidr.
+func serviceCIDRs(words []string) (networks []netip.Prefix, err error) {
+	for _, word := range words {
+		network, err := netip.ParsePrefix(strings.TrimSpace(word))
+		if err != nil || network.Addr().Is4In6() {
+			return nil, ops.Usagef("--service-cidr: %q is not a CIDR", word)
+		}
+		least := leastServiceBits4
+		if network.Addr().Is6() {
+			least = leastServiceBits6
+		}
+		if network.Bits() < least {
+			return nil, ops.Usagef("--service-cidr: %s is larger than /%d", network, least)
+		}
+		networks = append(networks, network.Masked())
+	}
+	return networks, nil
 }
 
 func (f *flags) detector(s *settings) error {

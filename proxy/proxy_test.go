@@ -727,6 +727,9 @@ func TestNodePortsAreNotServedAtLeftovers(t *testing.T) {
 			"[2001:db8::7]"},
 		{"iptables, an interface that is down", func(*settings) {}, leftovers(1)[2:],
 			"[10.8.0.1 10.9.0.1 172.31.0.1]", "[2001:db8::7]"},
+		{"iptables, kube-router's", func(*settings) {}, []lb.Interface{{Name: "kube-dummy-if", Up: true, NoARP: true,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32"), netip.MustParsePrefix("fd96::1/128")}}},
+			"[10.9.0.1 172.31.0.1]", "[2001:db8::7]"},
 		{"iptables, no leftovers", func(*settings) {}, leftovers(1)[3:], "[]", "[]"},
 		{"limited", func(s *settings) {
 			s.allAddresses = true
@@ -820,6 +823,9 @@ func TestBadFlags(t *testing.T) {
 		"--masquerade-bit":                      func(f *flags) { f.masqueradeBit = 32 },
 		"--drain-time":                          func(f *flags) { f.drain = -1 },
 		"--cluster-cidr: \"10.0.0.0/33\"":       func(f *flags) { f.clusterCIDR = "10.0.0.0/8,10.0.0.0/33" },
+		"--service-cidr: \"10.96.0.0\"":         func(f *flags) { f.serviceCIDRs = []string{"fd00:96::/112", "10.96.0.0"} },
+		"--service-cidr: 0.0.0.0/0 is larger":   func(f *flags) { f.serviceCIDRs = []string{"0.0.0.0/0"} },
+		"--service-cidr: ::/0 is larger":        func(f *flags) { f.serviceCIDRs = []string{"::/0"} },
 		"--detect-local-mode: \"x\"":            func(f *flags) { f.detectLocalMode = "x" },
 		"needs --pod-bridge-interface":          func(f *flags) { f.detectLocalMode = "BridgeInterface" },
 		"needs --pod-interface-name-prefix":     func(f *flags) { f.detectLocalMode = "InterfaceNamePrefix" },

@@ -167,6 +167,9 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	up, some := plan.Carriers(s.opts.exclude, s.from.advertisements.All(), interfaces)
 	f.Carrier, f.Unplugged = up, some && len(up) == 0
 	f.Said, f.Heard = s.to.witness.Outcome()
+	if s.from.nodes.Synced() {
+		f.IsNode = func(name string) bool { _, is := s.from.nodes.Get(name); return is }
+	}
 	f.Contact.Asked, f.Contact.Took = s.to.witness.Contact()
 	f.Contact.Met, f.ReturnHold = s.from.members.Met(), s.opts.returnHold
 	s.phase.wakes, f.Woke = s.from.wakes()

@@ -101,6 +101,28 @@ var shareStories = []story{
 			in("other", "guest", shares("k", 81), holds("10.0.0.0"))},
 			want: map[string]string{"first": "10.0.0.0 Assigned", "guest": "10.0.0.0 Assigned"}},
 	}},
+	{name: "policy Local in two namespaces", steps: []step{
+		{name: "one selector selects other pods", do: []change{newPool("p", "10.0.0.0/29"),
+			edit("p", func(p *lb.Pool) { p.ShareAcross = true }), service("first", shares("k", 80), local("app=x")),
+			in("other", "guest", shares("k", 81), local("app=x")),
+			in("other", "asks", shares("k", 82), local("app=x"), asks("10.0.0.0")),
+			in("other", "wide", shares("k", 83), asks("10.0.0.0")), service("same", shares("k", 84), local("app=x"))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "guest": "10.0.0.1 Assigned", "asks": "- SharingRefused",
+				"wide": "10.0.0.0 Assigned", "same": "10.0.0.0 Assigned"}},
+		{name: "those of its namespace join", do: []change{
+			in("other", "near", shares("k", 85), local("app=x"), asks("10.0.0.1"))},
+			want: map[string]string{"near": "10.0.0.1 Assigned"}},
+	}},
+	// Such as assigned by a version that compared selectors alone.
+	{name: "policy Local in two namespaces before", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "kept", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) { p.ShareAcross = true }),
+			service("first", shares("k", 80), local("app=x"), holds("10.0.0.0")),
+			in("other", "guest", shares("k", 81), local("app=x"), holds("10.0.0.0"))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "guest": "10.0.0.0 Assigned"}},
+		{name: "also when they change", do: []change{in("other", "guest", shares("k", 82)), service("first", shares("k", 83)),
+			in("other", "late", shares("k", 84), local("app=x"))},
+			want: map[string]string{"late": "10.0.0.1 Assigned"}},
+	}},
 	{name: "a joiner must be delivered wherever the first holder is", steps: []step{
 		{name: "Local does not join Cluster", do: []change{newPool("p", "10.0.0.0/29"), service("first", shares("k", 80)),
 			service("local", shares("k", 81), local("app=x")), service("asks", shares("k", 82), local(""), asks("10.0.0.0"))},
@@ -138,7 +160,7 @@ var forgedStories = []story{
 }
 
 func TestContract11ForgedStories(t *testing.T) {
-	for _, s := range forgedStories {
+	for _, s := range bothFamilies(forgedStories) {
 		for _, lagging := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/lagging=%v", s.name, lagging), func(t *testing.T) { tell(t, s, false, lagging) })
 		}
@@ -206,7 +228,7 @@ func TestContract11HoldersAreNamedToTheirNamespace(t *testing.T) {
 }
 
 func TestContract11SharingStories(t *testing.T) {
-	for _, s := range shareStories {
+	for _, s := range bothFamilies(shareStories) {
 		for _, duplicated := range []bool{false, true} {
 			for _, lagging := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/duplicated=%v/lagging=%v", s.name, duplicated, lagging), func(t *testing.T) {

@@ -186,7 +186,7 @@ func (b *Book) mayJoin(e *entry, addr netip.Addr) *lb.Refusal {
 	h.apart(e, yield)
 	pool := b.separating(addr)
 	for _, other := range h.entries {
-		if other.over || pool != nil && other.Key.Namespace != e.Key.Namespace {
+		if other.over || pool != nil && other.Key.Namespace != e.Key.Namespace || foreignPods(&e.Service, &other.Service) {
 			yield(other)
 		}
 	}
@@ -213,6 +213,8 @@ func refuseJoin(e, holder *entry, addr netip.Addr, pool *pool) *lb.Refusal {
 		return lb.Refuse(lb.ReasonAddressTaken, "asks for %s, which %s held and nodes may still announce", addr, who)
 	case e.Request.Share == "":
 		return lb.Refuse(lb.ReasonAddressTaken, "asks for %s, which %s holds", addr, who)
+	case why == "" && pool == nil:
+		why = "in another namespace, and both have externalTrafficPolicy Local, so there may be no node that delivers both"
 	case why == "":
 		why = fmt.Sprintf("in another namespace, and spec.sharing of pool %s is namespace", pool.Name)
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,6 +61,65 @@ func newWorld(config Config) *world {
 		config: config, pools: map[string]lb.Pool{}, namespaces: map[string]lb.Namespace{}, nodes: map[string]lb.Node{},
 		services: map[lb.Key]lb.Service{}, now: at(1_000_000), repeats: 3, book: NewBook(config, 0),
 		told: map[lb.Key]lb.Service{},
+	}
+}
+
+// bothFamilies returns the stories, which are of IPv4, and the same of IPv6, without what pools show.
+func bothFamilies(stories []story) (both []story) {
+	for _, s := range stories {
+		of6 := s
+		of6.name += ", IPv6"
+		of6.steps = nil
+		for _, st := range s.steps {
+			st.do, st.pools = append(slices.Clone(st.do), toIPv6), nil
+			want := map[string]string{}
+			for name, text := range st.want {
+				want[name] = addresses4.ReplaceAllStringFunc(text, inIPv6)
+			}
+			st.want = want
+			of6.steps = append(of6.steps, st)
+		}
+		both = append(both, s, of6)
+	}
+	return both
+}
+
+var addresses4 = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+`)
+
+// inIPv6 returns the IPv6 address that stands for one of IPv4.
+func inIPv6(address string) string { return in6(netip.MustParseAddr(address)).String() }
+
+func in6(addr netip.Addr) netip.Addr {
+	if addr.Is6() {
+		return addr
+	}
+	four := addr.As4()
+	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 12: four[0], 13: four[1], 14: four[2], 15: four[3]})
+}
+
+// toIPv6 has all that is of IPv4 be of IPv6.
+func toIPv6(w *world) {
+	for name, p := range w.pools {
+		p.Ranges = slices.Clone(p.Ranges)
+		for i, r := range p.Ranges {
+			p.Ranges[i] = lb.Range{From: in6(r.From), To: in6(r.To)}
+		}
+		w.pools[name] = p
+	}
+	for k, s := range w.services {
+		s.Families = []lb.Family{lb.IPv6}
+		s.ClusterIPs, s.Ingress, s.Request.Addresses =
+			slices.Clone(s.ClusterIPs), slices.Clone(s.Ingress), slices.Clone(s.Request.Addresses)
+		for i, addr := range s.ClusterIPs {
+			s.ClusterIPs[i] = in6(addr)
+		}
+		for i := range s.Ingress {
+			s.Ingress[i].Addr = in6(s.Ingress[i].Addr)
+		}
+		for i, text := range s.Request.Addresses {
+			s.Request.Addresses[i] = addresses4.ReplaceAllStringFunc(text, inIPv6)
+		}
+		w.services[k] = s
 	}
 }
 

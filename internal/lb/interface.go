@@ -41,6 +41,10 @@ type Interface struct {
 	Port int
 	// Addresses are the interface's addresses with the length of their subnet, sorted.
 	Addresses []netip.Prefix
+	// Secondary are those that the kernel prefers another one to, sorted: further IPv4 addresses of a subnet in which
+	// the interface had one, and IPv6 addresses that are deprecated. Programs that move addresses between machines add
+	// such.
+	Secondary []netip.Addr
 }
 
 // Equal reports whether two interfaces are equal in every field.
@@ -50,7 +54,8 @@ func (i Interface) Equal(other Interface) bool {
 		i.Unforwarded4 == other.Unforwarded4 && i.Unforwarded6 == other.Unforwarded6 &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
 		i.VRF == other.VRF && i.Table == other.Table &&
-		i.Port == other.Port && slices.Equal(i.Addresses, other.Addresses)
+		i.Port == other.Port && slices.Equal(i.Addresses, other.Addresses) &&
+		slices.Equal(i.Secondary, other.Secondary)
 }
 
 // Forwards reports whether the kernel forwards packets of a family that come in at the interface, as

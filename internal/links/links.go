@@ -15,10 +15,13 @@ import (
 
 // translate converts netlink's links and addresses to lb.Interface values, sorted by name.
 func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
-	byIndex := map[int][]netip.Prefix{}
+	byIndex, secondary := map[int][]netip.Prefix{}, map[int][]netip.Addr{}
 	for _, a := range addrs {
 		if p, ok := toPrefix(a); ok {
 			byIndex[a.LinkIndex] = append(byIndex[a.LinkIndex], p)
+			if isSecondary(p.Addr(), a.Flags) {
+				secondary[a.LinkIndex] = append(secondary[a.LinkIndex], p.Addr())
+			}
 		}
 	}
 	vrfs := map[int]string{}
@@ -46,6 +49,7 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			NoARP:     attrs.RawFlags&unix.IFF_NOARP != 0,
 			Port:      activePort(links, l, maxLayers),
 			Addresses: byIndex[attrs.Index],
+			Secondary: secondary[attrs.Index],
 		}
 		if vrf, ok := l.(*netlink.Vrf); ok {
 			i.Table = int(vrf.Table)
@@ -54,10 +58,19 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			i.MAC = slices.Clone(attrs.HardwareAddr)
 		}
 		slices.SortFunc(i.Addresses, comparePrefixes)
+		slices.SortFunc(i.Secondary, netip.Addr.Compare)
 		interfaces = append(interfaces, i)
 	}
 	slices.SortFunc(interfaces, func(a, b lb.Interface) int { return strings.Compare(a.Name, b.Name) })
 	return interfaces
+}
+
+// isSecondary reports whether the kernel prefers another address. Of IPv6 the same bit says that an address is temporary.
+func isSecondary(addr netip.Addr, flags int) bool {
+	if addr.Is4() {
+		return flags&unix.IFA_F_SECONDARY != 0
+	}
+	return flags&unix.IFA_F_DEPRECATED != 0
 }
 
 // maxLayers bounds how deep interfaces lie on one another: Linux allows 8.

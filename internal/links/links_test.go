@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +41,37 @@ func address(t *testing.T, index int, cidr string) netlink.Addr {
 	return *a
 }
 
+func flagged(t *testing.T, index int, cidr string, flags int) netlink.Addr {
+	t.Helper()
+	a := address(t, index, cidr)
+	a.Flags = flags
+	return a
+}
+
+// TestSecondary asks a real kernel which of an interface's addresses are secondary.
+func TestSecondary(t *testing.T) {
+	a, b := nstest.New(t), nstest.New(t)
+	nstest.Veth(t, a, "eth0", "10.0.0.5/24", b, "eth0", "10.0.0.1/24")
+	for _, words := range []string{"10.0.0.3/24", "10.0.0.6/32", "10.0.1.7/24", "fd00::5/64 nodad",
+		"fd00::6/64 nodad", "fd00::7/64 nodad preferred_lft 0"} {
+		a.Run(t, "ip", append([]string{"addr", "add", "dev", "eth0"}, strings.Fields(words)...)...)
+	}
+	handle, err := netns.GetFromName(a.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Close()
+	interfaces, err := list(handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(interfaces, func(i lb.Interface) bool { return i.Name == "eth0" })
+	want := []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("fd00::7")}
+	if got := interfaces[at].Secondary; !slices.Equal(got, want) {
+		t.Errorf("secondary are %v, want %v", got, want)
+	}
+}
+
 func TestTranslate(t *testing.T) {
 	const running = unix.IFF_UP | unix.IFF_RUNNING
 	got := translate([]netlink.Link{
@@ -51,12 +84,18 @@ func TestTranslate(t *testing.T) {
 		device(1, "lo", running|unix.IFF_LOOPBACK, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
 	}, []netlink.Addr{
 		address(t, 2, "2001:db8::2/64"), address(t, 2, "172.26.236.178/24"), address(t, 1, "127.0.0.1/8"),
+		flagged(t, 2, "172.26.236.9/24", unix.IFA_F_SECONDARY), flagged(t, 2, "172.26.236.8/24", unix.IFA_F_SECONDARY),
+		flagged(t, 2, "2001:db8::3/64", unix.IFA_F_TEMPORARY), flagged(t, 2, "2001:db8::4/64", unix.IFA_F_DEPRECATED),
 		{LinkIndex: 2}, // an address that we cannot read is left out
 		{LinkIndex: 2, IPNet: &net.IPNet{IP: net.IPv4(10, 0, 0, 1), Mask: net.IPMask{255, 0, 255, 0}}},
 	})
 	want := []lb.Interface{
 		{Index: 2, Name: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, Up: true,
-			Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.178/24"), netip.MustParsePrefix("2001:db8::2/64")}},
+			Addresses: []netip.Prefix{netip.MustParsePrefix("172.26.236.8/24"), netip.MustParsePrefix("172.26.236.9/24"),
+				netip.MustParsePrefix("172.26.236.178/24"), netip.MustParsePrefix("2001:db8::2/64"),
+				netip.MustParsePrefix("2001:db8::3/64"), netip.MustParsePrefix("2001:db8::4/64")},
+			Secondary: []netip.Addr{netip.MustParseAddr("172.26.236.8"), netip.MustParseAddr("172.26.236.9"),
+				netip.MustParseAddr("2001:db8::4")}},
 		{Index: 3, Name: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 3}, Enslaved: true},
 		{Index: 5, Name: "kube-ipvs0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 5}, Disabled: true, NoARP: true},
 		{Index: 1, Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -54,7 +55,7 @@ func grants(claims *Claims, plans []Service) string {
 	for _, p := range plans {
 		p = claims.Grant(p)
 		for line := range strings.SplitSeq(show(p), "\n") {
-			if line != "" && !strings.HasPrefix(line, "ClusterIP 10.96.1.") {
+			if line != "" && !strings.HasPrefix(line, "ClusterIP 10.96.1.") && !strings.HasPrefix(line, "ClusterIP [") {
 				lines = append(lines, p.Key.Name+": "+line)
 			}
 		}
@@ -66,12 +67,110 @@ func grants(claims *Claims, plans []Service) string {
 	return strings.Join(lines, "\n")
 }
 
+// in6 returns the IPv6 address that stands for one of IPv4.
+func in6(addr netip.Addr) netip.Addr {
+	if addr.Is6() {
+		return addr
+	}
+	four := addr.As4()
+	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 0, 0x64, 12: four[0], 13: four[1], 14: four[2], 15: four[3]})
+}
+
+func all6(addrs []netip.Addr) (all []netip.Addr) {
+	for _, addr := range addrs {
+		all = append(all, in6(addr))
+	}
+	return all
+}
+
+func prefixes6(prefixes []netip.Prefix) (all []netip.Prefix) {
+	for _, p := range prefixes {
+		if p.Addr().Is4() {
+			p = netip.PrefixFrom(in6(p.Addr()), p.Bits()+96)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+var text4 = regexp.MustCompile(`(\d+\.\d+\.\d+\.\d+)([:/]\d+)?`)
+
+// textIn6 returns lines about IPv4 as they are about IPv6.
+func textIn6(text string) string {
+	text = text4.ReplaceAllStringFunc(text, func(found string) string {
+		if at, err := netip.ParseAddrPort(found); err == nil {
+			return netip.AddrPortFrom(in6(at.Addr()), at.Port()).String()
+		}
+		if p, err := netip.ParsePrefix(found); err == nil {
+			return netip.PrefixFrom(in6(p.Addr()), p.Bits()+96).String()
+		}
+		return in6(netip.MustParseAddr(found)).String()
+	})
+	lines := strings.Split(text, "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func servicesIn6(services []lb.Service) (all []lb.Service) {
+	for _, s := range services {
+		s.ClusterIPs, s.ExternalIPs = all6(s.ClusterIPs), all6(s.ExternalIPs)
+		s.Ingress = slices.Clone(s.Ingress)
+		for i := range s.Ingress {
+			s.Ingress[i].Addr = in6(s.Ingress[i].Addr)
+		}
+		listed := s.Listed
+		s.Listed = nil
+		for what, at := range listed {
+			if addr, err := netip.ParseAddr(what); err == nil {
+				what = in6(addr).String()
+			}
+			if s.Listed == nil {
+				s.Listed = lb.Listing{}
+			}
+			s.Listed[what] = at
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+func (e ExternalIPs) in6() ExternalIPs {
+	e.Networks, e.Allowed, e.Pods = prefixes6(e.Networks), prefixes6(e.Allowed), prefixes6(e.Pods)
+	e.APIServers, e.Routers = all6(e.APIServers), all6(e.Routers)
+	pools := map[string][]lb.Range{}
+	for name, ranges := range e.Pools {
+		for _, r := range ranges {
+			pools[name] = append(pools[name], lb.Range{From: in6(r.From), To: in6(r.To)})
+		}
+	}
+	e.Pools, e.Own = pools, slices.Clone(e.Own)
+	for i := range e.Own {
+		e.Own[i].Addr = in6(e.Own[i].Addr)
+	}
+	if e.Nodes != nil {
+		e.Nodes = nodes6
+	}
+	return e
+}
+
+// contested are Nodes, and nodes6 the same in IPv6.
+var contested = map[string]lb.Node{"a": {Addresses: []netip.Addr{addr("172.31.0.1")}},
+	"b": {Addresses: []netip.Addr{addr("172.31.0.2"), addr("2001:db8::2")},
+		ExternalAddresses: []netip.Addr{addr("198.51.100.2")},
+		PodCIDRs:          []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}}}
+
+var nodes6 = func() *Nodes {
+	nodes := map[string]lb.Node{}
+	for name, n := range contested {
+		n.Addresses, n.ExternalAddresses, n.PodCIDRs = all6(n.Addresses), all6(n.ExternalAddresses), prefixes6(n.PodCIDRs)
+		nodes[name] = n
+	}
+	return NewNodes(nodes)
+}()
+
 func TestContract11WhoGetsAFrontend(t *testing.T) {
 	pools := map[string][]lb.Range{"lan": {{From: addr("192.0.2.0"), To: addr("192.0.2.99")}}}
-	nodes := NewNodes(map[string]lb.Node{"a": {Addresses: []netip.Addr{addr("172.31.0.1")}},
-		"b": {Addresses: []netip.Addr{addr("172.31.0.2"), addr("2001:db8::2")},
-			ExternalAddresses: []netip.Addr{addr("198.51.100.2")},
-			PodCIDRs:          []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}}})
+	nodes := NewNodes(contested)
 	for _, tt := range []struct {
 		name     string
 		external ExternalIPs
@@ -187,6 +286,16 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a S
 				"network of the node, which programs on the nodes may use\n" +
 				"x: ExternalIPRefused: spec.externalIPs: 172.31.0.255 is no address of one host, but the broadcast address of " +
 				"a network of the node, which programs on the nodes may use"},
+		{"an address of the node that its Node does not show",
+			ExternalIPs{Own: []Own{{addr("10.0.0.5"), "eth1"}, {addr("10.0.0.7"), "eth2"}}},
+			[]lb.Service{tenant("dev/x", 1, external("10.0.0.6", "10.0.0.7"), at(22))},
+			"x: ExternalIP 10.0.0.6:22/tcp Cluster\nx: ExternalIPRefused: spec.externalIPs: 10.0.0.7 is an address of the " +
+				"node, of its interface eth2; the proxy's flag --external-ips can allow it"},
+		{"an address of the node that is allowed", ExternalIPs{Deny: true, Own: []Own{{addr("10.0.0.5"), "eth1"}},
+			Allowed: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
+			[]lb.Service{tenant("dev/x", 1, external("10.0.0.5"), at(22))}, "x: ExternalIP 10.0.0.5:22/tcp Cluster"},
+		{"a VIP that is an address of the node", ExternalIPs{Own: []Own{{addr("10.0.0.5"), "eth1"}}},
+			[]lb.Service{tenant("shop/web", 1, vip("10.0.0.5"))}, "web: LoadBalancer 10.0.0.5:80/tcp Cluster"},
 		{"the gateway of pods", ExternalIPs{Nodes: nodes}, []lb.Service{tenant("dev/x", 1, external("10.244.2.1"))},
 			"x: ExternalIPRefused: spec.externalIPs: 10.244.2.1 lies in 10.244.2.0/24, the network of pods on the Node b; " +
 				"the proxy's flag --external-ips can allow it"},
@@ -209,17 +318,22 @@ x: ExternalIPRefused: spec.externalIPs: the proxy's flag --external-ips does not
 			[]lb.Service{tenant("shop/web", 1, vip("192.0.2.1"), external("192.0.2.1"))},
 			"web: LoadBalancer 192.0.2.1:80/tcp Cluster"},
 	} {
-		for _, order := range []string{"", ", reversed", ", twice"} {
+		for _, order := range []string{"", ", reversed", ", twice", ", IPv6", ", IPv6, reversed"} {
+			if strings.HasPrefix(order, ", IPv6") && strings.HasPrefix(tt.name, "no address of one host") {
+				continue // IPv6 has no broadcast, and other addresses for multicast
+			}
 			t.Run(tt.name+order, func(t *testing.T) {
-				services := slices.Clone(tt.services)
-				switch order {
-				case ", reversed":
+				services, external, want, own := slices.Clone(tt.services), tt.external, tt.want, addr("172.31.0.1")
+				if strings.HasPrefix(order, ", IPv6") {
+					services, external, want, own = servicesIn6(services), external.in6(), textIn6(want), in6(own)
+				}
+				if order = strings.TrimPrefix(order, ", IPv6"); order == ", reversed" {
 					slices.Reverse(services)
-				case ", twice":
+				} else if order == ", twice" {
 					services = append(services, services...)
 				}
 				claims := NewClaims()
-				claims.Configure(tt.external, []netip.Addr{addr("172.31.0.1")})
+				claims.Configure(external, []netip.Addr{own})
 				var plans []Service
 				for _, s := range services {
 					endpoints := slice("1 here")
@@ -229,7 +343,7 @@ x: ExternalIPRefused: spec.externalIPs: the proxy's flag --external-ips does not
 						plans = plans[1:]
 					}
 				}
-				if d := cmp.Diff(tt.want, grants(claims, plans)); d != "" {
+				if d := cmp.Diff(want, grants(claims, plans)); d != "" {
 					t.Errorf("grants (-want +got):\n%s", d)
 				}
 			})

@@ -27,12 +27,21 @@ type ExternalIPs struct {
 	// APIServers are served only if they are in Allowed too: who takes the API server's port from its clients
 	// takes the cluster's control from every node, and keeps the proxies from hearing that it is over.
 	APIServers []netip.Addr
+	// Own are addresses of the node itself, sorted, which are served only if they are in Allowed, also where the Node
+	// does not show them.
+	Own []Own
 	// Hostless are the network and broadcast addresses of the node's own networks, sorted. What programs send to all
 	// hosts of a network is no Service's.
 	Hostless []lb.Unassignable
 	// Routers are served only if they are in Allowed too: who takes the ports of BGP and BFD from a node's
 	// speaker takes the addresses of all Services off that node.
 	Routers []netip.Addr
+}
+
+// Own is an address of the node itself.
+type Own struct {
+	Addr      netip.Addr
+	Interface string
 }
 
 // ParseExternalIPs reads allow, deny, or the networks whose addresses are allowed.
@@ -64,7 +73,7 @@ func (e ExternalIPs) Equal(other ExternalIPs) bool {
 	return samePools && e.Deny == other.Deny && slices.Equal(e.Allowed, other.Allowed) &&
 		slices.Equal(e.Networks, other.Networks) && slices.Equal(e.Pods, other.Pods) && e.Nodes.Equal(other.Nodes) &&
 		slices.Equal(e.APIServers, other.APIServers) && slices.Equal(e.Routers, other.Routers) &&
-		slices.Equal(e.Hostless, other.Hostless)
+		slices.Equal(e.Hostless, other.Hostless) && slices.Equal(e.Own, other.Own)
 }
 
 // Refuse returns why no Service is served at an external IP; nil if Services are.
@@ -103,6 +112,10 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 	if why := e.Nodes.refuse(addr); why != nil {
 		return why
 	}
+	if i, found := slices.BinarySearchFunc(e.Own, addr, compareOwn); found {
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is an address of the node, of its interface %s; %s",
+			addr, e.Own[i].Interface, allow)
+	}
 	for _, network := range e.Pods {
 		if network.Contains(addr) {
 			return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s lies in %s, the network of pods; %s", addr,
@@ -111,6 +124,8 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 	}
 	return nil
 }
+
+func compareOwn(o Own, addr netip.Addr) int { return o.Addr.Compare(addr) }
 
 func compareHostless(u lb.Unassignable, addr netip.Addr) int { return u.Addr.Compare(addr) }
 

@@ -26,6 +26,8 @@ type Facts struct {
 	// Said is what another node has said over the API server, if Heard is set.
 	Said  lb.Witness
 	Heard bool
+	// IsNode reports whether the cluster has a Node of this name; nil while that is unknown.
+	IsNode func(name string) bool
 	// Others is set when the cluster has other nodes.
 	Others bool
 	// Carrier are the interfaces with a carrier on which this node may answer. Unplugged is set if it
@@ -75,7 +77,7 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 	// Those who count this node among them speak of the time before they lost it, if they have: they do
 	// not say who serves what it does not.
 	f.Heard = f.Heard && !slices.Contains(f.Said.Live, f.Self)
-	if f.Heard && f.Speakers.Majority && outweighed(f.Speakers.Live, f.Said.Live) {
+	if f.Heard && f.Speakers.Majority && outweighed(f) {
 		f.Speakers = f.Speakers.Outweighed()
 	}
 	s.self, s.seen = f.Self, f.Speakers
@@ -119,9 +121,25 @@ func (s *State) Step(now time.Time, f Facts) (news, changed bool, again time.Dur
 // outweighed reports whether the side that has written the Lease is to serve, and not the one that this node sees,
 // although each takes itself for the majority: a speaker that starts while the cluster is parted is counted by
 // the side that it has met, and knows nobody of the other one. Both sides apply this rule, and come to the same. On
-// a side of more than standby nodes not all read the Lease; it goes on.
-func outweighed(live, theirs []string) bool {
-	return len(live) <= standby && (len(theirs) > len(live) || len(theirs) == len(live) && theirs[0] < live[0])
+// a side of more than standby nodes not all read the Lease; it goes on. Names without a Node do not count: whoever
+// writes the Lease can make up any number of them.
+func outweighed(f Facts) bool {
+	ours, theirs := f.nodes(f.Speakers.Live), f.nodes(f.Said.Live)
+	if len(f.Speakers.Live) > standby || len(theirs) == 0 {
+		return false
+	}
+	return len(theirs) > len(ours) || len(theirs) == len(ours) && theirs[0] < ours[0]
+}
+
+// nodes returns those of sorted names that are Nodes, each once; all of them while it is unknown which are.
+func (f Facts) nodes(names []string) []string {
+	var nodes []string
+	for _, name := range slices.Compact(slices.Clone(names)) {
+		if f.IsNode == nil || f.IsNode(name) {
+			nodes = append(nodes, name)
+		}
+	}
+	return nodes
 }
 
 // Speakers are those that the node saw in the last step.

@@ -237,6 +237,35 @@ func TestTheLesserOfTwoMajoritiesYields(t *testing.T) {
 	}
 }
 
+// TestContract11NamesWithoutANodeDoNotCount has somebody write a list that is made up. What counts on one side counts on
+// the other, so that both come to the same.
+func TestContract11NamesWithoutANodeDoNotCount(t *testing.T) {
+	nodes := strings.Fields("a b c d e f")
+	for name, c := range map[string]struct {
+		self, live, theirs string
+		yields             bool
+	}{
+		"Nodes":               {"b", "b c", "d e f", true},
+		"one Node and others": {"b", "b c", "1 2 3 a", false},
+		"one Node many times": {"b", "b c", "a a a a", false},
+		"no Nodes, of which one would come first": {"b", "b c", "1 2", false},
+		"as many Nodes, behind a name":            {"b", "b c", "1 d e", false},
+		"as many Nodes, the first among them":     {"b", "b c", "1 a e", true},
+		"a Node that is gone on this side":        {"b", "b x", "d e", true},
+		"a Node that is gone on that side":        {"d", "d e", "b x", false},
+	} {
+		live := strings.Fields(c.live)
+		f := Facts{Self: c.self, Others: true, Said: lb.Witness{Node: "a", Live: strings.Fields(c.theirs)}, Heard: true,
+			IsNode:   func(name string) bool { return slices.Contains(nodes, name) },
+			Speakers: plan.SpeakersOf(c.self, live, live, append(slices.Clone(live), "y"), nil)}
+		var s State
+		s.Step(time.Unix(1e9, 0), f)
+		if s.Elsewhere(vip1) != c.yields || s.Parted() != c.yields {
+			t.Errorf("%s: yields %v, sees no majority %v; want %v", name, s.Elsewhere(vip1), s.Parted(), c.yields)
+		}
+	}
+}
+
 // A node that hears none of the others, and waits for them, sees a majority and is alone: that
 // changes what is decided.
 func TestAloneWhileItWaits(t *testing.T) {
