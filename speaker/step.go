@@ -114,14 +114,15 @@ func (s *speaker) others() map[netip.Addr]bool {
 	return others
 }
 
-// look reports whether the interfaces that may answer, or are in a VRF, differ from those of the last step, and tells
-// gossip their addresses. On a busy node others come and go with each pod.
+// look reports whether the interfaces that may answer, are in a VRF or lead to a BGP peer differ from those of the last
+// step, and tells gossip their addresses. On a busy node others come and go with each pod.
 func (s *speaker) look() bool {
 	facts := s.facts()
 	s.from.members.SetMACs(plan.MACs(facts))
-	candidates := plan.Candidates(facts)
+	candidates, peers := plan.Candidates(facts), s.from.routes.peers.All()
 	for _, i := range facts.Interfaces {
-		if i.VRF != "" && !slices.ContainsFunc(candidates, i.Equal) {
+		counts := i.VRF != "" || plan.IsUplink(i, peers)
+		if counts && !slices.ContainsFunc(candidates, i.Equal) {
 			candidates = append(candidates, i)
 		}
 	}

@@ -243,7 +243,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonNoCarrier: {"An interface that packets have to pass is down or has no carrier.",
 		"ip -br link   # on NODE: set it up, or plug in its cable"},
 	lb.ReasonForwardingOff: {"The node's kernel forwards no packets.",
-		"sysctl -w net.ipv4.ip_forward=1   # on the node, and in /etc/sysctl.d; or proxy.setIPForward=true"},
+		"sysctl -w net.ipv4.ip_forward=1   # on the node, for IPv6 net.ipv6.conf.all.forwarding=1; and in /etc/sysctl.d, " +
+			"or for IPv4 proxy.setIPForward=true"},
 	lb.ReasonForwardDropped: {"A chain of another program drops packets that the node forwards, as Docker and ufw do.",
 		"accept the pod network in that chain, or, if it is iptables' chain FORWARD, set proxy.acceptForwarded=true"},
 	lb.ReasonPodNetworkUnmatched: {"No pod of the node is in proxy.clusterCIDR, or in spec.podCIDRs of the Node with " +
