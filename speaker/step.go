@@ -364,8 +364,8 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 	})
 }
 
-// handOff tells the proxy which other nodes may hold connections to VIPs, if that differs. With
-// nodes set, their addresses may.
+// handOff tells the proxy which other nodes may hold connections to VIPs, and which VIPs this node does
+// not announce yet, if that differs. With nodes set, their addresses may.
 func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]ownership.Decided) {
 	if s.from.feed == nil {
 		return
@@ -380,6 +380,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 			}
 		}
 	}
+	gates := s.from.feed.Gates()
 	events := make(map[netip.Addr]*handoff.View, len(decided))
 	for vip, d := range decided {
 		events[vip] = nil
@@ -387,6 +388,9 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 			events[vip] = &handoff.View{Claims: d.Claims, Owner: d.After.Owner, Rival: d.Rival,
 				Announced: len(d.After.Routed.Peers) > 0,
 				Routable:  s.rooms.routes.Routable(vip)}
+			if gates {
+				events[vip].Unannounced = d.After.Unannounced()
+			}
 		}
 	}
 	if update, changed := s.rooms.handoff.Step(now, f, events); changed {
