@@ -100,7 +100,8 @@ func (s Standing) Done() bool { return s.Programmed && s.Unannounced == "" }
 // and why it is not. With policy Local this node has to announce it, or stand by for the node that does: only its own
 // pods get what arrives here. With policy Cluster any node may, as each delivers to all pods; where none does, this
 // one is the first that can.
-func Awaited(s Service, unannounced map[netip.Addr]lb.Unannounced, concerned func(lb.Family) bool) (netip.Addr, lb.Reason) {
+func Awaited(s Service, unannounced map[netip.Addr]lb.Unannounced, concerned func(lb.Family) bool) (
+	netip.Addr, lb.Reason) {
 	for _, vip := range s.VIPs {
 		why, ok := unannounced[vip]
 		if ok && concerned(lb.FamilyOf(vip)) && (s.Policy == lb.Local || !why.Elsewhere) {

@@ -315,8 +315,8 @@ func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 	if unforwarded == "" {
 		return nil
 	}
-	return lb.Refuse(lb.ReasonForwardingOff, "the kernel of %s forwards no %s packets that come in at %s, where the router is",
-		f.Self, family, unforwarded)
+	return lb.Refuse(lb.ReasonForwardingOff,
+		"the kernel of %s forwards no %s packets that come in at %s, where the router is", f.Self, family, unforwarded)
 }
 
 // IsUplink reports whether one of the peers is on a link of the interface.
