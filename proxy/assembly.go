@@ -237,6 +237,7 @@ func (a *assembly) addOptional() error {
 		opener := a.newOpener(a.client, a.rt.Log, a.metrics)
 		p.from.gated = kube.GatedPods(a.client, a.rt.NodeName, p.markGated)
 		p.to.gates, a.actors["readiness gates"] = opener, opener
+		a.offer.AskUnannounced()
 	}
 	if a.probeInterval > 0 {
 		prober := a.newProber(p, a.metrics)

@@ -11,7 +11,8 @@ import (
 	"github.com/landfall-lb/landfall/proxy/readiness"
 )
 
-// gates has this node's rules deliver to pods whose readiness waits for that, and for nothing else.
+// gates has this node's rules deliver to pods whose readiness waits for that, and for nothing else, and opens the gates
+// once the addresses of their Services are announced, too.
 type gates struct {
 	pods map[lb.Key]*gatedPod
 	// of has the pods with each of their addresses: those in the node's network share its own.
@@ -227,10 +228,10 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 // wait for what somebody else has written into an EndpointSlice.
 func (p *proxy) gate(of lb.Key, pod *gatedPod, now time.Time) plan.Gate {
 	timeout := p.settings.gateTimeout
-	gate := plan.Gate{Since: pod.since, Programmed: map[lb.Key]bool{}}
+	gate := plan.Gate{Since: pod.since, Services: map[lb.Key]plan.Standing{}}
 	if p.gates.concerns(pod.missing, of, pod) && now.Sub(pod.since) < timeout {
-		if programmed, counts := p.programs(pod.missing, of, pod); counts && !programmed {
-			gate.Programmed[pod.missing] = false
+		if standing, counts := p.standing(pod.missing, of, pod, now); counts && !standing.Done() {
+			gate.Services[pod.missing] = standing
 			return gate
 		}
 	}
@@ -238,11 +239,11 @@ func (p *proxy) gate(of lb.Key, pod *gatedPod, now time.Time) plan.Gate {
 	// add reports whether there is nothing more to know: the pod waits for one of the Services. Once it does not
 	// wait any longer, it is told for which ones it did.
 	add := func(key lb.Key) (done bool) {
-		programmed, counts := p.programs(key, of, pod)
+		standing, counts := p.standing(key, of, pod, now)
 		if counts {
-			gate.Programmed[key] = programmed
+			gate.Services[key] = standing
 		}
-		if counts && !programmed {
+		if counts && !standing.Done() {
 			pod.missing = key
 			return now.Sub(pod.since) < timeout
 		}
@@ -268,6 +269,23 @@ func (g *gates) concerns(key, of lb.Key, pod *gatedPod) bool {
 	return pod.selected[key] || slices.ContainsFunc(pod.Addrs, func(addr netip.Addr) bool {
 		return g.naming[place{of, addr}][key]
 	})
+}
+
+// standing returns how far a Service is ready for a pod: whether the rules deliver to it, and then whether its
+// addresses of the pod's families are announced, as far as the pod waits for that. What a speaker said counts while
+// there is none for as long as a pod may wait: it is back sooner, or does not come back.
+func (p *proxy) standing(key, of lb.Key, pod *gatedPod, now time.Time) (s plan.Standing, counts bool) {
+	if s.Programmed, counts = p.programs(key, of, pod); !s.Programmed {
+		return s, counts
+	}
+	if !p.unspoken.IsZero() && now.Sub(p.unspoken) >= p.settings.gateTimeout {
+		return s, counts
+	}
+	r := p.records[key]
+	s.VIP, s.Unannounced = plan.Awaited(r.applied, p.unannounced, func(family lb.Family) bool {
+		return slices.ContainsFunc(pod.Addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == family && r.delivers[a] })
+	})
+	return s, counts
 }
 
 // programs reports whether the rules of a Service deliver to a pod, in each family in which the node serves the Service

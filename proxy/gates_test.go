@@ -128,6 +128,82 @@ func TestAnOpenGateHoldsForAWhile(t *testing.T) {
 	g.expect("it never got ready", "10.200.1.2", "")
 }
 
+// says has the speaker say of the address of "web" why this node does not announce it; "" if it does.
+func (g *gateBench) says(reason lb.Reason, elsewhere bool) {
+	vip := netip.MustParseAddr("192.0.2.1")
+	g.update = lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {}}}
+	if reason != "" {
+		g.update.Unannounced = map[netip.Addr]lb.Unannounced{vip: {Reason: reason, Elsewhere: elsewhere}}
+	}
+}
+
+// A gate opens once the node announces the address or stands by for that, with policy Cluster also if another one does.
+func TestContract1GatesWaitUntilTheNodeAnnounces(t *testing.T) {
+	const both = "10.200.1.2 10.200.1.3"
+	start := func(policy lb.TrafficPolicy) *gateBench {
+		g := newGateBench(t)
+		web, _ := g.services.Get(key("web"))
+		web.ExternalPolicy = policy
+		g.services.Set(key("web"), web)
+		g.pod("new", "10.200.1.3", true, false)
+		g.says(lb.ReasonNoLocalBackends, true)
+		g.synced()
+		g.run()
+		g.confirm()
+		return g
+	}
+	start(lb.Cluster).expect("Cluster, and another node announces", both, "new Programmed")
+
+	g := start(lb.Local)
+	g.expect("Local, and another node announces", both, "")
+	g.says("", false)
+	g.runAlone()
+	g.expect("Local, and this node announces", both, "new Programmed")
+
+	g = start(lb.Local)
+	g.clock = g.clock.Add(30 * time.Second)
+	g.runAlone()
+	g.expect("never", both, "new TimedOut")
+	if got, want := g.open[key("new")].Message,
+		"here did not announce 192.0.2.1 for default/web (NoLocalBackends) within 30s"; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+
+	g = start(lb.Local)
+	g.update = lb.FeedUpdate{}
+	g.runAlone()
+	g.expect("no such address", both, "new Programmed")
+}
+
+// What a speaker said counts while it is away, as in an upgrade, and not for ever.
+func TestGatesWaitForASpeakerThatComesBack(t *testing.T) {
+	const both = "10.200.1.2 10.200.1.3"
+	g := newGateBench(t)
+	g.says(lb.ReasonStopping, true)
+	g.synced()
+	g.run()
+	g.mute = true
+	g.run()
+	g.clock = g.clock.Add(20 * time.Second)
+	g.pod("new", "10.200.1.3", true, false)
+	g.confirm()
+	g.expect("the speaker is away", both, "")
+	g.clock = g.clock.Add(10 * time.Second)
+	g.runAlone()
+	g.expect("it does not come back", both, "new Programmed")
+}
+
+// A pod does not wait for announcements before a speaker has said anything: there may be none.
+func TestGatesWithoutASpeaker(t *testing.T) {
+	g := newGateBench(t)
+	g.mute = true
+	g.pod("new", "10.200.1.3", true, false)
+	g.synced()
+	g.run()
+	g.confirm()
+	g.expect("no speaker", "10.200.1.2 10.200.1.3", "new Programmed")
+}
+
 func TestGatesOfPodsThatGo(t *testing.T) {
 	for what, change := range map[string]func(g *gateBench){
 		"is deleted":          func(g *gateBench) { g.pod("new", "10.200.1.3", false, false) },

@@ -84,18 +84,22 @@ type proxy struct {
 	leftOut         map[lb.Key]plan.LeftOut
 	probed, telling map[lb.Key]bool
 	// scope says which addresses may be asked, askers how many nodes ask.
-	scope    plan.ProbeScope
-	askers   int
-	budget   plan.ProbeBudget
-	claims   *plan.Claims
-	shares   *plan.Shares
-	lingers  lingers
-	heard    bool            // a speaker
-	dead     map[string]bool // nodes, as the speaker says
-	direct   direct
-	gates    gates
-	requests requests
-	origins  map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
+	scope   plan.ProbeScope
+	askers  int
+	budget  plan.ProbeBudget
+	claims  *plan.Claims
+	shares  *plan.Shares
+	lingers lingers
+	heard   bool            // a speaker
+	dead    map[string]bool // nodes, as the speaker says
+	direct  direct
+	gates   gates
+	// unannounced are the VIPs that this node does not announce yet, as the speaker says or said last; unspoken is
+	// since when there is no speaker, zero while there is one.
+	unannounced map[netip.Addr]lb.Unannounced
+	unspoken    time.Time
+	requests    requests
+	origins     map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
 }
 
 // gap folds bursts of changes into one step. It is short, as a new Service and its slice come a few
@@ -119,6 +123,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit), origins: map[netip.Addr]rescue.Origins{},
+		unannounced: map[netip.Addr]lb.Unannounced{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})
 	return p

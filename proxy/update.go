@@ -11,11 +11,15 @@ import (
 
 // hear takes over the speaker's latest update. It marks as dirty each Service with an endpoint on a
 // node that has died or come back. Without a speaker no node counts as dead, and what is known of
-// moved addresses stays.
+// addresses stays.
 func (p *proxy) hear(now time.Time) {
 	n, ok := p.from.update()
-	if ok {
+	switch {
+	case ok:
+		p.unspoken = time.Time{}
 		p.follow(n)
+	case p.unspoken.IsZero():
+		p.unspoken = now
 	}
 	dead := make(map[string]bool, len(n.Dead))
 	for _, node := range n.Dead {
@@ -52,9 +56,15 @@ func (p *proxy) follow(n lb.FeedUpdate) {
 	changes := make(map[netip.Addr]*rescue.Origins, len(n.Previous)+len(n.Ended))
 	for _, vip := range n.Ended {
 		delete(p.origins, vip)
+		delete(p.unannounced, vip)
 		changes[vip] = nil
 	}
 	for vip, previous := range n.Previous {
+		if why, ok := n.Unannounced[vip]; ok {
+			p.unannounced[vip] = why
+		} else {
+			delete(p.unannounced, vip)
+		}
 		ring, spread := n.Ring[vip]
 		now, before := rescue.Origins{Previous: previous, Ring: ring}, p.origins[vip]
 		if len(previous) == 0 {

@@ -57,6 +57,7 @@ type feed interface {
 	VRFs() map[string]string
 	Tell(lb.FeedUpdate)
 	Rescued() bool
+	Gates() bool
 }
 
 type gossip interface {

@@ -163,6 +163,7 @@ func (f modelFeed) Reason() lb.Reason     { return "" }
 func (f modelFeed) Connected() bool       { return true }
 func (f modelFeed) Rescued() bool         { return true }
 func (modelFeed) VRFs() map[string]string { return nil }
+func (modelFeed) Gates() bool             { return false }
 
 func (f modelFeed) Delivery(k lb.DeliveryKey) *lb.Delivery {
 	if !f.Programmed && !f.w.hooks.unconfirmed {

@@ -131,7 +131,8 @@ func (w *wire) who(vip netip.Addr) []string {
 
 // fakeNode is one speaker with the fakes around it.
 type fakeNode struct {
-	vrfs map[string]string // as its proxy says
+	vrfs  map[string]string // as its proxy says
+	gates bool              // its proxy asks for what is not announced
 	*speaker
 	rig *rig
 
@@ -383,9 +384,11 @@ func (f fakeFeed) Reason() lb.Reason {
 	return f.gate
 }
 
-// Rescued is true at once, or once answer was called.
 func (f fakeFeed) VRFs() map[string]string { return f.vrfs }
 
+func (f fakeFeed) Gates() bool { return f.gates }
+
+// Rescued is true at once, or once answer was called.
 func (f fakeFeed) Rescued() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

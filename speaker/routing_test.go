@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -117,6 +118,73 @@ func TestRoutesWithoutL2AreAnnouncedFromEachNodeAndReported(t *testing.T) {
 			!strings.Contains(c.Message, "externalTrafficPolicy Local") {
 			t.Errorf("reported %+v", c)
 		}
+	})
+}
+
+// A proxy with pods whose gates are closed hears whether this node announces, and no other one does.
+func TestContract1TheProxyHearsWhatIsNotAnnounced(t *testing.T) {
+	for _, gates := range []bool{true, false} {
+		inRig(t, func(r *rig) {
+			r.onlyBGP()
+			r.nodes[w178].gates = gates
+			r.start(w177, w178, w179)
+			r.tor("tor-1", "172.26.236.2", nil)
+			r.service(nginx, vip1)
+			r.letRescue()
+			want := func(what string, why lb.Unannounced) {
+				t.Helper()
+				time.Sleep(time.Second)
+				synctest.Wait()
+				n := r.nodes[w178]
+				n.mu.Lock()
+				got := n.update.Unannounced[vip1]
+				n.mu.Unlock()
+				if !gates {
+					why = lb.Unannounced{}
+				}
+				if got != why {
+					t.Errorf("gates %v, %s: it hears %+v, want %+v", gates, what, got, why)
+				}
+			}
+			want("routers hear of it", lb.Unannounced{})
+			local := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1}
+			r.nodes[w178].deliver(local)
+			want("no local endpoint", lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true})
+			local.LocalReady = 1
+			r.nodes[w178].deliver(local)
+			want("a local endpoint", lb.Unannounced{})
+		})
+	}
+}
+
+// A router behind an interface that forwards nothing hears of no address, also where the interface answers no ARP.
+func TestContract1AnUplinkThatForwardsNothing(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		n := r.nodes[w177]
+		n.opts.exclude, n.opts.checkForwarding = []string{"up*"}, true
+		forwards := func(yes bool) {
+			n.mu.Lock()
+			n.interfaces = append(slices.Clone(n.interfaces[:1]), lb.Interface{Index: 9, Name: "up0", Up: true,
+				MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Unforwarded4: !yes,
+				Addresses: []netip.Prefix{netip.MustParsePrefix("172.16.0.9/24")}})
+			n.mu.Unlock()
+			n.changes.markLinks()
+		}
+		forwards(true)
+		r.start(w177)
+		r.tor("tor-1", "172.16.0.2", nil)
+		r.service(nginx, vip1)
+		r.wantTold("at first", w177, up1)
+		forwards(false)
+		r.wantTold("it forwards nothing", w177, down1)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if c, _ := n.reported(nginx); c.Status || c.Reason != lb.ReasonForwardingOff {
+			t.Errorf("reported %+v", c)
+		}
+		forwards(true)
+		r.wantTold("it forwards again", w177, up1)
 	})
 }
 

@@ -35,7 +35,7 @@ type speaker struct {
 	trace func(lb.Span)
 	// trouble says why the program lacks what it reads from the API server; nil if nobody asks.
 	trouble func() string
-	// candidates are the interfaces that may answer, as of the last step. Only the step uses them.
+	// candidates are the interfaces that decide something, as of the last step. Only the step uses them.
 	candidates []lb.Interface
 
 	// mu guards what follows, which only the step changes; the status page and the metrics read it.

@@ -114,14 +114,15 @@ func (s *speaker) others() map[netip.Addr]bool {
 	return others
 }
 
-// look reports whether the interfaces that may answer, or are in a VRF, differ from those of the last step, and tells
-// gossip their addresses. On a busy node others come and go with each pod.
+// look reports whether the interfaces that may answer, are in a VRF or lead to a BGP peer differ from those of the last
+// step, and tells gossip their addresses. On a busy node others come and go with each pod.
 func (s *speaker) look() bool {
 	facts := s.facts()
 	s.from.members.SetMACs(plan.MACs(facts))
-	candidates := plan.Candidates(facts)
+	candidates, peers := plan.Candidates(facts), s.from.routes.peers.All()
 	for _, i := range facts.Interfaces {
-		if i.VRF != "" && !slices.ContainsFunc(candidates, i.Equal) {
+		counts := i.VRF != "" || plan.IsUplink(i, peers)
+		if counts && !slices.ContainsFunc(candidates, i.Equal) {
 			candidates = append(candidates, i)
 		}
 	}
@@ -366,8 +367,8 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 	})
 }
 
-// handOff tells the proxy which other nodes may hold connections to VIPs, if that differs. With
-// nodes set, their addresses may.
+// handOff tells the proxy which other nodes may hold connections to VIPs, and which VIPs this node does
+// not announce yet, if that differs. With nodes set, their addresses may.
 func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]ownership.Decided) {
 	if s.from.feed == nil {
 		return
@@ -382,6 +383,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 			}
 		}
 	}
+	gates := s.from.feed.Gates()
 	events := make(map[netip.Addr]*handoff.View, len(decided))
 	for vip, d := range decided {
 		events[vip] = nil
@@ -389,6 +391,9 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 			events[vip] = &handoff.View{Claims: d.Claims, Owner: d.After.Owner, Rival: d.Rival,
 				Announced: len(d.After.Routed.Peers) > 0,
 				Routable:  s.rooms.routes.Routable(vip)}
+			if gates {
+				events[vip].Unannounced = d.After.Unannounced()
+			}
 		}
 	}
 	if update, changed := s.rooms.handoff.Step(now, f, events); changed {

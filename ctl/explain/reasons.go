@@ -244,7 +244,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonNoCarrier: {"An interface that packets have to pass is down or has no carrier.",
 		"ip -br link   # on NODE: set it up, or plug in its cable"},
 	lb.ReasonForwardingOff: {"The node's kernel forwards no packets.",
-		"sysctl -w net.ipv4.ip_forward=1   # on the node, and in /etc/sysctl.d; or proxy.setIPForward=true"},
+		"sysctl -w net.ipv4.ip_forward=1   # on the node, for IPv6 net.ipv6.conf.all.forwarding=1; and in /etc/sysctl.d, " +
+			"or for IPv4 proxy.setIPForward=true"},
 	lb.ReasonForwardDropped: {"A chain of another program drops packets that the node forwards, as Docker and ufw do.",
 		"accept the pod network in that chain, or, if it is iptables' chain FORWARD, set proxy.acceptForwarded=true"},
 	lb.ReasonPodNetworkUnmatched: {"No pod of the node is in proxy.clusterCIDR, or in spec.podCIDRs of the Node with " +
@@ -269,10 +270,11 @@ var Reasons = map[lb.Reason]Entry{
 		"uses all of them. The probe is wrong, or the node is cut off from most pods.",
 		"kubectl annotate service NAME landfall.dev/probe=tcp --overwrite   # or a path that pods answer with 200 to 399"},
 	lb.ReasonProbePassed: {Meaning: "All endpoints answer the node's probes again, or are not probed any more."},
-	lb.ReasonProgrammed:  {Meaning: "The readiness gate of a pod is open, as the rules of its node deliver to it."},
-	lb.ReasonNoService:   {Meaning: "The readiness gate of a pod is open, as no Service names the pod as an endpoint."},
+	lb.ReasonProgrammed: {Meaning: "The readiness gate of a pod is open: the rules of its node deliver to it, and the " +
+		"addresses of its Services are announced."},
+	lb.ReasonNoService: {Meaning: "The readiness gate of a pod is open, as no Service names the pod as an endpoint."},
 	lb.ReasonTimedOut: {"The readiness gate of a pod is open, although the rules of its node did not deliver to it in " +
-		"time.",
+		"time, or an address of its Services was not announced.",
 		"landfallctl explain svc NAME   # of the Services in the message"},
 	lb.ReasonProbeInvalid: {"The annotation landfall.dev/probe cannot be read, or the Service has nothing to probe. The " +
 		"Service is served without probes.",

@@ -21,6 +21,9 @@ type FeedMessage struct {
 	// VRFs are the VRFs on the node. Each has the reason why the kernel does not deliver what comes in
 	// through it; "" if it does. Every message but those with Waiting says it anew.
 	VRFs map[string]string `json:"vrfs,omitempty"`
+	// Gates is set if pods on the node have readiness gates that wait for announcements: the speaker
+	// is to say FeedUpdate.Unannounced. Every message but those with Waiting says it anew.
+	Gates bool `json:"gates,omitempty"`
 	// Beat is the longest time until the next message, in milliseconds, even if that has no content; 0
 	// promises none. See FeedSilence.
 	Beat int `json:"beat,omitempty"`

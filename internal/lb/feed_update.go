@@ -21,8 +21,8 @@ type FeedUpdate struct {
 	// Number counts the updates of a speaker that are not Same, from 1. The proxy answers with it, see
 	// FeedMessage.Rescued. A speaker that does not ask for an answer sends 0.
 	Number uint64 `json:"number,omitempty"`
-	// Changes is set if Previous and Ring name only the VIPs of which they say something else than
-	// before, each of them in Previous. Otherwise they name all, and a VIP that is missing is no VIP
+	// Changes is set if Previous, Ring and Unannounced name only the VIPs of which they say something
+	// else than before, each of them in Previous. Otherwise they name all, and a VIP that is missing is no VIP
 	// any more.
 	Changes bool `json:"changes,omitempty"`
 	// Ended are addresses that are no VIPs any more, or were not in between; only with Changes.
@@ -46,6 +46,16 @@ type FeedUpdate struct {
 	// and once round. Each of them may hold connections to the VIP, so a stray packet goes round. An
 	// empty list means the same as in Previous; a VIP that is missing has no ring.
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
+	// Unannounced has those of the VIPs in Previous that this node does not announce yet and may announce
+	// soon. The speaker leaves it empty unless FeedMessage.Gates is set.
+	Unannounced map[netip.Addr]Unannounced `json:"unannounced,omitempty"`
+}
+
+// Unannounced says why a node does not announce a VIP yet.
+type Unannounced struct {
+	Reason Reason `json:"reason"`
+	// Elsewhere is set while another node announces the VIP.
+	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
 // Apply has u say what it said and what next says, as if they were one update.
@@ -53,12 +63,14 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 	if !next.Changes {
 		*u = next
 		u.Previous, u.Ring = maps.Clone(next.Previous), maps.Clone(next.Ring)
+		u.Unannounced = maps.Clone(next.Unannounced)
 		return
 	}
 	u.Number, u.Dead, u.Gone, u.CutOff = next.Number, next.Dead, next.Gone, next.CutOff
 	for _, vip := range next.Ended {
 		delete(u.Previous, vip)
 		delete(u.Ring, vip)
+		delete(u.Unannounced, vip)
 	}
 	if u.Changes {
 		u.Ended = append(u.Ended, next.Ended...)
@@ -69,6 +81,9 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 	if u.Ring == nil { // as in each update without a ring that was read from JSON
 		u.Ring = map[netip.Addr][]netip.Addr{}
 	}
+	if u.Unannounced == nil {
+		u.Unannounced = map[netip.Addr]Unannounced{}
+	}
 	for vip, nodes := range next.Previous {
 		u.Previous[vip] = nodes
 		if ring, ok := next.Ring[vip]; ok {
@@ -76,21 +91,32 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 		} else {
 			delete(u.Ring, vip)
 		}
+		if why, ok := next.Unannounced[vip]; ok {
+			u.Unannounced[vip] = why
+		} else {
+			delete(u.Unannounced, vip)
+		}
 	}
 }
 
 // Since returns what u, which says all, says otherwise than before, which did too.
 func (u FeedUpdate) Since(before FeedUpdate) FeedUpdate {
 	changes := FeedUpdate{Changes: true, Dead: u.Dead, Gone: u.Gone, CutOff: u.CutOff,
-		Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{}}
+		Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{},
+		Unannounced: map[netip.Addr]Unannounced{}}
 	for vip := range u.vips() {
 		was, had := before.Previous[vip]
 		ring, spread := u.Ring[vip]
 		wasRing, wasSpread := before.Ring[vip]
-		if (had || wasSpread) && slices.Equal(was, u.Previous[vip]) && spread == wasSpread && slices.Equal(ring, wasRing) {
+		why, unannounced := u.Unannounced[vip]
+		if (had || wasSpread) && slices.Equal(was, u.Previous[vip]) && spread == wasSpread && slices.Equal(ring, wasRing) &&
+			why == before.Unannounced[vip] {
 			continue
 		}
 		changes.Previous[vip] = u.Previous[vip]
+		if unannounced {
+			changes.Unannounced[vip] = why
+		}
 		if spread {
 			changes.Ring[vip] = ring
 		}

@@ -28,19 +28,24 @@ func TestUpdatesOfAFeedAddUp(t *testing.T) {
 		}
 		return u
 	}
-	for _, first := range []string{state(false, false), state(true, false), state(true, true)} {
+	const lacks = `{"former":{"` + vip + `":[]},"unannounced":{"` + vip + `":{"reason":"NoLocalBackends"}}}`
+	for _, first := range []string{state(false, false), state(true, false), state(true, true), lacks} {
 		for change, want := range map[string]string{
 			`{"changes":true,"former":{"` + vip + `":[]},"ring":{"` + vip + `":["10.0.0.3"]}}`: `{"former":{"` + vip +
 				`":[]},"ring":{"` + vip + `":["10.0.0.3"]}}`,
 			`{"changes":true,"former":{"` + vip + `":["10.0.0.1"]}}`:                 state(true, false),
 			`{"changes":true,"ended":["` + vip + `"]}`:                               state(false, false),
 			`{"changes":true,"former":{"` + other + `":[]},"ended":["` + vip + `"]}`: `{"former":{"` + other + `":[]}}`,
-			state(true, true): state(true, true),
+			state(true, true):              state(true, true),
+			lacks:                          lacks,
+			`{"changes":true,` + lacks[1:]: lacks,
+			`{"changes":true,"former":{"` + vip + `":[]}}`: `{"former":{"` + vip + `":[]}}`,
 		} {
 			var u FeedUpdate
 			u.Apply(read(first))
 			u.Apply(read(change))
-			if got, want := fmt.Sprint(u.Previous, u.Ring), fmt.Sprint(read(want).Previous, read(want).Ring); got != want {
+			said := func(u FeedUpdate) string { return fmt.Sprint(u.Previous, u.Ring, u.Unannounced) }
+			if got, want := said(u), said(read(want)); got != want {
 				t.Errorf("%s and then %s: %s, want %s", first, change, got, want)
 			}
 			since := u.Since(read(first))
@@ -48,6 +53,9 @@ func TestUpdatesOfAFeedAddUp(t *testing.T) {
 			again.Apply(since)
 			if !reflect.DeepEqual(again.vips(), u.vips()) {
 				t.Errorf("%s, and what is new since %s: %v, want %v", first, change, again.vips(), u.vips())
+			}
+			if got, want := fmt.Sprint(again.Unannounced), fmt.Sprint(u.Unannounced); got != want {
+				t.Errorf("%s, and what is new since %s: unannounced %s, want %s", first, change, got, want)
 			}
 		}
 	}

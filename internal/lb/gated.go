@@ -13,11 +13,12 @@ const ConditionProgrammed = "landfall.dev/programmed"
 
 // Why ConditionProgrammed is true.
 const (
-	// ReasonProgrammed says that the rules of the pod's node deliver to it.
+	// ReasonProgrammed says that the rules of the pod's node deliver to it, and that the addresses of its
+	// Services are announced.
 	ReasonProgrammed Reason = "Programmed"
 	// ReasonNoService says that no Service names the pod as an endpoint.
 	ReasonNoService Reason = "NoService"
-	// ReasonTimedOut says that the rules did not deliver in time, and the pod no longer waits for that.
+	// ReasonTimedOut says that this was not so in time, and the pod no longer waits for it.
 	ReasonTimedOut Reason = "TimedOut"
 )
 

@@ -53,6 +53,7 @@ type Actor struct {
 	left    bool // Withdraw was called
 	all     deliveries
 	vrfs    map[string]string
+	gates   bool
 	readers map[*subscriber]bool
 	// speaker is the reader that said all last; nil when that one is gone. said is what it has said,
 	// and heard what of it about VIPs Heard has not returned yet.
@@ -175,6 +176,9 @@ func (a *Actor) through() map[string]string {
 	defer a.mu.Unlock()
 	return a.vrfs
 }
+
+// AskUnannounced has the speaker say which VIPs this node does not announce yet. It must be called before Run.
+func (a *Actor) AskUnannounced() { a.gates = true }
 
 // Readers returns how many are connected.
 func (a *Actor) Readers() int {
@@ -346,7 +350,7 @@ func (a *Actor) tell(t *telling, due bool) error {
 	if complete {
 		message, news = compose(t.told, now)
 		message.Rescued = a.answer(t.reader)
-		message.VRFs = a.through()
+		message.VRFs, message.Gates = a.through(), a.gates
 		news = news || message.Rescued != t.answered || !maps.Equal(message.VRFs, t.vrfs)
 		t.answered, t.vrfs = message.Rescued, message.VRFs
 	}

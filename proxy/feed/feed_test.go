@@ -33,7 +33,7 @@ type running struct {
 	stop    func()
 }
 
-func start(t *testing.T, path string) running {
+func start(t *testing.T, path string, prepare ...func(*Actor)) running {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	changes := make(chan struct{}, 1)
@@ -43,6 +43,9 @@ func start(t *testing.T, path string) running {
 		default:
 		}
 	}, func() time.Duration { return 0 })
+	for _, f := range prepare {
+		f(a)
+	}
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
 	stopped := false
@@ -297,4 +300,14 @@ func TestVRFsAreTold(t *testing.T) {
 		a.SetVRFs(vrfs)
 		r.expect(lb.FeedMessage{VRFs: vrfs})
 	}
+}
+
+// A reader hears with each message that pods of the node have readiness gates.
+func TestGatesAreTold(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path, (*Actor).AskUnannounced)
+	a.Begin(nil)
+	r := dial(t, path)
+	r.expect(lb.FeedMessage{Complete: true, Gates: true})
+	r.expect(lb.FeedMessage{Gates: true}) // the beat
 }

@@ -20,6 +20,7 @@ const (
 	maxLine   = 64 << 20
 	maxDead   = 10000
 	maxName   = 253 // of a Node (RFC 1123)
+	maxReason = 64
 	maxVIPs   = 65536
 	maxOwners = lb.MaxRing // nodes for each VIP
 )
@@ -166,6 +167,11 @@ func decode(line []byte) (lb.FeedUpdate, error) {
 	for _, addr := range slices.Concat(n.Gone, n.Ended) {
 		if !addr.IsValid() {
 			return lb.FeedUpdate{}, errors.New("read an update: an empty address")
+		}
+	}
+	for vip, why := range n.Unannounced {
+		if _, named := n.Previous[vip]; !named || why.Reason == "" || len(why.Reason) > maxReason {
+			return lb.FeedUpdate{}, fmt.Errorf("read an update: %s is unannounced for the reason %.64q", vip, why.Reason)
 		}
 	}
 	return n, errors.Join(checkNodes(n.Previous), checkNodes(n.Ring))

@@ -226,6 +226,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"dead":["k8s-worker-177"],"beat":2000}`))
 	f.Add([]byte(`{"same":true,"beat":2000}`))
 	f.Add([]byte(`{"former":{"192.0.2.1":["172.26.236.177"],"2001:db8::1":["2001:db8::177"]}}`))
+	f.Add([]byte(`{"former":{"192.0.2.1":[]},"unannounced":{"192.0.2.1":{"reason":"NotOwner","elsewhere":true}}}`))
 	f.Add([]byte(`{"ring":{"192.0.2.1":["172.26.236.177","172.26.236.178"]}}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		n, err := decode(line)
@@ -242,13 +243,18 @@ func FuzzDecode(f *testing.F) {
 				}
 			}
 		}
+		for vip, why := range n.Unannounced {
+			if _, named := n.Previous[vip]; !named || why.Reason == "" || len(why.Reason) > maxReason {
+				t.Errorf("%q is taken for %+v", line, n)
+			}
+		}
 		text, err := json.Marshal(n)
 		if err != nil {
 			t.Fatal(err)
 		}
 		again, err := decode(text)
 		if err != nil || !slices.Equal(again.Dead, n.Dead) || len(again.Previous) != len(n.Previous) ||
-			len(again.Ring) != len(n.Ring) {
+			len(again.Ring) != len(n.Ring) || len(again.Unannounced) != len(n.Unannounced) {
 			t.Errorf("%q is read as %+v, and that as %+v, %v", line, n, again, err)
 		}
 	})
@@ -262,13 +268,15 @@ func TestContract11AllThatASpeakerMaySayFits(t *testing.T) {
 		return netip.AddrFrom16([16]byte{0xfd, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11, 0x11,
 			0x11, n})
 	}
-	u := lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{}}
+	u := lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{},
+		Unannounced: map[netip.Addr]lb.Unannounced{}}
 	for i := range byte(some) {
 		vip := longest(0x20 + i)
 		u.Previous[vip] = []netip.Addr{longest(0xff)}
 		for range lb.MaxRing {
 			u.Ring[vip] = append(u.Ring[vip], longest(0xff))
 		}
+		u.Unannounced[vip] = lb.Unannounced{Reason: lb.Reason(strings.Repeat("r", maxReason)), Elsewhere: true}
 		u.Dead, u.Gone = append(u.Dead, strings.Repeat("n", maxName)), append(u.Gone, longest(0xff))
 	}
 	line, err := json.Marshal(u)

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -77,9 +78,37 @@ func hintsOf(all []lb.Slice) (zones, nodes bool) {
 type Gate struct {
 	// Since is since when.
 	Since time.Time
-	// Programmed has the Services that select or name the pod, each with whether the rules deliver to it. Before
-	// the time is over, one to which they do not stands for all.
-	Programmed map[lb.Key]bool
+	// Services are those that select or name the pod. Before the time is over, one for which the pod waits stands
+	// for all.
+	Services map[lb.Key]Standing
+}
+
+// Standing is how far a Service is ready for a pod.
+type Standing struct {
+	// Programmed is set if the rules deliver to the pod.
+	Programmed bool
+	// VIP is an address of the Service that has to be announced before the pod counts as ready, and Unannounced why
+	// it is not; "" if there is none.
+	VIP         netip.Addr
+	Unannounced lb.Reason
+}
+
+// Done reports whether the pod need not wait for the Service.
+func (s Standing) Done() bool { return s.Programmed && s.Unannounced == "" }
+
+// Awaited returns the first address of a Service that has to be announced before a pod of this node counts as ready,
+// and why it is not. With policy Local this node has to announce it, or stand by for the node that does: only its own
+// pods get what arrives here. With policy Cluster any node may, as each delivers to all pods; where none does, this
+// one is the first that can.
+func Awaited(s Service, unannounced map[netip.Addr]lb.Unannounced, concerned func(lb.Family) bool) (
+	netip.Addr, lb.Reason) {
+	for _, vip := range s.VIPs {
+		why, ok := unannounced[vip]
+		if ok && concerned(lb.FamilyOf(vip)) && (s.Policy == lb.Local || !why.Elsewhere) {
+			return vip, why.Reason
+		}
+	}
+	return netip.Addr{}, ""
 }
 
 // Opening says why a gate opens, as the pod's condition does.
@@ -91,30 +120,39 @@ type Opening struct {
 // Open decides whether the gate opens; if not, it returns nil, and when to ask again although nothing
 // changes. A gate opens after timeout in any case.
 func (g Gate) Open(node string, now time.Time, timeout time.Duration) (opening *Opening, again time.Duration) {
-	var missing []string
-	for service, programmed := range g.Programmed {
-		if !programmed {
-			missing = append(missing, service.String())
+	var undelivered, unannounced []string
+	for service, s := range g.Services {
+		switch {
+		case !s.Programmed:
+			undelivered = append(undelivered, service.String())
+		case !s.Done():
+			unannounced = append(unannounced, fmt.Sprintf("%s for %s (%s)", s.VIP, service, s.Unannounced))
 		}
 	}
-	slices.Sort(missing)
 	waited := now.Sub(g.Since)
 	switch {
-	case len(g.Programmed) == 0 && waited >= GateSettle:
+	case len(g.Services) == 0 && waited >= GateSettle:
 		return &Opening{lb.ReasonNoService, "no Service names the pod as an endpoint"}, 0
-	case len(g.Programmed) == 0:
+	case len(g.Services) == 0:
 		return nil, GateSettle - waited
-	case len(missing) == 0:
+	case len(undelivered)+len(unannounced) == 0:
 		return &Opening{lb.ReasonProgrammed, fmt.Sprintf("the rules of %s deliver to the pod", node)}, 0
-	case waited >= timeout:
-		return &Opening{lb.ReasonTimedOut, fmt.Sprintf("the rules of %s did not deliver to the pod for %s within %s", node,
-			some(missing), timeout)}, 0
+	case waited < timeout:
+		return nil, timeout - waited
 	}
-	return nil, timeout - waited
+	var did []string
+	if len(undelivered) > 0 {
+		did = append(did, fmt.Sprintf("the rules of %s did not deliver to the pod for %s", node, some(undelivered)))
+	}
+	if len(unannounced) > 0 {
+		did = append(did, fmt.Sprintf("%s did not announce %s", node, some(unannounced)))
+	}
+	return &Opening{lb.ReasonTimedOut, fmt.Sprintf("%s within %s", strings.Join(did, ", and "), timeout)}, 0
 }
 
-// some joins the first of some names.
+// some joins the first of some names, in their order.
 func some(names []string) string {
+	slices.Sort(names)
 	const most = 3
 	if more := len(names) - most; more > 0 {
 		return fmt.Sprintf("%s and %d more Services", strings.Join(names[:most], ", "), more)

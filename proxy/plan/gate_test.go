@@ -65,29 +65,73 @@ func TestAdmit(t *testing.T) {
 func TestGateOpens(t *testing.T) {
 	since := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	a, b := lb.Key{Namespace: "shop", Name: "a"}, lb.Key{Namespace: "shop", Name: "b"}
+	vip := netip.MustParseAddr("192.0.2.1")
+	done, not := Standing{Programmed: true}, Standing{}
+	awaits := Standing{true, vip, lb.ReasonNotEstablished}
 	for _, tt := range []struct {
-		name       string
-		programmed map[lb.Key]bool
-		after      time.Duration
-		want       lb.Reason
-		message    string
-		again      time.Duration
+		name     string
+		services map[lb.Key]Standing
+		after    time.Duration
+		want     lb.Reason
+		message  string
+		again    time.Duration
 	}{
 		{"no Service yet", nil, time.Second, "", "", time.Second},
 		{"no Service", nil, GateSettle, lb.ReasonNoService, "no Service names the pod as an endpoint", 0},
-		{"all", map[lb.Key]bool{a: true, b: true}, 0, lb.ReasonProgrammed, "the rules of n deliver to the pod", 0},
-		{"one of two", map[lb.Key]bool{a: true, b: false}, 10 * time.Second, "", "", 20 * time.Second},
-		{"in vain", map[lb.Key]bool{a: false, b: false}, 30 * time.Second, lb.ReasonTimedOut,
+		{"all", map[lb.Key]Standing{a: done, b: done}, 0, lb.ReasonProgrammed, "the rules of n deliver to the pod", 0},
+		{"one of two", map[lb.Key]Standing{a: done, b: not}, 10 * time.Second, "", "", 20 * time.Second},
+		{"one of two is announced", map[lb.Key]Standing{a: done, b: awaits}, 10 * time.Second, "", "", 20 * time.Second},
+		{"in vain", map[lb.Key]Standing{a: not, b: not}, 30 * time.Second, lb.ReasonTimedOut,
 			"the rules of n did not deliver to the pod for shop/a, shop/b within 30s", 0},
-		{"late", map[lb.Key]bool{a: true}, time.Hour, lb.ReasonProgrammed, "the rules of n deliver to the pod", 0},
+		{"announced in vain", map[lb.Key]Standing{a: done, b: awaits}, 30 * time.Second, lb.ReasonTimedOut,
+			"n did not announce 192.0.2.1 for shop/b (NotEstablished) within 30s", 0},
+		{"both in vain", map[lb.Key]Standing{a: not, b: awaits}, 30 * time.Second, lb.ReasonTimedOut, "the rules of n did " +
+			"not deliver to the pod for shop/a, and n did not announce 192.0.2.1 for shop/b (NotEstablished) within 30s", 0},
+		{"late", map[lb.Key]Standing{a: done}, time.Hour, lb.ReasonProgrammed, "the rules of n deliver to the pod", 0},
 	} {
-		opening, again := Gate{since, tt.programmed}.Open("n", since.Add(tt.after), 30*time.Second)
+		opening, again := Gate{since, tt.services}.Open("n", since.Add(tt.after), 30*time.Second)
 		var got Opening
 		if opening != nil {
 			got = *opening
 		}
 		if got != (Opening{tt.want, tt.message}) || again != tt.again {
 			t.Errorf("%s: %+v, again %s; want %s %q, %s", tt.name, got, again, tt.want, tt.message, tt.again)
+		}
+	}
+}
+
+// TestContract1WhichAddressesAPodWaitsFor: with policy Local those that its node is to announce, with policy Cluster
+// those that no node announces.
+func TestContract1WhichAddressesAPodWaitsFor(t *testing.T) {
+	v4, v6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	here := lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true}
+	nowhere := lb.Unannounced{Reason: lb.ReasonProbing}
+	both := func(lb.Family) bool { return true }
+	only := func(family lb.Family) func(lb.Family) bool { return func(f lb.Family) bool { return f == family } }
+	for _, c := range []struct {
+		name        string
+		policy      lb.TrafficPolicy
+		unannounced map[netip.Addr]lb.Unannounced
+		concerned   func(lb.Family) bool
+		vip         netip.Addr
+		why         lb.Reason
+	}{
+		{"announced, Local", lb.Local, nil, both, netip.Addr{}, ""},
+		{"announced, Cluster", lb.Cluster, nil, both, netip.Addr{}, ""},
+		{"by another node, Local", lb.Local, map[netip.Addr]lb.Unannounced{v4: here}, both, v4, lb.ReasonNoLocalBackends},
+		{"by another node, Cluster", lb.Cluster, map[netip.Addr]lb.Unannounced{v4: here}, both, netip.Addr{}, ""},
+		{"by no node, Local", lb.Local, map[netip.Addr]lb.Unannounced{v4: nowhere}, both, v4, lb.ReasonProbing},
+		{"by no node, Cluster", lb.Cluster, map[netip.Addr]lb.Unannounced{v4: nowhere}, both, v4, lb.ReasonProbing},
+		{"the second address", lb.Local, map[netip.Addr]lb.Unannounced{v6: here}, both, v6, lb.ReasonNoLocalBackends},
+		{"a pod of the other family", lb.Local, map[netip.Addr]lb.Unannounced{v6: here}, only(lb.IPv4), netip.Addr{}, ""},
+		{"a pod of its family", lb.Local, map[netip.Addr]lb.Unannounced{v6: here}, only(lb.IPv6), v6,
+			lb.ReasonNoLocalBackends},
+		{"of another Service", lb.Local, map[netip.Addr]lb.Unannounced{netip.MustParseAddr("192.0.2.2"): here}, both,
+			netip.Addr{}, ""},
+	} {
+		vip, why := Awaited(Service{Policy: c.policy, VIPs: []netip.Addr{v4, v6}}, c.unannounced, c.concerned)
+		if vip != c.vip || why != c.why {
+			t.Errorf("%s: waits for %s (%s), want %s (%s)", c.name, vip, why, c.vip, c.why)
 		}
 	}
 }

@@ -58,6 +58,7 @@ type Feed struct {
 	mu         sync.Mutex
 	deliveries map[lb.DeliveryKey]lb.Delivery
 	vrfs       map[string]string
+	gates      bool      // the proxy wants to know what is unannounced
 	reason     lb.Reason // why the deliveries cannot be used
 	connected  bool      // and a complete message has come over this connection
 	hold       *time.Timer
@@ -102,6 +103,13 @@ func (f *Feed) VRFs() map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.vrfs
+}
+
+// Gates reports whether the proxy wants to hear of lb.FeedUpdate.Unannounced.
+func (f *Feed) Gates() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.gates
 }
 
 // Busy returns for how long the actor has been at one thing.
@@ -211,8 +219,8 @@ func (f *Feed) take(m lb.FeedMessage) {
 	}
 	deliveries, changed, ended := merge(known, m)
 	f.deliveries = deliveries
-	elsewhere := !maps.Equal(f.vrfs, m.VRFs)
-	f.vrfs = m.VRFs
+	elsewhere := !maps.Equal(f.vrfs, m.VRFs) || f.gates != m.Gates
+	f.vrfs, f.gates = m.VRFs, m.Gates
 	answered := f.told.answered()
 	f.told.rescued = m.Rescued
 	answered = f.told.answered() && !answered

@@ -417,3 +417,27 @@ func TestVRFsAreHeardOf(t *testing.T) {
 		t.Error("forgotten while the proxy restarts")
 	}
 }
+
+// Whether the proxy asks for what is not announced is news for all VIPs, and stays while the proxy restarts.
+func TestGatesAreHeardOf(t *testing.T) {
+	var heard []string
+	f := NewFeed(Options{Log: slog.New(slog.DiscardHandler), Changed: func(vips []netip.Addr) {
+		heard = append(heard, fmt.Sprint(vips))
+	}})
+	for _, step := range []struct {
+		gates bool
+		want  string
+	}{{false, "[[]]"}, {true, "[[]]"}, {true, "[]"}, {false, "[[]]"}, {true, "[[]]"}} {
+		heard = []string{}
+		f.take(lb.FeedMessage{Complete: f.reason != "", Gates: step.gates})
+		if got := fmt.Sprint(heard); got != step.want || f.Gates() != step.gates {
+			t.Errorf("%v: told %s, want %s; asks: %v", step.gates, got, step.want, f.Gates())
+		}
+	}
+	f.wait()
+	f.lost()
+	defer f.stopHold()
+	if !f.Gates() {
+		t.Error("forgotten while the proxy restarts")
+	}
+}

@@ -39,6 +39,8 @@ type View struct {
 	// Announced is set while this node announces the VIP over BGP, Routable while BGP is for the VIP,
 	// as far as is known.
 	Announced, Routable bool
+	// Unannounced says why this node does not announce the VIP yet; nil if the proxy need not know.
+	Unannounced *lb.Unannounced
 }
 
 // State is what is remembered from one step to the next. The zero value is ready.
@@ -59,6 +61,8 @@ type vip struct {
 	previous string // owner: the other node that answered for the VIP last; "" if nobody is known
 	ring     *ring  // nil unless routers spread the VIP over nodes
 	rival    string // that counted in the last step
+	// unannounced is what the last step was told of that; the zero value for nothing.
+	unannounced lb.Unannounced
 }
 
 // Step takes in what is known now of the VIPs that events names, nil for those that no Service
@@ -84,7 +88,8 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 				s.vips[addr] = v
 			}
 			answered, spread := v.answered(*view, s.dead), s.spread(now, addr, v, *view)
-			if !known || answered || spread {
+			awaited := v.awaits(*view)
+			if !known || answered || spread || awaited {
 				differing = append(differing, addr)
 			}
 		case known:
@@ -165,11 +170,21 @@ func (v *vip) answered(view View, dead []string) (changed bool) {
 	return v.previous != before
 }
 
+// awaits notes why this node does not announce the VIP yet, and reports whether that differs.
+func (v *vip) awaits(view View) (changed bool) {
+	before := v.unannounced
+	v.unannounced = lb.Unannounced{}
+	if view.Unannounced != nil {
+		v.unannounced = *view.Unannounced
+	}
+	return v.unannounced != before
+}
+
 // update is what the proxy is told of some VIPs: of each, even if nobody is known to have answered
 // for it, so that what an earlier speaker said goes on.
 func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
 	n := lb.FeedUpdate{Dead: s.dead, CutOff: s.cutOff, Previous: map[netip.Addr][]netip.Addr{},
-		Ring: map[netip.Addr][]netip.Addr{}}
+		Ring: map[netip.Addr][]netip.Addr{}, Unannounced: map[netip.Addr]lb.Unannounced{}}
 	for _, node := range s.dead {
 		n.Gone = append(n.Gone, s.addresses[node]...)
 	}
@@ -181,6 +196,9 @@ func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
 		}
 		if v.ring != nil {
 			n.Ring[addr] = v.ring.next
+		}
+		if v.unannounced != (lb.Unannounced{}) {
+			n.Unannounced[addr] = v.unannounced
 		}
 	}
 	return n

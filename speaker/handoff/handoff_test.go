@@ -32,18 +32,21 @@ func nodes() map[string][]netip.Addr {
 	return all
 }
 
-// view reads what is known of a VIP: "a:arp b:bgp c owner=a own routable".
+// view reads what is known of a VIP: "a:arp b:bgp c owner=a own routable lacks=Backends".
 func view(text string) *View {
 	v := &View{Claims: map[string]plan.Claim{}}
 	for word := range strings.FieldsSeq(text) {
 		node, how, _ := strings.Cut(word, ":")
 		owner, isOwner := strings.CutPrefix(word, "owner=")
 		rival, isRival := strings.CutPrefix(word, "rival=")
+		lacks, isUnannounced := strings.CutPrefix(word, "lacks=")
 		switch {
 		case isOwner:
 			v.Owner = owner
 		case isRival:
 			v.Rival = rival
+		case isUnannounced:
+			v.Unannounced = &lb.Unannounced{Reason: lb.Reason(lacks)}
 		case word == "own":
 			v.Announced = true
 		case word == "routable":
@@ -79,6 +82,9 @@ func said(u lb.FeedUpdate, vip netip.Addr, all map[string][]netip.Addr) string {
 	text := names(previous)
 	if ring, ok := u.Ring[vip]; ok {
 		text += "; ring " + names(ring)
+	}
+	if why, ok := u.Unannounced[vip]; ok {
+		text += "; lacks " + string(why.Reason)
 	}
 	return strings.TrimSpace(text)
 }
@@ -135,6 +141,13 @@ func TestStory(t *testing.T) {
 			{what: "c is back, and goes on to announce", view: "a c owner=b rival=c", want: "c"},
 			{what: "it dies again", view: "a owner=b rival=c", dead: "c", want: ""},
 			{what: "a false alarm, in which a took over", view: "a:arp c owner=b rival=c", want: "a"},
+		},
+		"what a rollout waits for": {
+			{what: "this node has no endpoint", view: "a:arp owner=a lacks=Backends", want: "a; lacks Backends"},
+			{what: "nor a session", view: "a:arp owner=a lacks=Session", want: "a; lacks Session"},
+			{what: "it claims", view: "a:arp owner=a", want: "a"},
+			{what: "it does no more", view: "a:arp owner=a lacks=Backends", want: "a; lacks Backends"},
+			{what: "a dies", view: "owner=b lacks=Backends", dead: "a", want: "; lacks Backends"},
 		},
 		"both ways": {
 			{what: "over ARP", view: "a:arp c owner=a", want: "a"},
@@ -260,8 +273,7 @@ func TestRingIsBounded(t *testing.T) {
 // the VIPs came in one step, one by one, in reverse, or twice.
 func TestOrderAndRepetition(t *testing.T) {
 	words := []string{"a", "a:arp", "a:bgp", "c", "c:arp", "c:bgp", "d:arp", "owner=a", "owner=b", "owner=c", "own",
-		"rival=a",
-		"routable"}
+		"rival=a", "lacks=Backends", "routable"}
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		var one, single, reversed, twice State

@@ -28,11 +28,17 @@ type routes struct {
 	self     string
 	pools    []announcedPool // by name
 	sessions map[string]BGPSession
-	// shut are the peers in VRFs that the node delivers nothing from, with the reason.
-	shut   map[string]*lb.Refusal
+	// shut says why the node delivers nothing of a family that comes from a peer.
+	shut   map[way]*lb.Refusal
 	found  map[string]map[netip.Prefix]int // by peer; what is announced for a prefix, as an index of mixes
 	mixes  []mix
 	joined map[joining]int // which mix a mix becomes
+}
+
+// way is where packets of a family come from.
+type way struct {
+	peer   string
+	family lb.Family
 }
 
 // announcedPool is a pool with its advertisements, oldest first.
@@ -55,13 +61,20 @@ type joining struct {
 }
 
 func newRoutes(f Facts, b BGPFacts, sessions map[string]BGPSession, size int) *routes {
-	r := &routes{self: f.Self, sessions: sessions, shut: map[string]*lb.Refusal{},
+	r := &routes{self: f.Self, sessions: sessions, shut: map[way]*lb.Refusal{},
 		found: make(map[string]map[netip.Prefix]int, len(sessions)), mixes: make([]mix, 1), joined: map[joining]int{}}
 	peers := slices.Sorted(maps.Keys(sessions))
 	for _, name := range peers {
 		r.found[name] = make(map[netip.Prefix]int, size)
-		if refusal := refuseThrough(f.Self, b, sessions[name].VRF); refusal != nil {
-			r.shut[name] = refusal
+		through := refuseThrough(f.Self, b, sessions[name].VRF)
+		for _, family := range sessions[name].Families {
+			refusal := through
+			if refusal == nil {
+				refusal = refuseUplink(f, sessions[name], family)
+			}
+			if refusal != nil {
+				r.shut[way{name, family}] = refusal
+			}
 		}
 	}
 	var ads []*advertisement
@@ -250,7 +263,7 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 					"address", peer, family, family))
 			continue
 		}
-		if refusal := r.shut[peer]; refusal != nil {
+		if refusal := r.shut[way{peer, family}]; refusal != nil {
 			obstacle(peer, refusal)
 			continue
 		}
@@ -281,6 +294,52 @@ func refuseThrough(self string, b BGPFacts, vrf string) *lb.Refusal {
 		return lb.Refuse(lb.ReasonVRFUndelivered, "%s does not deliver what comes in through VRF %s: %s", self, vrf, problem)
 	}
 	return nil
+}
+
+// refuseUplink says why the node must not attract packets of a family from a peer on one of its links:
+// its kernel does not forward what comes in there.
+func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
+	if !f.CheckForwarding {
+		return nil
+	}
+	unforwarded := ""
+	for _, i := range f.Interfaces {
+		switch {
+		case !isUplink(i, s.VRF, s.Interface, s.Addr):
+		case i.Forwards(family):
+			return nil
+		default:
+			unforwarded = i.Name
+		}
+	}
+	if unforwarded == "" {
+		return nil
+	}
+	return lb.Refuse(lb.ReasonForwardingOff,
+		"the kernel of %s forwards no %s packets that come in at %s, where the router is", f.Self, family, unforwarded)
+}
+
+// IsUplink reports whether one of the peers is on a link of the interface.
+func IsUplink(i lb.Interface, peers map[string]lb.Peer) bool {
+	for _, p := range peers {
+		if isUplink(i, p.VRF, p.Interface, p.Addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// isUplink reports whether a peer in a VRF is on a link of the interface: by the interface's name, or by an
+// address in one of its subnets.
+func isUplink(i lb.Interface, vrf, name string, peer netip.Addr) bool {
+	if i.Loopback || i.VRF != vrf {
+		return false
+	}
+	if name != "" {
+		return i.Name == name
+	}
+	_, near := i.Subnet(peer)
+	return near
 }
 
 // outside refuses an aggregate that attracts traffic for addresses that are not the pool's.

@@ -661,3 +661,70 @@ func BenchmarkDecideBGP(b *testing.B) {
 		}
 	}
 }
+
+// TestContract1ARouterHearsNothingThatItsLinkDoesNotForward has the kernel forward nothing of a family
+// that comes in at an uplink, which need not have an address of the Node.
+func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
+	uplink := func(w *bgpWorld) {
+		w.facts.CheckForwarding = true
+		w.facts.Interfaces = append(w.facts.Interfaces, lb.Interface{Name: "up0", Up: true, Addresses: []netip.Prefix{
+			netip.MustParsePrefix("172.16.0.9/24"), netip.MustParsePrefix("fe80::9/64")}})
+		w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.16.0.2", func(p *lb.Peer) { p.DualStack = true })
+		w.vips = append(w.vips, heldVIP("fd01::1", "web", lb.Cluster, 0))
+	}
+	off := func(at int, families ...lb.Family) func(*bgpWorld) {
+		return func(w *bgpWorld) {
+			for _, family := range families {
+				w.facts.Interfaces[at].Unforwarded4 = w.facts.Interfaces[at].Unforwarded4 || family == lb.IPv4
+				w.facts.Interfaces[at].Unforwarded6 = w.facts.Interfaces[at].Unforwarded6 || family == lb.IPv6
+			}
+		}
+	}
+	unnumbered := func(w *bgpWorld) {
+		w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.16.0.2", func(p *lb.Peer) { p.Addr, p.Interface = netip.Addr{}, "up0" })
+	}
+	far := func(w *bgpWorld) { w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.31.0.2") }
+	const v4, v6 = "192.0.2.1", "fd01::1"
+	for _, c := range []struct {
+		name     string
+		change   func(*bgpWorld)
+		want     string
+		obstacle string // the VIP that tor-2 does not hear of
+	}{
+		{"forwarded", func(*bgpWorld) {}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"no IPv4", off(1, lb.IPv4), "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"no IPv6", off(1, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", v6},
+		{"elsewhere", off(0, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"unnumbered, no IPv4", func(w *bgpWorld) { unnumbered(w); off(1, lb.IPv4)(w) },
+			"tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"unnumbered, elsewhere", func(w *bgpWorld) { unnumbered(w); off(0, lb.IPv6)(w) },
+			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"a router that is not near", func(w *bgpWorld) { far(w); off(1, lb.IPv4, lb.IPv6)(w) },
+			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", ""},
+		{"two interfaces in its subnet, of which one forwards", func(w *bgpWorld) {
+			w.facts.Interfaces[0].Addresses = append(w.facts.Interfaces[0].Addresses, netip.MustParsePrefix("172.16.0.8/24"))
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"no proxy that could know", func(w *bgpWorld) { w.facts.CheckForwarding = false; off(1, lb.IPv4)(w) },
+			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+	} {
+		w := newBGPWorld(uplink, c.change)
+		d := w.decide()
+		if got := heard(d); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+		if c.obstacle == "" {
+			continue
+		}
+		obstacles := d.VIPs[addr(c.obstacle)].Obstacles
+		if !slices.ContainsFunc(obstacles, func(o BGPObstacle) bool {
+			return o.Reason == lb.ReasonForwardingOff && o.Peer == "tor-2" && strings.Contains(o.Message, "come in at up0")
+		}) {
+			t.Errorf("%s: %v", c.name, obstacles)
+		}
+		delete(w.bgp.Peers, "tor-1")
+		if r := w.decide().VIPs[addr(c.obstacle)].Refusal; r == nil || r.Reason != lb.ReasonForwardingOff {
+			t.Errorf("%s, and no other peer: %v", c.name, r)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// TestContract1WhatARolloutWaitsFor has pods of this node wait until it announces the VIP, or stands by
+// to do so, and for nothing that never comes.
+func TestContract1WhatARolloutWaitsFor(t *testing.T) {
+	answers := map[string]Claim{w177: {Answering: true}}
+	claims := map[string]Claim{w177: {}}
+	routes := map[string]Claim{w177: {Reason: lb.ReasonNoAdvertisement, Routes: "tor"}}
+	withoutL2 := func(f *Facts) { f.Advertisements = nil }
+	routed := func(reason lb.Reason, peers ...string) func(*Input) {
+		return func(in *Input) {
+			in.Routed.Peers = peers
+			if reason != "" {
+				in.Routed.Refusal = lb.Refuse(reason, "words")
+			}
+		}
+	}
+	with := func(claims map[string]Claim, tweaks ...func(*Input)) func(*Input) {
+		return func(in *Input) {
+			in.Claims = claims
+			for _, tweak := range tweaks {
+				tweak(in)
+			}
+		}
+	}
+	noLocal := held(delivery(nginx, local(0, 0, 1, 0)))
+	for _, c := range []struct {
+		name  string
+		facts func(*Facts)
+		input func(*Input)
+		want  lb.Unannounced
+	}{
+		{name: "it answers", input: func(in *Input) { in.Answering = []string{"eth0"} }},
+		{name: "another node answers, and it would take over", input: with(answers)},
+		{name: "it owns the address and does not answer yet", want: lb.Unannounced{Reason: lb.ReasonAnnounceFailed}},
+		{name: "it probes", input: func(in *Input) { in.Probed = false }, want: lb.Unannounced{Reason: lb.ReasonProbing}},
+		{name: "nobody answers yet", input: with(map[string]Claim{w177: {Weight: 1}}),
+			want: lb.Unannounced{Reason: lb.ReasonNotOwner}},
+		{name: "no local endpoint", input: noLocal, want: lb.Unannounced{Reason: lb.ReasonNoLocalBackends}},
+		{name: "no local endpoint, and another node answers", input: with(answers, noLocal),
+			want: lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true}},
+		{name: "no local endpoint, and another node claims", input: with(claims, noLocal),
+			want: lb.Unannounced{Reason: lb.ReasonNoLocalBackends}},
+		{name: "not programmed", input: with(answers, held(delivery(nginx, unprogrammed))),
+			want: lb.Unannounced{Reason: lb.ReasonNotProgrammed, Elsewhere: true}},
+		{name: "stopping", facts: func(f *Facts) { f.Stopping = true }, want: lb.Unannounced{Reason: lb.ReasonStopping}},
+		{name: "not joined", facts: func(f *Facts) { f.Joined = false }, want: lb.Unannounced{Reason: lb.ReasonNotJoined}},
+		{name: "no advertisement", facts: withoutL2},
+		{name: "no interface", facts: func(f *Facts) { f.Interfaces = nil }},
+		{name: "drained", facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained }},
+		{name: "leaving", facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving }},
+		{name: "excluded", facts: func(f *Facts) { f.Node.Labels = map[string]string{LabelExclude: ""} }},
+		{name: "another Service has the port", input: held(delivery(nginx, contested))},
+
+		{name: "routers hear of it", facts: withoutL2, input: routed("", "tor")},
+		{name: "no session", facts: withoutL2, input: routed(lb.ReasonNotEstablished),
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished}},
+		{name: "no session, and another node has one", facts: withoutL2, input: with(routes, routed(lb.ReasonNotEstablished)),
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished, Elsewhere: true}},
+		{name: "no local endpoint for routers", facts: withoutL2,
+			input: with(routes, noLocal, routed(lb.ReasonNoLocalBackends)),
+			want:  lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true}},
+		{name: "about to end at routers", facts: withoutL2, input: with(routes, noLocal, routed(lb.ReasonNoLocalBackends, "tor")),
+			want: lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true}},
+		{name: "routers never hear of it", facts: withoutL2, input: routed(lb.ReasonNodeExcluded)},
+		{name: "both ways, and routers hear of it", input: with(answers, noLocal, routed("", "tor"))},
+		{name: "both ways, and it would take over", input: with(answers, routed(lb.ReasonNotEstablished))},
+		{name: "both ways, and in none of them", input: with(claims, noLocal, routed(lb.ReasonNotEstablished)),
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished}},
+	} {
+		f, in := facts(w178), input()
+		if c.facts != nil {
+			c.facts(&f)
+		}
+		if c.input != nil {
+			c.input(&in)
+		}
+		var got lb.Unannounced
+		if why := Decide(f, in).Unannounced(); why != nil {
+			got = *why
+		}
+		if got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
