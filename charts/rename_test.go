@@ -16,9 +16,18 @@ import (
 // daemonSet is what a cluster has of an installed release.
 type daemonSet struct{ name, release, component string }
 
-// serve answers what helm asks an API server in which there are DaemonSets and nothing else, and
-// returns a kubeconfig for it.
+// kubeadmConfig is what kubeadm notes of a cluster, in part.
+const kubeadmConfig = "networking:\n  podSubnet: 10.244.0.0/16\n  serviceSubnet: 10.96.0.0/12,fd00:96::/112\n"
+
+// serve answers what helm asks an API server of a cluster that kubeadm made, in which there are DaemonSets and
+// nothing else, and returns a kubeconfig for it.
 func serve(t *testing.T, sets ...daemonSet) (kubeconfig string) {
+	t.Helper()
+	return serveVersion(t, "v1.35.0", sets...)
+}
+
+// serveVersion does the same for an API server of a version.
+func serveVersion(t *testing.T, version string, sets ...daemonSet) (kubeconfig string) {
 	t.Helper()
 	var items []map[string]any
 	for _, s := range sets {
@@ -32,12 +41,15 @@ func serve(t *testing.T, sets ...daemonSet) (kubeconfig string) {
 		return metav1.APIResource{Name: name, Kind: kind, Namespaced: namespaced, Verbs: metav1.Verbs{"get", "list"}}
 	}
 	answers := map[string]any{
-		"/version": map[string]string{"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
+		"/version": map[string]string{"major": "1", "minor": strings.Split(version, ".")[1], "gitVersion": version},
 		"/api":     metav1.APIVersions{Versions: []string{"v1"}},
 		"/api/v1": metav1.APIResourceList{GroupVersion: "v1", APIResources: []metav1.APIResource{
 			resource("configmaps", "ConfigMap", true), resource("secrets", "Secret", true), resource("nodes", "Node", false)}},
 		"/apis/apps/v1/namespaces/landfall-system/daemonsets": map[string]any{"apiVersion": "apps/v1",
 			"kind": "DaemonSetList", "items": items},
+		"/api/v1/namespaces/kube-system/configmaps/kubeadm-config": map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+			"metadata": map[string]any{"name": "kubeadm-config", "namespace": "kube-system"},
+			"data":     map[string]string{"ClusterConfiguration": kubeadmConfig}},
 		"/apis/apps/v1/daemonsets": map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSetList", "items": items},
 	}
 	var groups metav1.APIGroupList
@@ -111,6 +123,31 @@ func TestRenamesAreRefused(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v, want %q", err, want)
 				}
+			}
+		})
+	}
+}
+
+// TestServiceCIDROfKubeadm finds the networks of cluster IPs where the API server has no ServiceCIDRs, unless they are
+// given.
+func TestServiceCIDROfKubeadm(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ version, value, want string }{
+		{"v1.31.0", "", "--service-cidr=10.96.0.0/12,fd00:96::/112\n"},
+		{"v1.32.9+k3s1", "", "--service-cidr=10.96.0.0/12,fd00:96::/112\n"},
+		{"v1.32.0", "10.43.0.0/16", "--service-cidr=10.43.0.0/16\n"},
+		{"v1.33.0", "", ""},
+		{"v1.35.4", "10.43.0.0/16", "--service-cidr=10.43.0.0/16\n"},
+	} {
+		t.Run(test.version+" "+test.value, func(t *testing.T) {
+			t.Parallel()
+			out, err := run(t, "template", "landfall", "landfall", "--namespace", "landfall-system", "--dry-run=server",
+				"--kubeconfig", serveVersion(t, test.version), "--set", "proxy.serviceCIDR="+test.value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(out, test.want) || test.want == "" && strings.Contains(out, "--service-cidr") {
+				t.Errorf("no %q", test.want)
 			}
 		})
 	}

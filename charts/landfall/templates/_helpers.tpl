@@ -110,6 +110,16 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- .Values.proxy.clusterCIDR | default (dig "networking" "podSubnet" "" $config) -}}
 {{- end -}}
 
+{{/* The networks of cluster IPs that no ServiceCIDR shows: the value's, or those that kubeadm has noted. */}}
+{{- define "landfall.serviceCIDR" -}}
+{{- $found := "" -}}
+{{- if semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version -}}
+{{- $config := dig "data" "ClusterConfiguration" "" (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") | fromYaml -}}
+{{- $found = dig "networking" "serviceSubnet" "" $config -}}
+{{- end -}}
+{{- .Values.proxy.serviceCIDR | default $found -}}
+{{- end -}}
+
 {{/* The flags by which the proxy tells connections of pods from others. */}}
 {{- define "landfall.detectLocalArgs" -}}
 {{- $cidr := include "landfall.clusterCIDR" . -}}
