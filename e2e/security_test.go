@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -421,16 +422,12 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
 			return err
 		},
-		"may create the Lease landfall-speaker only": func() error {
-			_, err := node.CoordinationV1().Leases(lab.Namespace).Create(t.Context(),
-				&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{})
-			return err
-		},
 	} {
 		if err := create(); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%v, want a refusal with %q", err, what)
 		}
 	}
+	nodesSpeakForThemselves(t, l, node, self, other)
 	// The agents themselves are not refused anything.
 	for _, a := range append(l.Agents("speaker"), l.Agents("controller")...) {
 		for line := range strings.Lines(a.Log()) {
@@ -438,6 +435,57 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 				t.Errorf("%s: %s", a.Name(), line)
 			}
 		}
+	}
+}
+
+// nodesSpeakForThemselves has a node write the Lease by which the sides of a partition hear of one another, as a
+// speaker does and as it must not.
+func nodesSpeakForThemselves(t *testing.T, l *lab.Lab, node kubernetes.Interface, self, other string) {
+	const name = "landfall-speaker"
+	lease := func(name, holder, live string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name,
+			Annotations: map[string]string{"landfall.dev/live": live}},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder}}
+	}
+	kept := lease(name, self, self)
+	kept.Finalizers = []string{"example.com/x"}
+	silent := lease(name, self, "")
+	silent.Annotations = nil
+	leases := node.CoordinationV1().Leases(lab.Namespace)
+	// Speakers write the Lease only while they miss one.
+	if err := l.Kube().CoordinationV1().Leases(lab.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil &&
+		!apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		what    string
+		lease   *coordinationv1.Lease
+		refusal string // "" if it is allowed
+	}{
+		{"another Lease", lease("x", self, self), "may write the Lease landfall-speaker only"},
+		{"a new one in another's name", lease(name, other, other+","+self), "in its own name only"},
+		{"a new one", lease(name, self, other+","+self), ""},
+		{"its own again", lease(name, self, self+","+other), ""},
+		{"in another's name", lease(name, other, other+","+self), "in its own name only"},
+		{"in nobody's name", lease(name, "", self), "in its own name only"},
+		{"a list of others", lease(name, self, other+",x"+self+","+self+"x"), "may write lists of speakers with itself only"},
+		{"no list", silent, "may write lists of speakers with itself only"},
+		{"one that nobody can delete", kept, "no finalizers and owners"},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			eventually(t, "no speaker writes it at the same time", func() error {
+				had, err := leases.Get(t.Context(), name, metav1.GetOptions{})
+				test.lease.ResourceVersion = ""
+				switch {
+				case apierrors.IsNotFound(err) || test.lease.Name != name:
+					_, err = leases.Create(t.Context(), test.lease, metav1.CreateOptions{})
+				case err == nil:
+					test.lease.ResourceVersion = had.ResourceVersion
+					_, err = leases.Update(t.Context(), test.lease, metav1.UpdateOptions{})
+				}
+				return refused(err, test.refusal)
+			})
+		})
 	}
 }
 
