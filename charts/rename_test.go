@@ -23,12 +23,6 @@ const kubeadmConfig = "networking:\n  podSubnet: 10.244.0.0/16\n  serviceSubnet:
 // nothing else, and returns a kubeconfig for it.
 func serve(t *testing.T, sets ...daemonSet) (kubeconfig string) {
 	t.Helper()
-	return serveVersion(t, "v1.35.0", sets...)
-}
-
-// serveVersion does the same for an API server of a version.
-func serveVersion(t *testing.T, version string, sets ...daemonSet) (kubeconfig string) {
-	t.Helper()
 	var items []map[string]any
 	for _, s := range sets {
 		items = append(items, map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": map[string]any{
@@ -41,7 +35,7 @@ func serveVersion(t *testing.T, version string, sets ...daemonSet) (kubeconfig s
 		return metav1.APIResource{Name: name, Kind: kind, Namespaced: namespaced, Verbs: metav1.Verbs{"get", "list"}}
 	}
 	answers := map[string]any{
-		"/version": map[string]string{"major": "1", "minor": strings.Split(version, ".")[1], "gitVersion": version},
+		"/version": map[string]string{"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
 		"/api":     metav1.APIVersions{Versions: []string{"v1"}},
 		"/api/v1": metav1.APIResourceList{GroupVersion: "v1", APIResources: []metav1.APIResource{
 			resource("configmaps", "ConfigMap", true), resource("secrets", "Secret", true), resource("nodes", "Node", false)}},
@@ -142,7 +136,7 @@ func TestServiceCIDROfKubeadm(t *testing.T) {
 		t.Run(test.version+" "+test.value, func(t *testing.T) {
 			t.Parallel()
 			out, err := run(t, "template", "landfall", "landfall", "--namespace", "landfall-system", "--dry-run=server",
-				"--kubeconfig", serveVersion(t, test.version), "--set", "proxy.serviceCIDR="+test.value)
+				"--kube-version", test.version, "--kubeconfig", serve(t), "--set", "proxy.serviceCIDR="+test.value)
 			if err != nil {
 				t.Fatal(err)
 			}
