@@ -102,7 +102,8 @@ func (f *flags) add(set *pflag.FlagSet) {
 		"answer pings to VIPs and external IPs that this node delivers; cluster IPs never answer pings")
 	set.StringVar(&f.externalIPs, "external-ips", "allow",
 		"addresses in spec.externalIPs that the proxy serves: allow, deny, or CIDRs separated by commas; never those of an "+
-			"IPAddressPool or of cluster IPs, and those of Nodes, of the node's own interfaces, of pods, API servers and BGPPeers only if a CIDR contains them")
+			"IPAddressPool or of cluster IPs, and those of Nodes, of the node's own interfaces, of pods, API servers and "+
+			"BGPPeers only if a CIDR contains them")
 	set.StringVar(&f.pathCheck, "path-check", pathStrict,
 		"whether an address needs a way from the kernel to an endpoint, beside its rules: strict (a route that is not the "+
 			"default one), default-route (the default route counts too, for networks whose routers know the pods) or off; "+

@@ -60,8 +60,8 @@ func differentPods(a, b *lb.Service) bool {
 		(a.Request.Selector == "" || a.Request.Selector != b.Request.Selector)
 }
 
-// foreignPods reports whether two Services with policy Local are of different namespaces: one selector selects other pods
-// in each. That counts for newcomers only: an address that two share already is taken from neither.
+// foreignPods reports whether two Services with policy Local are of different namespaces: one selector selects other
+// pods in each. That counts for newcomers only: an address that two share already is taken from neither.
 func foreignPods(a, b *lb.Service) bool {
 	return a.ExternalPolicy == lb.Local && b.ExternalPolicy == lb.Local && a.Key.Namespace != b.Key.Namespace
 }

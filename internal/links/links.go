@@ -65,7 +65,8 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 	return interfaces
 }
 
-// isSecondary reports whether the kernel prefers another address. Of IPv6 the same bit says that an address is temporary.
+// isSecondary reports whether the kernel prefers another address. Of IPv6 the same bit says that an address is
+// temporary.
 func isSecondary(addr netip.Addr, flags int) bool {
 	if addr.Is4() {
 		return flags&unix.IFA_F_SECONDARY != 0

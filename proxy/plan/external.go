@@ -113,8 +113,8 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 		return why
 	}
 	if i, found := slices.BinarySearchFunc(e.Own, addr, compareOwn); found {
-		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is an address of the node, of its interface %s; %s",
-			addr, e.Own[i].Interface, allow)
+		return lb.Refuse(lb.ReasonExternalIPRefused,
+			"spec.externalIPs: %s is an address of the node, of its interface %s; %s", addr, e.Own[i].Interface, allow)
 	}
 	for _, network := range e.Pods {
 		if network.Contains(addr) {
