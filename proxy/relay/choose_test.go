@@ -130,6 +130,49 @@ func TestFamiliesTakeTurnsByThemselves(t *testing.T) {
 	}
 }
 
+// Contract clause 2: what comes for a frontend with policy Local goes to endpoints of the node alone, by each scheduler,
+// and what comes for another frontend of the same port to all of them.
+func TestContract2LocalFrontendsHaveTheNodesBackends(t *testing.T) {
+	schedulers := []plan.Scheduler{plan.Random, plan.RoundRobin, plan.WeightedRoundRobin, plan.SourceHash,
+		plan.DestinationHash, plan.Maglev, plan.LeastConnections, plan.WeightedLeastConnections,
+		plan.ShortestExpectedDelay, plan.NeverQueue}
+	for _, prefix := range []string{"192.0.2.", "2001:db8::"} {
+		at := func(host int) netip.AddrPort {
+			return netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprint(prefix, host)), 80)
+		}
+		all := func(hosts ...int) (backends []plan.RelayedBackend) {
+			for _, host := range hosts {
+				backends = append(backends, plan.RelayedBackend{Addr: at(host), Weight: 1})
+			}
+			return backends
+		}
+		for _, protocol := range []lb.Protocol{lb.TCP, lb.UDP} {
+			for _, scheduler := range schedulers {
+				c := choosing{newTable(time.Now), rand.New(rand.NewPCG(1, 2))}
+				c.take(wire.Message{Services: []wire.Service{{Key: web, Relayed: &plan.Relayed{Scheduler: scheduler,
+					Ports: []plan.RelayedPort{{Protocol: protocol, Cluster: all(1, 2, 3, 4), Local: all(2, 3),
+						Frontends: []plan.RelayedFrontend{{Addr: at(8), Local: true}, {Addr: at(9)}}}}}}}})
+				for _, local := range []bool{true, false} {
+					to := map[bool]netip.AddrPort{true: at(8), false: at(9)}[local]
+					w, _, _ := c.find(target{protocol, to})
+					got := map[netip.AddrPort]bool{}
+					for i := range 500 {
+						client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 1024)
+						b, ok := w.service.choose(c.chooser(w, client, to, c.random.Uint64), nil)
+						if got[b] = true; !ok {
+							t.Fatalf("%s, %s: nothing is chosen", scheduler, protocol)
+						}
+					}
+					elsewhere := got[at(1)] || got[at(4)]
+					if local && elsewhere || !local && !elsewhere && scheduler != plan.DestinationHash { // that has one for all
+						t.Errorf("%s, %s, local %v: %v are chosen", scheduler, protocol, local, got)
+					}
+				}
+			}
+		}
+	}
+}
+
 // As IPVS' wrr has it, of as many connections as all weights together each backend has as many as its weight, spread
 // over all of them.
 func TestWeightedRoundRobin(t *testing.T) {
