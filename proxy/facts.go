@@ -53,7 +53,7 @@ type settings struct {
 	// relayUDPRate is how many new flows of UDP a second it sends there from each frontend; 0 for no limit.
 	relayUDPRate int
 	// needs returns what a Service needs of that of which the Services of one namespace may have limit together, in
-	// which unit; nil if nobody counts.
+	// which unit; nil if nothing is counted.
 	needs func(plan.Service) int
 	limit int
 	unit  string

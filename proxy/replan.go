@@ -47,8 +47,8 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 	return touched
 }
 
-// order returns Services in the order in which they are planned: at the start the oldest first, as nobody has a place
-// yet among the Services of a namespace.
+// order returns Services in the order in which they are planned: at the start the oldest first, as no Service has a
+// place in its namespace yet.
 func (p *proxy) order(dirty map[lb.Key]time.Time) []lb.Key {
 	keys := slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare)
 	if p.begun || p.shares.Limit() == 0 {

@@ -55,7 +55,7 @@ func TestContract11AShareOfANamespace(t *testing.T) {
 }
 
 // TestContract11SharesHold has Services come, change and go at random. Nobody gets more than there is room for,
-// nobody who has a place loses it, and nobody waits for what there is room for.
+// no Service that has a place loses it, and none waits for room that there is.
 func TestContract11SharesHold(t *testing.T) {
 	const limit, services = 100, 12
 	for seed := range uint64(200) {
@@ -98,7 +98,7 @@ func TestContract11SharesHold(t *testing.T) {
 	}
 }
 
-// Without a limit nobody is counted.
+// Without a limit no Service is counted.
 func TestSharesWithoutLimit(t *testing.T) {
 	s := NewShares(0)
 	if fits, next := s.Set(of("shop", "web"), Age{}, 1<<40); !fits || next != nil || len(s.namespaces) > 0 {
