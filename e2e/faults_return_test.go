@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
@@ -125,10 +126,14 @@ func (c *tally) add(t testing.TB, what string, target netip.AddrPort, f *flows, 
 	c.failed += report.Failed() - min(report.Failures["network is unreachable"], moves)
 }
 
+func (c *tally) String() string {
+	return fmt.Sprintf("%d of %d long-lived and %d of %d new connections broke over %d returns", c.broken, c.long,
+		c.failed, c.requests, c.returns)
+}
+
 func (c *tally) judge(t testing.TB) {
 	t.Helper()
-	t.Logf("%d of %d long-lived and %d of %d new connections broke over %d returns", c.broken, c.long, c.failed,
-		c.requests, c.returns)
+	t.Log(c)
 	if c.broken+c.failed > 0 {
 		t.Errorf("%d connections broke", c.broken+c.failed)
 	}
@@ -197,6 +202,7 @@ func TestContract11AReturningNodeHarmsNobody(t *testing.T) {
 			for range times {
 				returnOf(t, l, a, away, targets, &c)
 			}
+			t.Logf("so far, with %s: %s", a.name, &c)
 		})
 	}
 	c.judge(t)
@@ -292,6 +298,7 @@ func returnsOverBGP(t *testing.T, l *lab.Lab) {
 			}
 			c.returns++
 		}
+		t.Logf("so far, with %s: %s", a.name, &c)
 	}
 	c.judge(t)
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -123,6 +124,20 @@ func (c judged) objects(w cases.World) (*corev1.Service, *discoveryv1.EndpointSl
 		c.change(w, service, slice)
 	}
 	return service, slice
+}
+
+// text are the case's objects in one line, to see whether two cases have the same. A Service that remembers its clients
+// is the same for nobody.
+func (c judged) text(w cases.World) string {
+	service, slice := c.objects(w)
+	if service.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		service.Name += c.Name
+	}
+	text, err := json.Marshal([]any{service, slice})
+	if err != nil {
+		panic(err) // of our own making
+	}
+	return string(text)
 }
 
 func toService(svc lb.Service) *corev1.Service {

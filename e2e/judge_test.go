@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -207,7 +208,8 @@ func judge(t *testing.T, mode string, theirs, ours map[string]cases.Seen) {
 	t.Logf("%d cases, %d of them different as documented", len(ours), differences)
 }
 
-// answers runs a contender and returns how each case's packets end.
+// answers runs a contender and returns how each case's packets end. Cases of the same configuration, and among them
+// those of the same objects, follow one another, so that each is put once.
 func (o *contest) answers(t *testing.T, put *objects, who contender, all []judged) map[string]cases.Seen {
 	t.Helper()
 	seen := map[string]cases.Seen{}
@@ -215,17 +217,22 @@ func (o *contest) answers(t *testing.T, put *objects, who contender, all []judge
 		_, config := c.Plan(o.site.World)
 		return c.Zone + fmt.Sprintf("%+v", config)
 	}
-	slices.SortStableFunc(all, func(a, b judged) int { return strings.Compare(key(a), key(b)) })
-	running, stop := "", func() {}
+	slices.SortStableFunc(all, func(a, b judged) int {
+		return cmp.Or(strings.Compare(key(a), key(b)), strings.Compare(a.text(put.world), b.text(put.world)))
+	})
+	running, known, stop := "", "", func() {}
 	for _, c := range all {
 		if k := key(c); k != running {
 			stop()
 			put.putNode(t, c.Zone)
 			_, config := c.Plan(o.site.World)
-			running, stop = k, o.run(t, who, config)
+			running, known, stop = k, "", o.run(t, who, config)
 			o.wait(t, put.mark(t))
 		}
-		o.wait(t, put.put(t, c))
+		if text := c.text(put.world); text != known {
+			o.wait(t, put.put(t, c))
+			known = text
+		}
 		o.site.Forget(t)
 		if who.program == "kube-proxy" && documented[who.mode][c.Name] == cases.Silence {
 			c.Want = "drop" // no need to wait for long
