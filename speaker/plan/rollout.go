@@ -19,6 +19,8 @@ func (d Decision) Unannounced() *lb.Unannounced {
 		waits.Reason = status.Reason
 	case !configured(d.Refusal.Reason):
 		waits.Reason = d.Refusal.Reason
+	case d.Routed.Unknown:
+		waits.Reason = lb.ReasonNotEstablished
 	}
 	if waits.Reason == "" {
 		return nil

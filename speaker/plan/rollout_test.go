@@ -12,6 +12,7 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 	answers := map[string]Claim{w177: {Answering: true}}
 	claims := map[string]Claim{w177: {}}
 	routes := map[string]Claim{w177: {Reason: lb.ReasonNoAdvertisement, Routes: "tor"}}
+	unknown := func(in *Input) { in.Routed.Unknown = true }
 	withoutL2 := func(f *Facts) { f.Advertisements = nil }
 	routed := func(reason lb.Reason, peers ...string) func(*Input) {
 		return func(in *Input) {
@@ -69,6 +70,13 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 		{name: "about to end at routers", facts: withoutL2, input: with(routes, noLocal, routed(lb.ReasonNoLocalBackends, "tor")),
 			want: lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true}},
 		{name: "routers never hear of it", facts: withoutL2, input: routed(lb.ReasonNodeExcluded)},
+		{name: "BGP is not known yet", facts: withoutL2, input: unknown,
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished}},
+		{name: "BGP is not known yet, and another node has a session", facts: withoutL2, input: with(routes, unknown),
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished, Elsewhere: true}},
+		{name: "BGP is not known yet, and it would take over", input: with(answers, unknown)},
+		{name: "BGP is not known yet, and it probes", input: with(nil, unknown, func(in *Input) { in.Probed = false }),
+			want: lb.Unannounced{Reason: lb.ReasonProbing}},
 		{name: "both ways, and routers hear of it", input: with(answers, noLocal, routed("", "tor"))},
 		{name: "both ways, and it would take over", input: with(answers, routed(lb.ReasonNotEstablished))},
 		{name: "both ways, and in none of them", input: with(claims, noLocal, routed(lb.ReasonNotEstablished)),
