@@ -216,7 +216,9 @@ func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
 	case len(v.Prefixes) == 0:
 		v.Leaving = false
 		if v.Refusal == nil && len(v.Obstacles) > 0 {
-			v.Refusal = &lb.Refusal{Reason: v.Obstacles[0].Reason, Message: v.Obstacles[0].Message}
+			// What may end by itself comes first: pods wait for that.
+			first := max(0, slices.IndexFunc(v.Obstacles, func(o BGPObstacle) bool { return !configured(o.Reason) }))
+			v.Refusal = &lb.Refusal{Reason: v.Obstacles[first].Reason, Message: v.Obstacles[first].Message}
 		}
 	}
 	v.Leaving = v.Leaving && leaving

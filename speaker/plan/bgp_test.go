@@ -722,6 +722,9 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 		}) {
 			t.Errorf("%s: %v", c.name, obstacles)
 		}
+		if r := d.VIPs[addr(c.obstacle)].Refusal; c.obstacle == v6 && (r == nil || r.Reason != lb.ReasonForwardingOff) {
+			t.Errorf("%s, and a peer that never takes it: %v", c.name, r)
+		}
 		delete(w.bgp.Peers, "tor-1")
 		if r := w.decide().VIPs[addr(c.obstacle)].Refusal; r == nil || r.Reason != lb.ReasonForwardingOff {
 			t.Errorf("%s, and no other peer: %v", c.name, r)
