@@ -265,7 +265,8 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 					"address", peer, family, family))
 			continue
 		}
-		if refusal := r.shut[way{peer, family}]; refusal != nil {
+		refusal := r.shut[way{peer, family}]
+		if refusal != nil && (refusal.Reason != lb.ReasonForwardingOff || !onNode(in.Holders)) {
 			obstacle(peer, refusal)
 			continue
 		}

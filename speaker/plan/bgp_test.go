@@ -693,6 +693,15 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 	}{
 		{"forwarded", func(*bgpWorld) {}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
 		{"no IPv4", off(1, lb.IPv4), "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"no IPv4, and none is needed", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			w.vips[0].Holders[0].Delivery.OnNode = true
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"no IPv4, which another Service of the address needs", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			w.vips[0].Holders[0].Delivery.OnNode = true
+			w.vips[0].Holders = append(w.vips[0].Holders, heldVIP(v4, "other", lb.Cluster, 1).Holders...)
+		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
 		{"no IPv6", off(1, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", v6},
 		{"elsewhere", off(0, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
 		{"unnumbered, no IPv4", func(w *bgpWorld) { unnumbered(w); off(1, lb.IPv4)(w) },
