@@ -710,6 +710,10 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
 		{"a router that is not near", func(w *bgpWorld) { far(w); off(1, lb.IPv4, lb.IPv6)(w) },
 			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", ""},
+		{"a router that is not near, to an address of the uplink", func(w *bgpWorld) {
+			w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.31.0.2", func(p *lb.Peer) { p.Source = addr("172.16.0.9") })
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: ", v4},
 		{"two interfaces in its subnet, of which one forwards", func(w *bgpWorld) {
 			w.facts.Interfaces[0].Addresses = append(w.facts.Interfaces[0].Addresses, netip.MustParsePrefix("172.16.0.8/24"))
 			off(1, lb.IPv4)(w)
