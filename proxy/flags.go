@@ -136,7 +136,7 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.IntVar(
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
-			"address, and four times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
+			"address, and six times as many for all; it drops what is above; 0 to %d, where 0 is no limit", rescue.MaxLimit))
 	set.IntVar(
 		&f.rescueTunnelPort, "rescue-tunnel-port", tunnel.DefaultPort,
 		"with --rescue-ring, UDP port over which nodes forward such packets to nodes behind routers (VXLAN); all nodes need "+

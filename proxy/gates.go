@@ -197,7 +197,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 	if len(g.pods) == 0 && g.told == 0 {
 		return 0
 	}
-	open := map[lb.Key]readiness.Gate{}
+	open, waits := map[lb.Key]readiness.Gate{}, false
 	for key, pod := range g.pods {
 		if !pod.opened.IsZero() {
 			if left := pod.opened.Add(plan.GateHold).Sub(now); left > 0 {
@@ -212,6 +212,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 			var wait time.Duration
 			pod.opening, wait = p.gate(key, pod, now).Open(p.self, now, p.settings.gateTimeout)
 			again = sooner(again, wait)
+			waits = waits || pod.opening == nil
 		}
 		if pod.opening != nil {
 			open[key] = readiness.Gate{UID: pod.UID, Opening: *pod.opening}
@@ -221,7 +222,22 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 		p.to.gates.Set(open)
 	}
 	g.told = len(open)
+	if left := p.heeds().Sub(now); waits && left > 0 {
+		again = sooner(again, left)
+	}
 	return again
+}
+
+// heeds returns until when pods wait for what the speaker said, or for its first word, while there is no speaker that
+// says what is unannounced; the zero time while there is one. After that there may be none.
+func (p *proxy) heeds() time.Time {
+	switch {
+	case p.unspoken.IsZero():
+		return time.Time{}
+	case p.spoke:
+		return p.unspoken.Add(p.settings.gateTimeout)
+	}
+	return p.unspoken.Add(plan.GateSpeaker)
 }
 
 // gate returns what is known of a pod that waits. Only Services of its namespace count: others would have it
@@ -273,19 +289,28 @@ func (g *gates) concerns(key, of lb.Key, pod *gatedPod) bool {
 
 // standing returns how far a Service is ready for a pod: whether the rules deliver to it, and then whether its
 // addresses of the pod's families are announced, as far as the pod waits for that. What a speaker said counts while
-// there is none for as long as a pod may wait: it is back sooner, or does not come back.
+// there is none for as long as a pod may wait: it is back sooner, or does not come back. Before it has said anything,
+// no address counts as announced.
 func (p *proxy) standing(key, of lb.Key, pod *gatedPod, now time.Time) (s plan.Standing, counts bool) {
 	if s.Programmed, counts = p.programs(key, of, pod); !s.Programmed {
 		return s, counts
 	}
-	if !p.unspoken.IsZero() && now.Sub(p.unspoken) >= p.settings.gateTimeout {
+	if until := p.heeds(); !until.IsZero() && !now.Before(until) {
 		return s, counts
 	}
 	r := p.records[key]
-	s.VIP, s.Unannounced = plan.Awaited(r.applied, p.unannounced, func(family lb.Family) bool {
+	s.VIP, s.Unannounced = plan.Awaited(r.applied, p.whyUnannounced, func(family lb.Family) bool {
 		return slices.ContainsFunc(pod.Addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == family && r.delivers[a] })
 	})
 	return s, counts
+}
+
+// whyUnannounced says why this node does not announce a VIP yet; the zero value if there is nothing to wait for.
+func (p *proxy) whyUnannounced(vip netip.Addr) lb.Unannounced {
+	if !p.spoke {
+		return lb.Unannounced{Reason: lb.ReasonUnheard}
+	}
+	return p.unannounced[vip]
 }
 
 // programs reports whether the rules of a Service deliver to a pod, in each family in which the node serves the Service

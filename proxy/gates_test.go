@@ -27,6 +27,7 @@ func newGateBench(t *testing.T) *gateBench {
 	g := &gateBench{bench: newBench(t, func(s *settings) { s.gateTimeout = 30 * time.Second }),
 		pods: kubetest.NewTable[lb.Key, lb.GatedPod]()}
 	g.from.gated, g.to.gates = g.pods, g
+	g.update.Gates = true
 	g.pods.OnChange(g.markGated)
 	g.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
 	g.unready("web", "10.200.1.3", "new")
@@ -131,7 +132,7 @@ func TestAnOpenGateHoldsForAWhile(t *testing.T) {
 // says has the speaker say of the address of "web" why this node does not announce it; "" if it does.
 func (g *gateBench) says(reason lb.Reason, elsewhere bool) {
 	vip := netip.MustParseAddr("192.0.2.1")
-	g.update = lb.FeedUpdate{Previous: map[netip.Addr][]netip.Addr{vip: {}}}
+	g.update = lb.FeedUpdate{Gates: true, Previous: map[netip.Addr][]netip.Addr{vip: {}}}
 	if reason != "" {
 		g.update.Unannounced = map[netip.Addr]lb.Unannounced{vip: {Reason: reason, Elsewhere: elsewhere}}
 	}
@@ -170,7 +171,7 @@ func TestContract1GatesWaitUntilTheNodeAnnounces(t *testing.T) {
 	}
 
 	g = start(lb.Local)
-	g.update = lb.FeedUpdate{}
+	g.update = lb.FeedUpdate{Gates: true}
 	g.runAlone()
 	g.expect("no such address", both, "new Programmed")
 }
@@ -188,20 +189,80 @@ func TestGatesWaitForASpeakerThatComesBack(t *testing.T) {
 	g.pod("new", "10.200.1.3", true, false)
 	g.confirm()
 	g.expect("the speaker is away", both, "")
+	if wait := g.runAlone(); wait != 10*time.Second {
+		t.Errorf("looks again after %s, want 10s", wait)
+	}
 	g.clock = g.clock.Add(10 * time.Second)
 	g.runAlone()
 	g.expect("it does not come back", both, "new Programmed")
 }
 
-// A pod does not wait for announcements before a speaker has said anything: there may be none.
-func TestGatesWithoutASpeaker(t *testing.T) {
+// A speaker that starts may not know yet that it is asked what is unannounced. What the one before it said counts until
+// it does.
+func TestGatesWaitForASpeakerThatKnowsWhatItIsAsked(t *testing.T) {
+	const both = "10.200.1.2 10.200.1.3"
 	g := newGateBench(t)
-	g.mute = true
+	g.says(lb.ReasonStopping, true)
 	g.pod("new", "10.200.1.3", true, false)
 	g.synced()
 	g.run()
 	g.confirm()
-	g.expect("no speaker", "10.200.1.2 10.200.1.3", "new Programmed")
+	g.expect("the first speaker stops", both, "")
+	g.says("", false)
+	g.update.Gates = false
+	g.runAlone()
+	g.expect("the second speaker says all but that", both, "")
+	g.update.Gates = true
+	g.runAlone()
+	g.expect("it says that too", both, "new Programmed")
+}
+
+// A proxy that starts waits for its speaker to say what is unannounced, and not for long: there may be none.
+func TestContract1GatesWaitForTheFirstWordOfASpeaker(t *testing.T) {
+	const both = "10.200.1.2 10.200.1.3"
+	start := func(change func(*gateBench)) *gateBench {
+		g := newGateBench(t)
+		change(g)
+		g.pod("new", "10.200.1.3", true, false)
+		g.run()
+		g.clock = g.clock.Add(time.Hour) // without an API server; the speaker is not asked before the rules are there
+		g.synced()
+		g.run()
+		g.confirm()
+		return g
+	}
+	for what, change := range map[string]func(*gateBench){
+		"no speaker":                    func(g *gateBench) { g.mute = true },
+		"one of an earlier release":     func(g *gateBench) { g.says("", false); g.update.Gates = false },
+		"one that was not asked before": func(g *gateBench) { g.update = lb.FeedUpdate{} },
+	} {
+		g := start(change)
+		g.expect(what+", at first", both, "")
+		if wait := g.runAlone(); wait != plan.GateSpeaker {
+			t.Errorf("%s: looks again after %s, want %s", what, wait, plan.GateSpeaker)
+		}
+		g.clock = g.clock.Add(plan.GateSpeaker)
+		g.runAlone()
+		g.expect(what+", in the end", both, "new Programmed")
+	}
+
+	g := start(func(g *gateBench) { g.mute = true })
+	g.mute = false
+	g.says(lb.ReasonNotEstablished, false)
+	g.clock = g.clock.Add(plan.GateSpeaker)
+	g.runAlone()
+	g.expect("it says that the address is unannounced", both, "")
+	g.says("", false)
+	g.runAlone()
+	g.expect("it says that the address is announced", both, "new Programmed")
+
+	g = start(func(g *gateBench) {
+		g.mute = true
+		web, _ := g.services.Get(key("web"))
+		web.Ingress = nil
+		g.services.Set(key("web"), web)
+	})
+	g.expect("a Service without an external address", both, "new Programmed")
 }
 
 func TestGatesOfPodsThatGo(t *testing.T) {

@@ -94,9 +94,10 @@ type proxy struct {
 	dead    map[string]bool // nodes, as the speaker says
 	direct  direct
 	gates   gates
-	// unannounced are the VIPs that this node does not announce yet, as the speaker says or said last; unspoken is
-	// since when there is no speaker, zero while there is one.
+	// unannounced are the VIPs that this node does not announce yet, as the speaker says or said last; spoke is set
+	// once one has said it. unspoken is since when none does, zero while one does.
 	unannounced map[netip.Addr]lb.Unannounced
+	spoke       bool
 	unspoken    time.Time
 	requests    requests
 	origins     map[netip.Addr]rescue.Origins // where connections to VIPs may be known, as speakers have said
@@ -247,6 +248,9 @@ func (p *proxy) onlyPartsLeft() bool {
 // it writes in parts: the speaker hears of all, and of those that what it heard before stays valid.
 func (p *proxy) completed() {
 	p.complete = true
+	if !p.spoke {
+		p.unspoken = p.now() // the speaker is asked from now on
+	}
 	if n := len(p.unconfirmed); n > 0 {
 		p.log.Info("wrote the rules of all Services but some that are large or refused", "those", n)
 	}

@@ -14,10 +14,12 @@ import (
 // addresses stays.
 func (p *proxy) hear(now time.Time) {
 	n, ok := p.from.update()
-	switch {
-	case ok:
-		p.unspoken = time.Time{}
+	if ok {
 		p.follow(n)
+	}
+	switch {
+	case ok && n.Gates:
+		p.spoke, p.unspoken = true, time.Time{}
 	case p.unspoken.IsZero():
 		p.unspoken = now
 	}
@@ -60,9 +62,10 @@ func (p *proxy) follow(n lb.FeedUpdate) {
 		changes[vip] = nil
 	}
 	for vip, previous := range n.Previous {
-		if why, ok := n.Unannounced[vip]; ok {
+		switch why, ok := n.Unannounced[vip]; {
+		case ok:
 			p.unannounced[vip] = why
-		} else {
+		case n.Gates:
 			delete(p.unannounced, vip)
 		}
 		ring, spread := n.Ring[vip]

@@ -2,9 +2,11 @@ package main
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -15,29 +17,28 @@ const maxTargets = 4096
 // walk takes in what has become of the way to endpoints, and returns the Services of which that
 // decides something. Those whose endpoints are concerned become dirty.
 func (p *proxy) walk(now time.Time) map[lb.Key]bool {
-	if p.from.path == nil {
-		p.walked = true
-		return nil
+	news, own := path.News{}, p.facts.object.Addresses
+	p.walked = true
+	if p.from.path != nil {
+		news, p.walked = p.from.path()
 	}
-	news, known := p.from.path()
-	p.walked = known
 	concerned := news.Services
-	if (news.Off == nil) != (p.path.Off == nil) {
-		concerned = maps.Clone(concerned)
-		if concerned == nil {
-			concerned = map[lb.Key]bool{}
-		}
+	switched := (news.Off == nil) != (p.path.Off == nil)
+	if switched || !slices.Equal(own, p.path.Own) {
+		concerned = make(map[lb.Key]bool, len(p.records))
 		for key := range p.records {
 			concerned[key] = true
 		}
-		if news.Off != nil {
-			p.log.Warn("this node delivers nothing", "reason", news.Off.Reason, "message", news.Off.Message)
-		} else {
-			p.log.Info("this node delivers again", "reason", p.path.Off.Reason)
-		}
+	}
+	switch {
+	case !switched:
+	case news.Off != nil:
+		p.log.Warn("this node delivers nothing", "reason", news.Off.Reason, "message", news.Off.Message)
+	default:
+		p.log.Info("this node delivers again", "reason", p.path.Off.Reason)
 	}
 	p.path = p.path.After(news.Lost)
-	p.path.Off = news.Off
+	p.path.Off, p.path.Own = news.Off, own
 	p.dirtyMu.Lock()
 	defer p.dirtyMu.Unlock()
 	for key := range news.Services {

@@ -56,6 +56,35 @@ func newPathBench(t *testing.T) (*bench, *fakePath) {
 	return b, f
 }
 
+// An address that the Node gets or loses decides which endpoints the node itself is.
+func TestTheNodesOwnAddressesAreTold(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "192.0.2.1", "172.31.0.1")
+	b.put("other", "192.0.2.2", "10.200.1.2")
+	b.synced()
+	b.run()
+	b.rules.confirm()
+	b.run()
+	want := func(what string, web bool) {
+		t.Helper()
+		for name, vip := range map[string]string{"web": "192.0.2.1", "other": "192.0.2.2"} {
+			d := b.feed.all[lb.DeliveryKey{Service: key(name), VIP: netip.MustParseAddr(vip)}]
+			if d.Deliverable() != "" || d.OnNode != (web && name == "web") {
+				t.Errorf("%s: of %s the feed says %+v", what, name, d)
+			}
+		}
+	}
+	want("its address", true)
+	for _, addr := range []string{"172.31.0.9", "172.31.0.1"} {
+		node, _ := b.nodes.Get("here")
+		node.Addresses = []netip.Addr{netip.MustParseAddr(addr)}
+		b.nodes.Set("here", node)
+		b.markNode("here")
+		b.run()
+		want("with the address "+addr, addr == "172.31.0.1")
+	}
+}
+
 func TestContract1NothingIsSaidBeforeThePathIsKnown(t *testing.T) {
 	b, f := newPathBench(t)
 	b.put("web", "192.0.2.1", "10.200.1.2")

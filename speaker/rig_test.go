@@ -386,7 +386,11 @@ func (f fakeFeed) Reason() lb.Reason {
 
 func (f fakeFeed) VRFs() map[string]string { return f.vrfs }
 
-func (f fakeFeed) Gates() bool { return f.gates }
+func (f fakeFeed) Gates() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.gates
+}
 
 // Rescued is true at once, or once answer was called.
 func (f fakeFeed) Rescued() bool {

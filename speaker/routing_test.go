@@ -157,6 +157,42 @@ func TestContract1TheProxyHearsWhatIsNotAnnounced(t *testing.T) {
 	}
 }
 
+// A speaker that starts says of addresses that only routers may hear of that they are unannounced, until it knows what
+// routers are to hear. What it says counts for gates only once the proxy has asked.
+func TestContract1AStartingSpeakerSaysWhatIsUnannounced(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		n := r.nodes[w178]
+		n.passing = false
+		r.start(w177, w178, w179)
+		r.tor("tor-1", "172.26.236.2", nil)
+		r.service(nginx, vip1)
+		r.letRescue()
+		want := func(what string, gates bool, why lb.Unannounced) {
+			t.Helper()
+			n.mu.Lock()
+			update := n.update
+			n.mu.Unlock()
+			if got := update.Unannounced[vip1]; update.Gates != gates || got != why {
+				t.Errorf("%s: it hears %v %+v, want %v %+v", what, update.Gates, got, gates, why)
+			}
+		}
+		want("the proxy does not ask", false, lb.Unannounced{})
+		n.mu.Lock()
+		n.gates = true
+		n.mu.Unlock()
+		n.changes.markVIPs([]netip.Addr{vip2}) // the step that looks first need not be the one for which the feed asks
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		want("it asks, and routers hear nothing yet", true,
+			lb.Unannounced{Reason: lb.ReasonNotEstablished, Elsewhere: true})
+		n.answer()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		want("routers hear of it", true, lb.Unannounced{})
+	})
+}
+
 // A router behind an interface that forwards nothing hears of no address, also where the interface answers no ARP.
 func TestContract1AnUplinkThatForwardsNothing(t *testing.T) {
 	inRig(t, func(r *rig) {

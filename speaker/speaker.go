@@ -70,6 +70,7 @@ type phase struct {
 	// restarting is set, while the speaker stops, when a successor is expected on this node.
 	restarting bool
 	wakes      uint64 // how often the process has woken up, as of the last step
+	gates      bool   // the proxy asks what is unannounced, as of the last step
 }
 
 // rooms are the sub-states of the loop. Each decides from values, and knows neither the loop nor

@@ -37,7 +37,7 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 		return 0 // what is dirty stays so
 	}
 	dirty := s.changes.take()
-	dirty.all = dirty.all || first
+	dirty.all = s.asked() || dirty.all || first
 	if dirty.links || dirty.all {
 		dirty.all = s.look() || dirty.all
 	}
@@ -66,6 +66,14 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	s.tell(facts, without, decided)
 	s.traceDecided(now, decided, first)
 	return again
+}
+
+// asked takes in whether the proxy asks what is unannounced, and reports whether that differs. It hears of all VIPs
+// then, so the answer stays for the whole step.
+func (s *speaker) asked() (differs bool) {
+	before := s.phase.gates
+	s.phase.gates = s.from.feed != nil && s.from.feed.Gates()
+	return s.phase.gates != before
 }
 
 // meet tells gossip which nodes there are, which needs nothing but the list of them.
@@ -373,7 +381,8 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 	if s.from.feed == nil {
 		return
 	}
-	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff()}
+	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff(),
+		Gates: s.phase.gates}
 	if nodes {
 		all := s.from.nodes.All()
 		f.Addresses = addresses(all)
@@ -383,7 +392,6 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 			}
 		}
 	}
-	gates := s.from.feed.Gates()
 	events := make(map[netip.Addr]*handoff.View, len(decided))
 	for vip, d := range decided {
 		events[vip] = nil
@@ -391,7 +399,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 			events[vip] = &handoff.View{Claims: d.Claims, Owner: d.After.Owner, Rival: d.Rival,
 				Announced: len(d.After.Routed.Peers) > 0,
 				Routable:  s.rooms.routes.Routable(vip)}
-			if gates {
+			if s.phase.gates {
 				events[vip].Unannounced = d.After.Unannounced()
 			}
 		}

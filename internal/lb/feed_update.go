@@ -46,8 +46,11 @@ type FeedUpdate struct {
 	// and once round. Each of them may hold connections to the VIP, so a stray packet goes round. An
 	// empty list means the same as in Previous; a VIP that is missing has no ring.
 	Ring map[netip.Addr][]netip.Addr `json:"ring,omitempty"`
+	// Gates is set once the speaker fills in Unannounced, as FeedMessage.Gates asks it to. Until then an
+	// empty Unannounced means nothing.
+	Gates bool `json:"gates,omitempty"`
 	// Unannounced has those of the VIPs in Previous that this node does not announce yet and may announce
-	// soon. The speaker leaves it empty unless FeedMessage.Gates is set.
+	// soon.
 	Unannounced map[netip.Addr]Unannounced `json:"unannounced,omitempty"`
 }
 
@@ -66,7 +69,7 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 		u.Unannounced = maps.Clone(next.Unannounced)
 		return
 	}
-	u.Number, u.Dead, u.Gone, u.CutOff = next.Number, next.Dead, next.Gone, next.CutOff
+	u.Number, u.Dead, u.Gone, u.CutOff, u.Gates = next.Number, next.Dead, next.Gone, next.CutOff, next.Gates
 	for _, vip := range next.Ended {
 		delete(u.Previous, vip)
 		delete(u.Ring, vip)
@@ -99,9 +102,10 @@ func (u *FeedUpdate) Apply(next FeedUpdate) {
 	}
 }
 
-// Since returns what u, which says all, says otherwise than before, which did too.
+// Since returns what u, which says all, says otherwise than before, which did too. If only one of them fills in
+// Unannounced, Since returns all that u says.
 func (u FeedUpdate) Since(before FeedUpdate) FeedUpdate {
-	changes := FeedUpdate{Changes: true, Dead: u.Dead, Gone: u.Gone, CutOff: u.CutOff,
+	changes := FeedUpdate{Changes: true, Dead: u.Dead, Gone: u.Gone, CutOff: u.CutOff, Gates: u.Gates,
 		Previous: map[netip.Addr][]netip.Addr{}, Ring: map[netip.Addr][]netip.Addr{},
 		Unannounced: map[netip.Addr]Unannounced{}}
 	for vip := range u.vips() {
@@ -110,7 +114,7 @@ func (u FeedUpdate) Since(before FeedUpdate) FeedUpdate {
 		wasRing, wasSpread := before.Ring[vip]
 		why, unannounced := u.Unannounced[vip]
 		if (had || wasSpread) && slices.Equal(was, u.Previous[vip]) && spread == wasSpread && slices.Equal(ring, wasRing) &&
-			why == before.Unannounced[vip] {
+			why == before.Unannounced[vip] && u.Gates == before.Gates {
 			continue
 		}
 		changes.Previous[vip] = u.Previous[vip]

@@ -150,6 +150,9 @@ type Delivery struct {
 	// Ready and Serving count the same over all nodes.
 	Ready   int `json:"ready"`
 	Serving int `json:"serving"`
+	// OnNode is set if all endpoints that the policy allows have the node's own address, as pods in its
+	// network do: what comes for them is not forwarded.
+	OnNode bool `json:"onNode,omitempty"`
 }
 
 // Deliverable returns the reason why this node cannot deliver the VIP, or "" if it can. With policy

@@ -36,6 +36,7 @@ func (a *Actor) Heard() (news lb.FeedUpdate, ok bool) {
 	}
 	news, a.heard = a.heard, lb.FeedUpdate{Changes: true}
 	news.Number, news.Dead, news.Gone, news.CutOff = a.taken, a.said.Dead, a.said.Gone, a.said.CutOff
+	news.Gates = a.said.Gates
 	return news, true
 }
 

@@ -18,6 +18,9 @@ const (
 	// GateHold is how long a pod counts as ready after its gate was opened, until the kubelet and the writer
 	// of EndpointSlices have said so too.
 	GateHold = 10 * time.Second
+	// GateSpeaker is how long pods wait after a start of the proxy for a speaker to say what it announces: on
+	// nodes without one they wait for nothing else.
+	GateSpeaker = 10 * time.Second
 )
 
 // Unready returns a node's endpoints that are neither ready nor terminating, and that are pods; one may be
@@ -100,11 +103,11 @@ func (s Standing) Done() bool { return s.Programmed && s.Unannounced == "" }
 // and why it is not. With policy Local this node has to announce it, or stand by for the node that does: only its own
 // pods get what arrives here. With policy Cluster any node may, as each delivers to all pods; where none does, this
 // one is the first that can.
-func Awaited(s Service, unannounced map[netip.Addr]lb.Unannounced, concerned func(lb.Family) bool) (
+func Awaited(s Service, unannounced func(netip.Addr) lb.Unannounced, concerned func(lb.Family) bool) (
 	netip.Addr, lb.Reason) {
 	for _, vip := range s.VIPs {
-		why, ok := unannounced[vip]
-		if ok && concerned(lb.FamilyOf(vip)) && (s.Policy == lb.Local || !why.Elsewhere) {
+		why := unannounced(vip)
+		if why.Reason != "" && concerned(lb.FamilyOf(vip)) && (s.Policy == lb.Local || !why.Elsewhere) {
 			return vip, why.Reason
 		}
 	}

@@ -129,7 +129,8 @@ func TestContract1WhichAddressesAPodWaitsFor(t *testing.T) {
 		{"of another Service", lb.Local, map[netip.Addr]lb.Unannounced{netip.MustParseAddr("192.0.2.2"): here}, both,
 			netip.Addr{}, ""},
 	} {
-		vip, why := Awaited(Service{Policy: c.policy, VIPs: []netip.Addr{v4, v6}}, c.unannounced, c.concerned)
+		vip, why := Awaited(Service{Policy: c.policy, VIPs: []netip.Addr{v4, v6}},
+			func(vip netip.Addr) lb.Unannounced { return c.unannounced[vip] }, c.concerned)
 		if vip != c.vip || why != c.why {
 			t.Errorf("%s: waits for %s (%s), want %s (%s)", c.name, vip, why, c.vip, c.why)
 		}

@@ -14,6 +14,8 @@ type Path struct {
 	Off *lb.Refusal
 	// Lost says for endpoints why the kernel does not reach them.
 	Lost map[netip.Addr]*lb.Refusal
+	// Own are the node's addresses.
+	Own []netip.Addr
 }
 
 // After returns the path after changes, nil for endpoints that are reached again. It leaves p as it
@@ -54,6 +56,18 @@ func (p Path) refuse(counted counter) *lb.Refusal {
 		}
 	}
 	return p.Lost[first]
+}
+
+// onNode reports whether all of the counted endpoints have an address of the node; false if there are none.
+func (p Path) onNode(counted counter) bool {
+	for _, addrs := range []map[netip.Addr]bool{counted.ready, counted.serving} {
+		for addr := range addrs {
+			if !slices.Contains(p.Own, addr) {
+				return false
+			}
+		}
+	}
+	return len(counted.ready)+len(counted.serving) > 0
 }
 
 // Reaching returns the plan without the endpoints that the kernel does not reach. A set of which it

@@ -66,6 +66,36 @@ func TestContract1ThePathCounts(t *testing.T) {
 	}
 }
 
+// What is delivered to the node's own addresses alone is not forwarded.
+func TestReportSaysWhatIsNotForwarded(t *testing.T) {
+	own := Path{Own: []netip.Addr{addr("192.168.0.1"), addr("192.168.0.4")}}
+	for _, tt := range []struct {
+		name      string
+		endpoints string
+		change    []func(*lb.Service)
+		want      bool
+	}{
+		{"Cluster, the node alone", "1 here", nil, true},
+		{"Cluster, two addresses of the node", "1 here, 4 here terminating", nil, true},
+		{"Cluster, and a pod", "1 here, 3 here", nil, false},
+		{"Cluster, and another node", "1 here, 2 there", nil, false},
+		{"Local, the node alone", "1 here, 2 there", []func(*lb.Service){local}, true},
+		{"Local, and a pod", "1 here, 3 here", []func(*lb.Service){local}, false},
+		{"Local, and a pod that terminates and gets nothing", "1 here, 3 here terminating", []func(*lb.Service){local}, true},
+		{"Local, a pod", "3 here, 1 there", []func(*lb.Service){local}, false},
+		{"Local, none here", "2 there", []func(*lb.Service){local}, false},
+		{"no endpoints", "", nil, false},
+	} {
+		s := New(service(tt.change...), slice(tt.endpoints), here)
+		if d := Report(s, s, nil, own)[0]; d.OnNode != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, d.OnNode, tt.want)
+		}
+		if d := Report(s, s, nil, Path{})[0]; d.OnNode {
+			t.Errorf("%s, the node has no address: it is so", tt.name)
+		}
+	}
+}
+
 // What is left out of a plan stays in the plan that it was made from, which others hold.
 func TestReachingCopies(t *testing.T) {
 	whole := New(service(dual), slice("1 here, 2 there"), here)

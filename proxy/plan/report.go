@@ -79,7 +79,7 @@ func (r *reporter) deliver(vip netip.Addr) lb.Delivery {
 		return d
 	}
 	d.Ready, d.Serving = r.counted.Ready, r.counted.Serving
-	d.LocalReady, d.LocalServing = r.counted.LocalReady, r.counted.LocalServing
+	d.LocalReady, d.LocalServing, d.OnNode = r.counted.LocalReady, r.counted.LocalServing, r.counted.OnNode
 	return d
 }
 
@@ -104,10 +104,12 @@ func (r *reporter) count(ports []int) (d lb.Delivery, pathless *lb.Refusal) {
 	}
 	d.Ready, d.Serving = cluster.counts()
 	d.LocalReady, d.LocalServing = local.counts()
+	allowed := cluster
 	if r.desired.Policy == lb.Local {
-		return d, r.path.refuse(local)
+		allowed = local
 	}
-	return d, r.path.refuse(cluster)
+	d.OnNode = r.path.onNode(allowed)
+	return d, r.path.refuse(allowed)
 }
 
 // deniedAt returns why the Service does not get a port of its VIP; nil if it gets all of them. The

@@ -43,8 +43,9 @@ const (
 	// packet of each counts.
 	burst = 10
 	// nodeLimit is how much more than for one VIP is moved for all together. sureLimit of it is kept for
-	// packets within the small share that each VIP has, and commonLimit goes to whoever comes first.
-	nodeLimit, sureLimit, commonLimit = sureLimit + commonLimit, 2, 2
+	// packets within the small share that each VIP has, and commonLimit goes to whoever comes first. So it takes
+	// floods of commonLimit VIPs to leave another one no more than its small share.
+	nodeLimit, sureLimit, commonLimit = sureLimit + commonLimit, 2, 4
 	// The small share of a VIP is a sureRate-th of the limit for one VIP, and a sureBurst-th of what that
 	// moves in a second at once. So it takes floods of sureLimit*sureRate VIPs to use up what is kept.
 	sureRate, sureBurst = 64, 2

@@ -473,6 +473,29 @@ func TestContract11FloodsLeaveEachVIPItsShare(t *testing.T) {
 	}
 }
 
+// TestContract11AFewFloodsLeaveRoomForALargeMove walks packets through the rules: as long as fewer VIPs are flooded than
+// use up what whoever comes first gets, all connections of another VIP move at once that may.
+func TestContract11AFewFloodsLeaveRoomForALargeMove(t *testing.T) {
+	const limit, seconds, ticks = 64, 40, 64
+	for _, flooded := range []int{0, 1, 2, commonLimit - 1} {
+		g := gauge{rules: headerOf(lb.IPv4).limitRules(limit)[chainUnconfirmed], each: map[owner]*bucket{}}
+		for tick := range seconds * ticks {
+			for n := range 10 * limit * flooded / ticks {
+				g.passes(t, n%flooded, float64(tick)/ticks)
+			}
+		}
+		dropped := 0
+		for range limit * burst {
+			if !g.passes(t, -1, seconds) {
+				dropped++
+			}
+		}
+		if dropped > 0 {
+			t.Errorf("%d VIPs are flooded: %d of %d packets of another VIP are dropped", flooded, dropped, limit*burst)
+		}
+	}
+}
+
 // TestContract11FloodedVIPsLeaveTheLimitToOthers floods five VIPs, which is more than the node's limit takes, and has
 // connections of a sixth one move then.
 func TestContract11FloodedVIPsLeaveTheLimitToOthers(t *testing.T) {

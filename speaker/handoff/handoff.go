@@ -26,6 +26,9 @@ type Facts struct {
 	Dead []string
 	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
 	CutOff bool
+	// Gates is set if the views say what is unannounced. When it changes, the step has to have a view of
+	// each VIP.
+	Gates bool
 }
 
 // View is what is known of one VIP.
@@ -52,6 +55,7 @@ type State struct {
 	foreign map[string]time.Time
 	dead    []string
 	cutOff  bool
+	gates   bool
 	vips    map[netip.Addr]*vip
 	told    bool
 }
@@ -111,8 +115,8 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 
 // meet takes in which nodes there are, and reports whether that differs.
 func (s *State) meet(now time.Time, f Facts) (changed bool) {
-	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead) || s.cutOff != f.CutOff
-	s.self, s.dead, s.cutOff = f.Self, f.Dead, f.CutOff
+	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead) || s.cutOff != f.CutOff || s.gates != f.Gates
+	s.self, s.dead, s.cutOff, s.gates = f.Self, f.Dead, f.CutOff, f.Gates
 	if f.Addresses != nil && !maps.EqualFunc(s.addresses, f.Addresses, slices.Equal) {
 		s.addresses, changed = f.Addresses, true
 	}
@@ -183,7 +187,7 @@ func (v *vip) awaits(view View) (changed bool) {
 // update is what the proxy is told of some VIPs: of each, even if nobody is known to have answered
 // for it, so that what an earlier speaker said goes on.
 func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
-	n := lb.FeedUpdate{Dead: s.dead, CutOff: s.cutOff, Previous: map[netip.Addr][]netip.Addr{},
+	n := lb.FeedUpdate{Dead: s.dead, CutOff: s.cutOff, Gates: s.gates, Previous: map[netip.Addr][]netip.Addr{},
 		Ring: map[netip.Addr][]netip.Addr{}, Unannounced: map[netip.Addr]lb.Unannounced{}}
 	for _, node := range s.dead {
 		n.Gone = append(n.Gone, s.addresses[node]...)

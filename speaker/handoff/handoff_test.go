@@ -223,6 +223,23 @@ func TestCutOffIsTold(t *testing.T) {
 	}
 }
 
+// Once the views say what is unannounced, the proxy hears so, and of all VIPs: before that, a VIP of which the
+// speaker said nothing may have been unannounced.
+func TestThatTheViewsSayWhatIsUnannouncedIsTold(t *testing.T) {
+	var s State
+	events := map[netip.Addr]*View{vip1: view("a:arp owner=a"), vip2: view("a:arp owner=a")}
+	s.Step(epoch, Facts{Self: "b", Addresses: nodes()}, events)
+	for _, gates := range []bool{true, false} {
+		u, changed := s.Step(epoch, Facts{Self: "b", Gates: gates}, events)
+		if !changed || u.Changes || u.Gates != gates || len(u.Previous) != len(events) {
+			t.Errorf("gates %v: told %v %+v", gates, changed, u)
+		}
+		if _, again := s.Step(epoch, Facts{Self: "b", Gates: gates}, events); again {
+			t.Errorf("gates %v: told twice", gates)
+		}
+	}
+}
+
 // TestOnlyWhatChangesIsTold has one of many VIPs change, and end.
 func TestOnlyWhatChangesIsTold(t *testing.T) {
 	var s State

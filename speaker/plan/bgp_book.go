@@ -226,6 +226,8 @@ type Routed struct {
 	// Refusal says why no peer hears of it, or why those that do soon hear of it no more; nil when all
 	// is well, and when no BGPAdvertisement is for the VIP.
 	Refusal *lb.Refusal
+	// Unknown is set, alone, before the first plan: a BGPAdvertisement may be for the VIP.
+	Unknown bool
 }
 
 // Routed returns what has become of the VIP if these peers hear of it.

@@ -216,7 +216,9 @@ func (r *routes) add(in BGPInput, v *BGPVIP, kept bool) {
 	case len(v.Prefixes) == 0:
 		v.Leaving = false
 		if v.Refusal == nil && len(v.Obstacles) > 0 {
-			v.Refusal = &lb.Refusal{Reason: v.Obstacles[0].Reason, Message: v.Obstacles[0].Message}
+			// What may end by itself comes first: pods wait for that.
+			first := max(0, slices.IndexFunc(v.Obstacles, func(o BGPObstacle) bool { return !configured(o.Reason) }))
+			v.Refusal = &lb.Refusal{Reason: v.Obstacles[first].Reason, Message: v.Obstacles[first].Message}
 		}
 	}
 	v.Leaving = v.Leaving && leaving
@@ -263,7 +265,8 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 					"address", peer, family, family))
 			continue
 		}
-		if refusal := r.shut[way{peer, family}]; refusal != nil {
+		refusal := r.shut[way{peer, family}]
+		if refusal != nil && (refusal.Reason != lb.ReasonForwardingOff || !onNode(in.Holders)) {
 			obstacle(peer, refusal)
 			continue
 		}
@@ -296,8 +299,8 @@ func refuseThrough(self string, b BGPFacts, vrf string) *lb.Refusal {
 	return nil
 }
 
-// refuseUplink says why the node must not attract packets of a family from a peer on one of its links:
-// its kernel does not forward what comes in there.
+// refuseUplink says why the node must not attract packets of a family from a peer: its kernel does not forward what
+// comes in at the link to the peer.
 func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 	if !f.CheckForwarding {
 		return nil
@@ -305,7 +308,7 @@ func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 	unforwarded := ""
 	for _, i := range f.Interfaces {
 		switch {
-		case !isUplink(i, s.VRF, s.Interface, s.Addr):
+		case !isUplink(i, s.VRF, s.Interface, s.Addr, s.Source):
 		case i.Forwards(family):
 			return nil
 		default:
@@ -316,22 +319,22 @@ func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 		return nil
 	}
 	return lb.Refuse(lb.ReasonForwardingOff,
-		"the kernel of %s forwards no %s packets that come in at %s, where the router is", f.Self, family, unforwarded)
+		"the kernel of %s forwards no %s packets that come in at %s, from where the router sends them", f.Self, family, unforwarded)
 }
 
-// IsUplink reports whether one of the peers is on a link of the interface.
+// IsUplink reports whether the interface leads to one of the peers.
 func IsUplink(i lb.Interface, peers map[string]lb.Peer) bool {
 	for _, p := range peers {
-		if isUplink(i, p.VRF, p.Interface, p.Addr) {
+		if isUplink(i, p.VRF, p.Interface, p.Addr, p.Source) {
 			return true
 		}
 	}
 	return false
 }
 
-// isUplink reports whether a peer in a VRF is on a link of the interface: by the interface's name, or by an
-// address in one of its subnets.
-func isUplink(i lb.Interface, vrf, name string, peer netip.Addr) bool {
+// isUplink reports whether the interface leads to a peer in a VRF: by its name, by an address of the peer in one of its
+// subnets, or by the address that the session has on the node, to which also a router further away sends.
+func isUplink(i lb.Interface, vrf, name string, peer, source netip.Addr) bool {
 	if i.Loopback || i.VRF != vrf {
 		return false
 	}
@@ -339,7 +342,7 @@ func isUplink(i lb.Interface, vrf, name string, peer netip.Addr) bool {
 		return i.Name == name
 	}
 	_, near := i.Subnet(peer)
-	return near
+	return near || slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr() == source })
 }
 
 // outside refuses an aggregate that attracts traffic for addresses that are not the pool's.

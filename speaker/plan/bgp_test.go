@@ -693,6 +693,15 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 	}{
 		{"forwarded", func(*bgpWorld) {}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
 		{"no IPv4", off(1, lb.IPv4), "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"no IPv4, and none is needed", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			w.vips[0].Holders[0].Delivery.OnNode = true
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"no IPv4, which another Service of the address needs", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			w.vips[0].Holders[0].Delivery.OnNode = true
+			w.vips[0].Holders = append(w.vips[0].Holders, heldVIP(v4, "other", lb.Cluster, 1).Holders...)
+		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
 		{"no IPv6", off(1, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", v6},
 		{"elsewhere", off(0, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
 		{"unnumbered, no IPv4", func(w *bgpWorld) { unnumbered(w); off(1, lb.IPv4)(w) },
@@ -701,6 +710,10 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
 		{"a router that is not near", func(w *bgpWorld) { far(w); off(1, lb.IPv4, lb.IPv6)(w) },
 			"tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", ""},
+		{"a router that is not near, to an address of the uplink", func(w *bgpWorld) {
+			w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.31.0.2", func(p *lb.Peer) { p.Source = addr("172.16.0.9") })
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: ", v4},
 		{"two interfaces in its subnet, of which one forwards", func(w *bgpWorld) {
 			w.facts.Interfaces[0].Addresses = append(w.facts.Interfaces[0].Addresses, netip.MustParsePrefix("172.16.0.8/24"))
 			off(1, lb.IPv4)(w)
@@ -721,6 +734,9 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 			return o.Reason == lb.ReasonForwardingOff && o.Peer == "tor-2" && strings.Contains(o.Message, "come in at up0")
 		}) {
 			t.Errorf("%s: %v", c.name, obstacles)
+		}
+		if r := d.VIPs[addr(c.obstacle)].Refusal; c.obstacle == v6 && (r == nil || r.Reason != lb.ReasonForwardingOff) {
+			t.Errorf("%s, and a peer that never takes it: %v", c.name, r)
 		}
 		delete(w.bgp.Peers, "tor-1")
 		if r := w.decide().VIPs[addr(c.obstacle)].Refusal; r == nil || r.Reason != lb.ReasonForwardingOff {

@@ -107,6 +107,22 @@ func (h Holder) refuse() *lb.Refusal {
 	}
 }
 
+// onNode reports whether all that this node delivers of the VIP goes to the node itself, for which its kernel need not
+// forward anything.
+func onNode(holders []Holder) bool {
+	delivered := false
+	for _, h := range holders {
+		if h.Delivery == nil || h.Delivery.Deliverable() != "" {
+			continue
+		}
+		if !h.Delivery.OnNode {
+			return false
+		}
+		delivered = true
+	}
+	return delivered
+}
+
 // forwards reports whether the kernel still delivers what arrives for the VIP, be it to endpoints
 // that are terminating.
 func forwards(holders []Holder) bool {

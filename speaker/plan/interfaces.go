@@ -42,6 +42,7 @@ func announceOn(f Facts, in Input) (place, *lb.Refusal) {
 	case len(matching) == 0:
 		return place{}, lb.Refuse(lb.ReasonNoAdvertisement, "no L2Advertisement selects IPAddressPool %s", pools[0].Name)
 	}
+	f.CheckForwarding = f.CheckForwarding && !onNode(in.Holders)
 	on, refusal := announcedOn(f, matching, vip)
 	if refusal != nil {
 		return place{}, refusal

@@ -192,6 +192,21 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded6 = true })}
 			}},
 		{
+			name: "interface does not forward, and need not",
+			facts: func(f *Facts) {
+				f.CheckForwarding = true
+				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })}
+			},
+			input: held(delivery(nginx, func(d *lb.Delivery) { d.OnNode = true }))},
+		{
+			name: "interface does not forward, which another Service needs",
+			facts: func(f *Facts) {
+				f.CheckForwarding = true
+				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })}
+			},
+			input: held(delivery(nginx, func(d *lb.Delivery) { d.OnNode = true }), delivery(lb.Key{Namespace: "default", Name: "other"})),
+			want:  lb.ReasonForwardingOff},
+		{
 			name:  "forwarding does not count with another data plane",
 			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })} }},
 		{name: "network unavailable", facts: func(f *Facts) { f.Node.NetworkUnavailable = true },

@@ -19,6 +19,8 @@ func (d Decision) Unannounced() *lb.Unannounced {
 		waits.Reason = status.Reason
 	case !configured(d.Refusal.Reason):
 		waits.Reason = d.Refusal.Reason
+	case d.Routed.Unknown:
+		waits.Reason = lb.ReasonNotEstablished
 	}
 	if waits.Reason == "" {
 		return nil
@@ -31,7 +33,9 @@ func (d Decision) Unannounced() *lb.Unannounced {
 func configured(reason lb.Reason) bool {
 	switch reason {
 	case lb.ReasonNoAdvertisement, lb.ReasonNoInterface, lb.ReasonFamilyUnspoken, lb.ReasonTooManyVIPs,
-		lb.ReasonNodeExcluded, lb.ReasonNodeDrained, lb.ReasonNodeLeaving, lb.ReasonFrontendInUse, lb.ReasonAddressConflict:
+		lb.ReasonNodeExcluded, lb.ReasonNodeDrained, lb.ReasonNodeLeaving, lb.ReasonFrontendInUse, lb.ReasonAddressConflict,
+		lb.ReasonUnknownPeer, lb.ReasonFamilyNotOffered, lb.ReasonAggregateOutside, lb.ReasonUnknownCommunity,
+		lb.ReasonCommunityAmbiguous, lb.ReasonVRFUndelivered:
 		return true
 	}
 	return false

@@ -1,6 +1,14 @@
 package plan
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -12,6 +20,7 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 	answers := map[string]Claim{w177: {Answering: true}}
 	claims := map[string]Claim{w177: {}}
 	routes := map[string]Claim{w177: {Reason: lb.ReasonNoAdvertisement, Routes: "tor"}}
+	unknown := func(in *Input) { in.Routed.Unknown = true }
 	withoutL2 := func(f *Facts) { f.Advertisements = nil }
 	routed := func(reason lb.Reason, peers ...string) func(*Input) {
 		return func(in *Input) {
@@ -69,6 +78,13 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 		{name: "about to end at routers", facts: withoutL2, input: with(routes, noLocal, routed(lb.ReasonNoLocalBackends, "tor")),
 			want: lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true}},
 		{name: "routers never hear of it", facts: withoutL2, input: routed(lb.ReasonNodeExcluded)},
+		{name: "BGP is not known yet", facts: withoutL2, input: unknown,
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished}},
+		{name: "BGP is not known yet, and another node has a session", facts: withoutL2, input: with(routes, unknown),
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished, Elsewhere: true}},
+		{name: "BGP is not known yet, and it would take over", input: with(answers, unknown)},
+		{name: "BGP is not known yet, and it probes", input: with(nil, unknown, func(in *Input) { in.Probed = false }),
+			want: lb.Unannounced{Reason: lb.ReasonProbing}},
 		{name: "both ways, and routers hear of it", input: with(answers, noLocal, routed("", "tor"))},
 		{name: "both ways, and it would take over", input: with(answers, routed(lb.ReasonNotEstablished))},
 		{name: "both ways, and in none of them", input: with(claims, noLocal, routed(lb.ReasonNotEstablished)),
@@ -89,4 +105,89 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
+}
+
+// TestEveryReasonIsOneToWaitForOrNot has somebody decide about each reason that a program of the speaker names. Pods
+// wait for what may come by itself, and for what is at fault on the node, until their time is over. They do not wait for
+// what comes only once somebody changes the configuration.
+func TestEveryReasonIsOneToWaitForOrNot(t *testing.T) {
+	decided := map[bool][]string{
+		true: {
+			// The node or its programs are not ready yet, or the VIP has to move.
+			"FeedUnknown", "NotProgrammed", "NoBackends", "NoLocalBackends", "Stopping", "NotJoined", "NotOwner", "Unheard",
+			"NodeUnknown", "AnnounceFailed", "NetworkUnavailable", "NodeNotReady", "Flapping", "Probing", "ProbedAhead",
+			"Yielded", "CutOff", "NotEstablished",
+			// Something is at fault.
+			"FeedLost", "NoCarrier", "ForwardingOff", "PodRouteMissing", "ConntrackFull",
+		},
+		false: {
+			"NoAdvertisement", "NoInterface", "FamilyUnspoken", "TooManyVIPs", "NodeExcluded", "NodeDrained", "NodeLeaving",
+			"FrontendInUse", "AddressConflict", "UnknownPeer", "FamilyNotOffered", "AggregateOutside", "UnknownCommunity",
+			"CommunityAmbiguous", "VRFUndelivered",
+		},
+	}
+	// These never say why a node does not announce a VIP.
+	others := []string{
+		// of Services, of VIPs as a whole and of nodes that are gone
+		"Announced", "Contested", "Headless", "Missing", "NoAddress", "NoOwner", "Parting",
+		// of peers and sessions
+		"BFDDown", "Established", "InterfaceMissing", "NoNextHop", "PeerDuplicate", "ProfileMissing",
+		"SecretElsewhere", "SecretMissing", "SessionTaken", "SourceMissing", "VRFMissing",
+		// of advertisements
+		"AdvertisementReady", "AggregateLocal", "AttributeConflict", "AttributeUnsent", "SelectsNoNode", "SelectsNoPool",
+		"UnknownPool",
+		// of nodes
+		"APIServerUnreachable", "ARPNotStrict", "AddressOnNode", "GossipBlocked", "StrictReversePath",
+	}
+	all := slices.Concat(decided[true], decided[false], others)
+	for _, name := range namedReasons(t, "..") {
+		if n := len(all); !slices.Contains(all, name) {
+			t.Errorf("decide whether pods wait while %s keeps a node from announcing", name)
+		} else if all = slices.DeleteFunc(all, func(s string) bool { return s == name }); len(all) != n-1 {
+			t.Errorf("%s is there twice", name)
+		}
+	}
+	if len(all) > 0 {
+		t.Errorf("the speaker does not name %s", all)
+	}
+	for waits, names := range decided {
+		for _, name := range names {
+			if configured(lb.Reason(name)) == waits {
+				t.Errorf("configured(%s) is %v", name, waits)
+			}
+		}
+	}
+}
+
+// namedReasons returns what the constants of type lb.Reason are called that the code below a folder names, without
+// their prefix.
+func namedReasons(t *testing.T, folder string) []string {
+	t.Helper()
+	names := map[string]bool{}
+	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			selector, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			of, isName := selector.X.(*ast.Ident)
+			name, found := strings.CutPrefix(selector.Sel.Name, "Reason")
+			if isName && of.Name == "lb" && found && name != "" {
+				names[name] = true
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Sorted(maps.Keys(names))
 }

@@ -414,7 +414,7 @@ func (s *State) Waiting() string { return s.waiting }
 // Routed returns what has become of a VIP over BGP.
 func (s *State) Routed(vip netip.Addr) plan.Routed {
 	if s.waiting != "" {
-		return plan.Routed{}
+		return plan.Routed{Unknown: true}
 	}
 	return s.book.VIP(vip).Routed(slices.Clone(s.heard[vip]))
 }
