@@ -68,6 +68,9 @@ func TestAFamilyWhosePortAnotherHas(t *testing.T) {
 				strings.Count(log.all(), "opened the relay's port"); a != warned || b != told {
 				t.Errorf("%s: it logs %s", what, log.all())
 			}
+			if why := r.sockets.without()[lb.IPv6]; (why == "") != (len(ports) == 2) {
+				t.Errorf("%s: the proxy hears that it lacks the port of IPv6 as %q", what, why)
+			}
 		}
 		one, both := map[lb.Family]uint16{lb.IPv4: 4}, map[lb.Family]uint16{lb.IPv4: 4, lb.IPv6: 6}
 		time.Sleep(time.Minute)
@@ -117,8 +120,8 @@ func TestANodeOfOneFamily(t *testing.T) {
 		go func() { done <- r.Run(ctx) }()
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
-		if n := tries.Load(); n > 2 || strings.Contains(log.all(), "family") {
-			t.Errorf("%d tries, and it logs %s", n, log.all())
+		if n := tries.Load(); n > 2 || strings.Contains(log.all(), "family") || len(r.sockets.without()) > 0 {
+			t.Errorf("%d tries, it logs %s and says %v", n, log.all(), r.sockets.without())
 		}
 		cancel()
 		if err := <-done; err != nil {

@@ -85,6 +85,8 @@ type listener struct {
 type sockets struct {
 	mu  sync.Mutex
 	all []listener
+	// lacking says why a family that the node has has none.
+	lacking map[lb.Family]string
 	// handing is held while they are handed to a successor, end, or get a socket of UDP that was lacking. handed is closed
 	// once a successor has them, and ending is set once no more are to be handed over.
 	handing sync.Mutex
@@ -121,6 +123,24 @@ func (s *sockets) listeners() []listener {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all
+}
+
+// lack notes why a family has none, or with nil that it has one.
+func (s *sockets) lack(family lb.Family, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil || errors.Is(err, unix.EAFNOSUPPORT) {
+		delete(s.lacking, family)
+		return
+	}
+	s.lacking[family] = err.Error()
+}
+
+// without returns why there are none, by family.
+func (s *sockets) without() map[lb.Family]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.lacking)
 }
 
 // ports returns their ports, by family.
@@ -202,6 +222,7 @@ var errTCPOnly = errors.New("the relay runs without --udp")
 // listenAt opens the relay's port at all addresses of a family; any free port for 0. Where another program has the port
 // of UDP, TCP does without.
 func (r *Relay) listenAt(family lb.Family) (l listener, err error) {
+	defer func() { r.sockets.lack(family, err) }()
 	port, tcpOnly := r.options.Port, r.options.TCPOnly
 	for range maxListens {
 		if l, err = r.deps.listen(family, port); err != nil {

@@ -144,7 +144,8 @@ type Relay struct {
 // New returns a relay that is listening already, or is about to take over from another one on the node. It may be
 // called again after an error, such as ErrNoPredecessor.
 func New(options Options, deps Deps) (*Relay, error) {
-	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), sockets: sockets{handed: make(chan struct{})},
+	r := &Relay{options: options, deps: deps, table: newTable(deps.Now),
+		sockets:   sockets{handed: make(chan struct{}), lacking: map[lb.Family]string{}},
 		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(), workers: newWorkers(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
