@@ -177,6 +177,16 @@ func (r *receivers) set(family lb.Family, socket *Conn, err error) {
 	delete(r.lacking, family)
 }
 
+// drop closes a socket.
+func (r *receivers) drop(family lb.Family) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if socket := r.open[family]; socket != nil {
+		socket.Close()
+		delete(r.open, family)
+	}
+}
+
 func (r *receivers) of(family lb.Family) *Conn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
