@@ -835,7 +835,7 @@ func TestRelayOfOneFamily(t *testing.T) {
 		w.relay(func(*ProxyStatus) {})
 		w.Service.Families = test.families
 		w.find("n1", test.reason, "no IPv6 here")
-		if check := (explanation{w.Cluster, w.ServiceFacts}).relay(); check.Text != test.want {
+		if check := explanation(w).relay(); check.Text != test.want {
 			t.Errorf("%s, %v: %+v, want %q", test.reason, test.families, check, test.want)
 		}
 	}

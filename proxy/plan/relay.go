@@ -285,8 +285,8 @@ const RelayLease = 3 * time.Second
 // them at each change.
 const maxRelayed = 4096
 
-// MaxRelayedTogether is how many frontends and endpoints the relayed Services of a namespace have at most, those of each
-// port counted: relay and proxy hold all of them.
+// MaxRelayedTogether is how many frontends and endpoints the relayed Services of a namespace have at most, those of
+// each port counted: relay and proxy hold all of them.
 const MaxRelayedTogether = 1 << 18
 
 // RelayNeeds returns how many of these the relay is told of a Service.
@@ -314,9 +314,9 @@ func RelayNeeds(s Service) (n int) {
 
 // RefuseRelayFor says that a namespace has no room for a Service of which the relay would be told so much.
 func RefuseRelayFor(needs, limit int) string {
-	return fmt.Sprintf("annotation %s: the Service has %d frontends and endpoints, those of each port counted, and with the "+
-		"other relayed ones of its namespace more than the %d that are relayed together; connections go straight to endpoints",
-		lb.AnnotationRelay, needs, limit)
+	return fmt.Sprintf("annotation %s: the Service has %d frontends and endpoints, those of each port counted, and with "+
+		"the other relayed ones of its namespace more than the %d that are relayed together; connections go straight to "+
+		"endpoints", lb.AnnotationRelay, needs, limit)
 }
 
 // RefuseRelay says why a node does not relay connections to a Service with these endpoints, "" if it does.

@@ -55,8 +55,8 @@ func (r *Relay) settle() { r.settleOnce.Do(func() { close(r.settled) }) }
 func (r *Relay) saidPorts() { r.said.CompareAndSwap(0, r.deps.Now().UnixNano()) }
 
 // ErrNoPredecessor is the error of a relay whose port another process has, which does not hand it over. It may do so in
-// a moment: a relay that has just taken over serves successors once it has all, and its own predecessor lets it. One that
-// is slow, or has just dropped another successor, answers the next time.
+// a moment: a relay that has just taken over serves successors once it has all, and its own predecessor lets it. One
+// that is slow, or has just dropped another successor, answers the next time.
 var ErrNoPredecessor = errors.New("another process has the port, and does not hand it over yet")
 
 // HandOverWithin is how long that takes at most, unless a relay hangs.
