@@ -203,8 +203,8 @@ func plannedBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, po
 }
 
 // diesBehind takes the cable of a node with a pod away. HAProxy tries another node when the dead one, or with policy
-// Cluster a pod there, does not answer: a connection is lost if it stood, or if all its tries ended there. Once the checks
-// have failed, and the other nodes know that the pod is gone, none is.
+// Cluster a pod there, does not answer: a connection is lost if it stood, or if all its tries ended there. Once the
+// checks have failed, and the other nodes know that the pod is gone, none is.
 func diesBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, port uint16, node, others string) {
 	if !slices.ContainsFunc(l.Pods("my-nginx"), func(p lab.Pod) bool { return p.Node == node }) {
 		t.Fatalf("%s has no pod", node)

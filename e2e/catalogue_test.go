@@ -357,8 +357,8 @@ func wantLogged(t *testing.T, a *lab.Agent, after int, words ...string) {
 	eventually(t, fmt.Sprintf("%s logs %q", a.Name(), words), func() error { return logged(a, after, words) })
 }
 
-// wantLogOf does something, again from time to time, until an agent has logged a line of it: a speaker logs some lines a
-// second at most.
+// wantLogOf does something, again from time to time, until an agent has logged a line of it: a speaker logs some lines
+// a second at most.
 func wantLogOf(t *testing.T, a *lab.Agent, do func() error, words ...string) {
 	t.Helper()
 	wantShown(t, fmt.Sprintf("%s logs %q", a.Name(), words), do, func() func() error {
