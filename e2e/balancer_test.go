@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -95,8 +96,8 @@ func TestBehindBalancer(t *testing.T) {
 		wantNoneLost(t, report)
 		wantTargets(t, b, "cluster", "k8s-worker-177 k8s-worker-178 k8s-worker-179") // whoever has pods
 	})
-	t.Run("a node dies, policy Cluster", func(t *testing.T) { // one without a pod
-		diesBehind(t, l, b, "cluster", 8081, "k8s-worker-179", "k8s-worker-177 k8s-worker-178")
+	t.Run("a node dies, policy Cluster", func(t *testing.T) {
+		diesBehind(t, l, b, "cluster", 8081, "k8s-worker-177", "k8s-worker-178 k8s-worker-179")
 	})
 	t.Run("the Service's address is the target", func(t *testing.T) {
 		wantTold(t, l, balancerAt(l, 8082))
@@ -201,16 +202,34 @@ func plannedBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, po
 	run.wantLossless(t)
 }
 
-// diesBehind takes a node's cable away: new connections go to the others, the first of them after
-// they have tried the dead one.
+// diesBehind takes the cable of a node with a pod away. HAProxy tries another node when the dead one, or with policy
+// Cluster a pod there, does not answer: a connection is lost if it stood, or if all its tries ended there. Once the
+// checks have failed, and the other nodes know that the pod is gone, none is.
 func diesBehind(t *testing.T, l *lab.Lab, b *lab.Balancer, backend string, port uint16, node, others string) {
+	if !slices.ContainsFunc(l.Pods("my-nginx"), func(p lab.Pod) bool { return p.Node == node }) {
+		t.Fatalf("%s has no pod", node)
+	}
 	probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", balancerAt(l, port), newEvery)
 	time.Sleep(500 * time.Millisecond)
 	if err := l.Cut(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
+	cut := time.Now()
 	wantTargets(t, b, backend, others)
-	t.Logf("while the node died: %s", probe.Stop())
+	eventually(t, "no connection goes to "+node, func() error {
+		s := l.Spread(t.Context(), lab.ClientName, "tcp", balancerAt(l, port), 30)
+		return errors.Join(s.Failures...)
+	})
+	report := probe.Stop()
+	t.Logf("while %s died: %s", node, report)
+	if report.Answered == 0 || report.Gap > crashBound {
+		t.Errorf("the other nodes did not go on while %s died: %s", node, report)
+	}
+	for _, lost := range report.Lost {
+		if backend == "local" && lost.Began.After(cut) {
+			t.Errorf("a connection did not go to another node while %s died: %+v", node, lost)
+		}
+	}
 	probe = l.StartProbe(t.Context(), lab.ClientName, "tcp", balancerAt(l, port), newEvery)
 	time.Sleep(time.Second)
 	wantNoneLost(t, probe.Stop())

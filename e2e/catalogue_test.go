@@ -357,16 +357,40 @@ func wantLogged(t *testing.T, a *lab.Agent, after int, words ...string) {
 	eventually(t, fmt.Sprintf("%s logs %q", a.Name(), words), func() error { return logged(a, after, words) })
 }
 
-// wantLogOf does something, again from time to time, until an agent has logged a line of it: packets
-// get lost, and a speaker logs some lines a second at most.
+// wantLogOf does something, again from time to time, until an agent has logged a line of it: a speaker logs some lines
+// a second at most.
 func wantLogOf(t *testing.T, a *lab.Agent, do func() error, words ...string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s logs %q", a.Name(), words), func() error {
+	wantShown(t, fmt.Sprintf("%s logs %q", a.Name(), words), do, func() func() error {
 		after := len(a.Log())
+		return func() error { return logged(a, after, words) }
+	})
+}
+
+// wantCountOf does something, again from time to time, until an agent has counted it.
+func wantCountOf(t *testing.T, a *lab.Agent, name string, do func() error) {
+	t.Helper()
+	wantShown(t, name+" grows", do, func() func() error {
+		before := counter(t, a, name)
+		return func() error {
+			if counter(t, a, name) == before {
+				return errors.New("it is as it was")
+			}
+			return nil
+		}
+	})
+}
+
+// wantShown does something, again from time to time, as packets get lost, until that shows. begin is called each time
+// before, and returns what finds out.
+func wantShown(t *testing.T, what string, do func() error, begin func() (shows func() error)) {
+	t.Helper()
+	eventually(t, what, func() error {
+		shows := begin()
 		if err := do(); err != nil {
 			return err
 		}
-		return within(2*time.Second, func() error { return logged(a, after, words) })
+		return within(2*time.Second, shows)
 	})
 }
 

@@ -257,13 +257,16 @@ func setLocal(t testing.TB, l *lab.Lab) {
 }
 
 // movePod plays one step of a rolling update as deployments and kubelets do it: the new pod is
-// ready, then the old one terminates, still serving for its grace period, and is gone after it.
+// ready, then the old one terminates, still serving for its grace period, and is gone after it. On a busy machine nodes
+// hear late of the new one, which has more time before its readiness counts in a Deployment.
 func movePod(t *testing.T, l *lab.Lab, from string, to lab.Pod, grace time.Duration) {
 	t.Helper()
 	if err := l.AddPod(t.Context(), to); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(200 * time.Millisecond)
+	for _, a := range l.Agents("proxy") {
+		eventually(t, a.Node+" delivers to "+to.Name, func() error { return deliversTo(t, a, to.Addr) })
+	}
 	if err := l.SetConditions(t.Context(), from, lab.ServingTerminating); err != nil {
 		t.Fatal(err)
 	}
@@ -271,6 +274,35 @@ func movePod(t *testing.T, l *lab.Lab, from string, to lab.Pod, grace time.Durat
 	if err := l.RemovePod(t.Context(), from); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// deliversTo returns an error unless the kernel of a proxy's node has an endpoint of the worked example's Service.
+func deliversTo(t *testing.T, proxy *lab.Agent, endpoint netip.Addr) error {
+	text, err := proxy.Get(t.Context(), "/v1/status?only=default/my-nginx")
+	if err != nil {
+		return err
+	}
+	var status struct {
+		Services []struct {
+			State string
+			Ports []struct {
+				Backends []struct{ Address netip.AddrPort }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &status); err != nil {
+		return err
+	}
+	for _, s := range status.Services {
+		for _, p := range s.Ports {
+			for _, b := range p.Backends {
+				if s.State == "applied" && b.Address.Addr() == endpoint {
+					return nil
+				}
+			}
+		}
+	}
+	return fmt.Errorf("it shows %+v", status)
 }
 
 // podOn describes a pod of my-nginx on a node, at the given last byte of the node's pod network.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -21,10 +22,21 @@ import (
 // ipvsSchedulers are the names that kube-proxy's IPVS mode takes and Landfall has.
 var ipvsSchedulers = []string{"rr", "wrr", "sh", "mh", "dh", "lc", "wlc", "sed", "nq"}
 
+// asking is one way in which clients reach the worked example's Service.
+type asking struct {
+	from string
+	at   netip.AddrPort
+}
+
+// askings are all of them: at the node port of a node without a pod, at the external address from the LAN and from
+// elsewhere, and at the cluster IP from a pod.
+var askings = []asking{{lab.ClientName, seedNodePort}, {lab.ClientName, seedVIP}, {lab.FarClientName, seedVIP},
+	{"coredns-2", seedClusterIP}}
+
 // TestWorkedExampleByEachModesName runs the worked example as each of kube-proxy's modes did: by each of
 // IPVS' schedulers by its name, and in iptables mode, which refuses each of the
 // names for that Service, with a condition, and goes on at random; and in both with a relay in place of the userspace mode, which
-// chooses by each.
+// chooses by each. In each of them both policies do what the worked example says.
 func TestWorkedExampleByEachModesName(t *testing.T) {
 	t.Parallel()
 	start := func(t *testing.T, mode string, relay bool) *lab.Lab {
@@ -34,18 +46,19 @@ func TestWorkedExampleByEachModesName(t *testing.T) {
 			t.Fatal(err)
 		}
 		seedService(t, l)
-		wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
 		return l
 	}
 	t.Run("nftables", func(t *testing.T) {
 		t.Parallel()
 		l := start(t, "nftables", true)
 		byEachScheduler(t, l)
+		byEachPolicy(t, l, true)
 		wantNoEvent(t, l, lb.ReasonSchedulerIgnored)
 		// In place of the userspace mode: the relay, which counts its own connections.
 		setScheduler(t, l, "random")
 		setRelay(t, l, "true")
 		byEachScheduler(t, l)
+		byEachPolicy(t, l, false)
 		wantNoEvent(t, l, lb.ReasonSchedulerIgnored)
 	})
 	t.Run("iptables", func(t *testing.T) {
@@ -54,10 +67,11 @@ func TestWorkedExampleByEachModesName(t *testing.T) {
 		for _, name := range ipvsSchedulers {
 			setScheduler(t, l, name)
 			wantEvent(t, l, "my-nginx", string(lb.ReasonSchedulerIgnored), fmt.Sprintf("%q needs a proxy in nftables mode", name))
-			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
+			wantBothPods(t, l)
 		}
 		last := fmt.Sprintf("%q needs a proxy in nftables mode", ipvsSchedulers[len(ipvsSchedulers)-1])
 		wantCondition(t, l, "my-nginx", lb.ConditionAsRequested, "False", string(lb.ReasonSchedulerIgnored), last)
+		byEachPolicy(t, l, true)
 		setScheduler(t, l, "random")
 		eventually(t, "the Service is served as requested", func() error {
 			if c, err := condition(t.Context(), l, "my-nginx", lb.ConditionAsRequested); err == nil {
@@ -67,43 +81,114 @@ func TestWorkedExampleByEachModesName(t *testing.T) {
 		})
 		setRelay(t, l, "true")
 		byEachScheduler(t, l)
+		byEachPolicy(t, l, false)
 	})
 }
 
-// byEachScheduler has the Service choose by each of IPVS' schedulers, while one of its two pods holds connections.
+// wantBothPods waits until both pods answer, however they are asked.
+func wantBothPods(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, a := range askings {
+		wantAnswers(t, l, a.from, "tcp", a.at, "my-nginx-1", "my-nginx-2")
+	}
+}
+
+// byEachPolicy has the Service, which chooses by whatever the test has set, first keep its policy Cluster, and then
+// have policy Local. It seesClients unless its connections end at a relay.
+func byEachPolicy(t *testing.T, l *lab.Lab, seesClients bool) {
+	t.Helper()
+	sees := func(s lab.Spread, from string) int {
+		return s.Sources[map[string]netip.Addr{lab.ClientName: l.Cluster().LAN.Client,
+			lab.FarClientName: l.Cluster().Far.Client}[from]]
+	}
+	for _, a := range askings {
+		s := l.Spread(t.Context(), a.from, "tcp", a.at, 5)
+		if len(s.Failures) > 0 || sees(s, a.from) > 0 {
+			t.Errorf("policy Cluster, %s asks %s: pods see %v, failures %v", a.from, a.at, s.Sources, s.Failures)
+		}
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		wantAnswers(t, l, "my-nginx-1", network, dnsVIP, "coredns-1", "coredns-2")
+	}
+	setLocal(t, l)
+	s, err := l.Kube().CoreV1().Services("default").Get(t.Context(), "my-nginx", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node, want := range map[string]int{"k8s-worker-177": 503, bootNode: 200, "k8s-worker-179": 200} {
+		wantHealth(t, l, node, s.Spec.HealthCheckNodePort, want)
+	}
+	wantAnswererAmong(t, l, seedVIP.Addr(), bootNode)
+	for _, from := range []string{lab.ClientName, lab.FarClientName} {
+		s := wantAnswers(t, l, from, "tcp", seedVIP, "my-nginx-1") // which is on that node
+		want := 0
+		if seesClients {
+			want = 20
+		}
+		if sees(s, from) != want {
+			t.Errorf("policy Local, %s asks: pods see %v, want its own address %d times", from, s.Sources, want)
+		}
+	}
+	eventually(t, "once its drain time is over, a node without a pod delivers nothing", func() error {
+		if answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", seedNodePort); err == nil {
+			return fmt.Errorf("%s answers", answer.Pod)
+		}
+		return nil
+	})
+	updateService(t, l, "my-nginx", func(s *corev1.Service) {
+		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+	})
+}
+
+// byEachScheduler has the Service choose by each of IPVS' schedulers. For those that count, one of its two pods holds
+// connections.
 func byEachScheduler(t *testing.T, l *lab.Lab) {
 	t.Helper()
+	wantBothPods(t, l)
 	for _, name := range ipvsSchedulers {
-		setScheduler(t, l, "random")
-		wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-1", "my-nginx-2")
-		release := holdAt(t, l, "my-nginx-1", 4)
-		setScheduler(t, l, name)
 		switch name {
 		case "rr", "wrr":
-			wantTurns(t, l, name)
+			setScheduler(t, l, name)
+			for _, a := range askings {
+				wantTurns(t, l, name, a)
+			}
 		case "lc", "wlc", "sed", "nq":
-			wantAnswers(t, l, lab.ClientName, "tcp", seedNodePort, "my-nginx-2")
+			setScheduler(t, l, "random")
+			wantBothPods(t, l)
+			var held []func()
+			for _, a := range askings {
+				held = append(held, holdAt(t, l, a, "my-nginx-1", 2))
+			}
+			setScheduler(t, l, name)
+			for _, a := range askings {
+				wantAnswers(t, l, a.from, "tcp", a.at, "my-nginx-2")
+			}
+			for _, release := range held {
+				release()
+			}
 		default:
-			eventually(t, name+" sends a client to one pod", func() error {
-				if s := l.Spread(t.Context(), lab.ClientName, "tcp", seedNodePort, 20); len(s.Failures) > 0 || len(s.Pods) != 1 {
-					return fmt.Errorf("answers by %v, failures %q", s.Pods, s.Failures)
-				}
-				return nil
-			})
+			setScheduler(t, l, name)
+			for _, a := range askings {
+				eventually(t, fmt.Sprintf("%s sends what %s asks %s to one pod", name, a.from, a.at), func() error {
+					if s := l.Spread(t.Context(), a.from, "tcp", a.at, 20); len(s.Failures) > 0 || len(s.Pods) != 1 {
+						return fmt.Errorf("answers by %v, failures %q", s.Pods, s.Failures)
+					}
+					return nil
+				})
+			}
 		}
-		release()
 	}
 }
 
 // wantTurns waits until the two pods answer in turn. A table's end, and a connection of others, may give one of them two
 // turns; at random they would have half of all.
-func wantTurns(t *testing.T, l *lab.Lab, scheduler string) {
+func wantTurns(t *testing.T, l *lab.Lab, scheduler string, a asking) {
 	t.Helper()
 	const requests, most = 30, 3
-	eventually(t, scheduler+" takes turns", func() error {
+	eventually(t, fmt.Sprintf("%s takes turns when %s asks %s", scheduler, a.from, a.at), func() error {
 		again, last := 0, ""
 		for range requests {
-			answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", seedNodePort)
+			answer, err := l.Ask(t.Context(), a.from, "tcp", a.at)
 			if err != nil {
 				return err
 			}
@@ -139,8 +224,8 @@ func setScheduler(t *testing.T, l *lab.Lab, name string) {
 	})
 }
 
-// holdAt opens connections until a pod has n, which stay open until release is called.
-func holdAt(t *testing.T, l *lab.Lab, pod string, n int) (release func()) {
+// holdAt opens connections until a pod has n more, which stay open until release is called.
+func holdAt(t *testing.T, l *lab.Lab, a asking, pod string, n int) (release func()) {
 	t.Helper()
 	var held []net.Conn
 	release = func() {
@@ -150,7 +235,7 @@ func holdAt(t *testing.T, l *lab.Lab, pod string, n int) (release func()) {
 	}
 	t.Cleanup(release)
 	eventually(t, fmt.Sprintf("%d connections end at %s", n, pod), func() error {
-		conn, err := l.Dial(t.Context(), lab.ClientName, "tcp", seedNodePort.String())
+		conn, err := l.Dial(t.Context(), a.from, "tcp", a.at.String())
 		if err != nil {
 			return err
 		}

@@ -57,8 +57,8 @@ type flags struct {
 func (f *flags) add(set *pflag.FlagSet) {
 	set.StringVar(
 		&f.mode, "mode", "auto",
-		"kernel interface for rules: nftables, iptables or auto; auto takes nftables if the kernel supports it (Linux 5.13 "+
-			"or later), else iptables")
+		"kernel interface for rules: nftables, iptables or auto; auto takes nftables if the kernel supports it (Linux "+
+			lb.NftablesSince+" or later), else iptables")
 	set.StringVar(&f.clusterCIDR, "cluster-cidr", "",
 		"CIDR of the pod network, or one IPv4 and one IPv6 CIDR separated by a comma; used with "+
 			"--detect-local-mode=ClusterCIDR (default: none; the proxy cannot tell pods from other clients)")

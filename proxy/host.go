@@ -203,9 +203,9 @@ func (h *host) relaying(facts *plan.Host) {
 	if len(st.Ports) > 0 {
 		h.relayPorts = st.Ports // one that is away comes back to them: what drops them is dropping still
 	}
-	facts.Relay = &plan.HostRelay{Services: st.Services, UDP: st.UDP, Connections: st.Connections,
+	facts.Relay = &plan.HostRelay{Services: st.Services, UDP: st.UDP, Families: st.Families, Connections: st.Connections,
 		Connected: st.Connected || !h.relayAway, Full: st.Full, Ports: h.relayPorts,
-		NoUDP: st.NoUDP, Behind: st.Behind, Unled: st.Unled, OtherRelease: st.OtherRelease}
+		NoPort: st.NoPort, NoUDP: st.NoUDP, Behind: st.Behind, Unled: st.Unled, OtherRelease: st.OtherRelease}
 	h.relayAway = !st.Connected
 	var err error
 	if facts.Inputs, err = h.inputs(); err != nil {

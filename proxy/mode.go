@@ -133,15 +133,10 @@ func openIptables(ctx context.Context, log *slog.Logger) (kernel, error) {
 	return k, nil
 }
 
-// oldest is the first release of Linux whose nftables have all that is needed; kube-proxy asks for
-// the same. Older ones may take the rules and then not do what they say, so that without being told
-// to we do not try.
-const oldest = "5.13"
-
 func openNftables(mode string, log *slog.Logger) (kernel, error) {
 	k := kernel{mode: modeNftables, unusable: map[lb.Family]error{}, verify: verifyNftables}
-	if release := release(); mode == modeAuto && older(release, oldest) {
-		return k, fmt.Errorf("the kernel, Linux %s, is older than %s", release, oldest)
+	if release := release(); mode == modeAuto && lb.BeforeNftables(release) {
+		return k, fmt.Errorf("the kernel, Linux %s, is older than %s", release, lb.NftablesSince)
 	}
 	way, err := nftables.Dial()
 	if err != nil {
@@ -216,17 +211,6 @@ func release() string {
 		return ""
 	}
 	return unix.ByteSliceToString(name.Release[:])
-}
-
-// older reports whether the release of Linux is before another, by the first two numbers. What
-// cannot be read is not older.
-func older(release, than string) bool {
-	var major, minor, wantMajor, wantMinor int
-	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 {
-		return false
-	}
-	_, _ = fmt.Sscanf(than, "%d.%d", &wantMajor, &wantMinor)
-	return major < wantMajor || major == wantMajor && minor < wantMinor
 }
 
 // needs returns what counts what a Service needs, how much of that one may need in a family, and what it is.

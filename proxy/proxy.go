@@ -84,16 +84,18 @@ type proxy struct {
 	leftOut         map[lb.Key]plan.LeftOut
 	probed, telling map[lb.Key]bool
 	// scope says which addresses may be asked, askers how many nodes ask.
-	scope   plan.ProbeScope
-	askers  int
-	budget  plan.ProbeBudget
-	claims  *plan.Claims
-	shares  *plan.Shares
-	lingers lingers
-	heard   bool            // a speaker
-	dead    map[string]bool // nodes, as the speaker says
-	direct  direct
-	gates   gates
+	scope  plan.ProbeScope
+	askers int
+	budget plan.ProbeBudget
+	claims *plan.Claims
+	shares *plan.Shares
+	// relayShares are those of what the relay is told.
+	relayShares *plan.Shares
+	lingers     lingers
+	heard       bool            // a speaker
+	dead        map[string]bool // nodes, as the speaker says
+	direct      direct
+	gates       gates
 	// unannounced are the VIPs that this node does not announce yet, as the speaker says or said last; spoke is set
 	// once one has said it. unspoken is since when none does, zero while one does.
 	unannounced map[netip.Addr]lb.Unannounced
@@ -123,7 +125,8 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
-		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit), origins: map[netip.Addr]rescue.Origins{},
+		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit),
+		relayShares: plan.NewShares(plan.MaxRelayedTogether), origins: map[netip.Addr]rescue.Origins{},
 		unannounced: map[netip.Addr]lb.Unannounced{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})

@@ -1067,7 +1067,7 @@ func TestContract10UnknownSchedulersAreSaid(t *testing.T) {
 		{
 			"best", modeIptables,
 			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "best" is none of ` + plan.Schedulers +
-				"; the node's default is used"},
+				"; connections are spread at random"},
 		{
 			"maglev", modeIptables,
 			`web SchedulerIgnored here: annotation landfall.dev/scheduler: "maglev" needs a proxy in nftables mode; in iptables mode connections are spread at random`},

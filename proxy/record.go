@@ -47,6 +47,8 @@ type record struct {
 	advice []lb.Refusal
 	// relayRefused says why its endpoints are not relayed to; "" if they are, or need not be.
 	relayRefused string
+	// relayNeeds is what the relay would be told of it.
+	relayNeeds int
 	// directRefused says which connections are masqueraded although the Service asks for direct forwarding.
 	directRefused string
 	probes        probes

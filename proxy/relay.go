@@ -190,7 +190,7 @@ func (s *settled) tried(r *relay.Relay, err error, so time.Duration) {
 // pod.
 func openRelay(ctx context.Context, log *slog.Logger, settled *settled,
 	create func() (*relay.Relay, error)) (r *relay.Relay) {
-	var failures loop.Failures
+	failures := loop.Failures{Repeat: time.Hour}
 	backoff := loop.Backoff{Min: time.Second, Max: time.Second}
 	began := time.Now()
 	ctx, opened := context.WithCancel(ctx)

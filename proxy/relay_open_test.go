@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,11 +28,12 @@ func TestContract6ARelayThatMayTakeOverSoonIsNotReady(t *testing.T) {
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
 			s, began, tries := newSettled(), time.Now(), 0
+			var logged strings.Builder
 			done := make(chan *relay.Relay)
 			go func() {
-				done <- openRelay(ctx, slog.New(slog.DiscardHandler), s, func() (*relay.Relay, error) {
+				done <- openRelay(ctx, slog.New(slog.NewTextHandler(&logged, nil)), s, func() (*relay.Relay, error) {
 					tries++
-					return nil, test.err
+					return nil, fmt.Errorf("%w, try %d", test.err, tries)
 				})
 			}()
 			for range 100 {
@@ -46,8 +48,8 @@ func TestContract6ARelayThatMayTakeOverSoonIsNotReady(t *testing.T) {
 			if r := <-done; r != nil {
 				t.Error("there is a relay")
 			}
-			if tries < 100 {
-				t.Errorf("%v: %d tries in 100 s", test.err, tries)
+			if n := strings.Count(logged.String(), "\n"); tries < 100 || n != 1 {
+				t.Errorf("%v: %d tries in 100 s, of which it logs %d: %s", test.err, tries, n, logged.String())
 			}
 		}
 	})

@@ -200,6 +200,58 @@ func TestRelayInIptablesMode(t *testing.T) {
 	}
 }
 
+// The relayed Services of a namespace have room together: one that comes when there is none is served by the rules, and
+// relayed once there is. Other namespaces have room of their own.
+func TestContract11RelayedServicesOfANamespaceHaveRoomTogether(t *testing.T) {
+	b, f := newRelayBench(t)
+	web, next, other := key("web"), key("next"), lb.Key{Namespace: "other", Name: "web"}
+	b.run()
+	b.relayShares = plan.NewShares(plan.RelayNeeds(b.records[web].live) + 1)
+	b.mark(web)
+	b.run()
+	b.put("next", "198.51.100.2", "10.0.0.2")
+	b.relayed("next", "true")
+	svc, _ := b.services.Get(web)
+	svc.Key, svc.UID, svc.ClusterIPs = other, "other", []netip.Addr{netip.MustParseAddr("10.96.7.7")}
+	svc.Ingress, svc.Ports = nil, slices.Clone(svc.Ports)
+	endpoints, _ := b.slices.Get(web)
+	for i := range svc.Ports {
+		svc.Ports[i].NodePort = 0
+	}
+	b.services.Set(other, svc)
+	b.slices.Set(other, endpoints)
+	b.mark(other)
+	b.run()
+	want := func(what string, keys ...lb.Key) {
+		t.Helper()
+		for _, k := range []lb.Key{web, next, other} {
+			if is := slices.Contains(keys, k); b.rules.wanted[k].Relay != is || is && f.all[k] == nil {
+				t.Errorf("%s: %s is relayed: %v, the relay knows %v", what, k, b.rules.wanted[k].Relay, f.all[k])
+			}
+		}
+	}
+	want("with two in one namespace", web, other)
+	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "next RelayRefused ") ||
+		!strings.Contains(b.warnings[0], "that are relayed together") {
+		t.Errorf("told %q", b.warnings)
+	}
+	if planned := b.rules.wanted[next]; len(planned.Ports) != 1 {
+		t.Errorf("the rules do not serve the second one: %+v", planned)
+	}
+	b.relayed("web", "false")
+	b.run()
+	b.run()
+	want("once the first does not ask for it", next, other)
+	b.relayed("web", "true")
+	b.run()
+	want("once it asks again", next, other)
+	b.delete("next")
+	b.run()
+	b.rules.confirm()
+	b.run()
+	want("once the second is deleted", web, other)
+}
+
 // A Service with an endpoint that is no pod's is not relayed, and is again without it: relays of two nodes
 // would call each other.
 func TestContract10RelayConnectsToPodsOnly(t *testing.T) {

@@ -94,9 +94,11 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 		p.lingers.addPolicy(key, now.Add(p.settings.drain))
 	}
 	if r.relayRefused = ""; live.Relay {
-		if r.relayRefused = plan.RefuseRelay(endpoints, p.scope); r.relayRefused != "" {
-			live.Relay, live.ProxyProtocol = false, 0
-		}
+		r.relayRefused = plan.RefuseRelay(endpoints, p.scope)
+	}
+	p.relayRoom(r, live)
+	if r.relayRefused != "" {
+		live.Relay, live.ProxyProtocol = false, 0
 	}
 	if r.whole = nil; !live.Equal(whole) {
 		r.whole = &whole
@@ -148,6 +150,25 @@ func (p *proxy) room(s plan.Service) *plan.TooLarge {
 		return nil
 	}
 	return &plan.TooLarge{Elements: needs, Limit: p.shares.Limit(), Of: p.settings.unit, Together: true}
+}
+
+// relayRoom refuses to relay a Service for which its namespace has no room at the relay. One for which there is room by
+// what this one gives up is planned again.
+func (p *proxy) relayRoom(r *record, s plan.Service) {
+	before := r.relayNeeds
+	if r.relayNeeds = 0; r.relayRefused == "" {
+		r.relayNeeds = plan.RelayNeeds(s)
+	}
+	if before == 0 && r.relayNeeds == 0 {
+		return
+	}
+	fits, next := p.relayShares.Set(s.Key, s.Age, r.relayNeeds)
+	if next != nil {
+		p.mark(*next)
+	}
+	if !fits {
+		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, p.relayShares.Limit())
+	}
 }
 
 // sized takes in whether the kernel's writer finds a Service too large, which then gets what it had. If

@@ -216,6 +216,16 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads = nil })
 			w.find("n1", lb.ReasonRelayDropped, "on n1 the chain ip filter INPUT drops new connections to TCP port 7484")
 		}, Warning, "on n1 the chain ip filter INPUT drops", "7484"},
+		"the relay lacks the port of a family that the Service has": {func(w *world) {
+			w.relay(func(*ProxyStatus) {})
+			w.Service.Families = []lb.Family{lb.IPv4, lb.IPv6}
+			w.find("n1", lb.ReasonRelayWithoutPort, "the relay of n1 cannot open its port for IPv6")
+		}, Warning, "the relay of n1 cannot open its port for IPv6 (RelayWithoutPort)", "ss -ltnp"},
+		"the relay lacks the port of a family that the Service has not": {func(w *world) {
+			w.relay(func(*ProxyStatus) {})
+			w.Service.Families = []lb.Family{lb.IPv4}
+			w.find("n1", lb.ReasonRelayWithoutPort, "the relay of n1 cannot open its port for IPv6")
+		}, OK, "192.0.2.10 is announced from n1 (ARP on eth0); 2 endpoints", ""},
 		"a lease of the relay that cannot be written": {func(w *world) {
 			w.relay(func(n1 *ProxyStatus) { n1.Relay.Leads = nil })
 			w.find("n1", lb.ReasonRelayLeaseFailed, "the proxy of n1 cannot write the lease")
@@ -804,6 +814,30 @@ func TestReachAsksForWhatClientsMeet(t *testing.T) {
 				t.Errorf("it asks to %s,\nwant %s", got, test.want)
 			}
 		})
+	}
+}
+
+// A node that relays one of a Service's families alone does not count as one that relays it.
+func TestRelayOfOneFamily(t *testing.T) {
+	both := []lb.Family{lb.IPv4, lb.IPv6}
+	for _, test := range []struct {
+		families []lb.Family
+		reason   lb.Reason
+		want     string
+	}{
+		{both, lb.ReasonRelayWithoutPort, "connections go straight to endpoints on n1: no IPv6 here"},
+		{both, lb.ReasonRelayDropped, "connections go straight to endpoints on n1: no IPv6 here"},
+		{both, lb.ReasonRelayAway, "connections end at the relays of n1, n2, which have 6 connections of all Services"},
+		{both, lb.ReasonForwardDropped, "connections end at the relays of n1, n2, which have 6 connections of all Services"},
+		{both[:1], lb.ReasonRelayWithoutPort, "connections end at the relays of n1, n2, which have 6 connections of all Services"},
+	} {
+		w := well()
+		w.relay(func(*ProxyStatus) {})
+		w.Service.Families = test.families
+		w.find("n1", test.reason, "no IPv6 here")
+		if check := explanation(w).relay(); check.Text != test.want {
+			t.Errorf("%s, %v: %+v, want %q", test.reason, test.families, check, test.want)
+		}
 	}
 }
 

@@ -129,6 +129,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonRelayFull: {"A node's relay has as many connections as it may, or too little time or memory: new ones go " +
 		"straight to endpoints until it has room again.",
 		"raise relay.connections or relay.resources, spread the clients over more nodes, or lower relay.udpRate"},
+	lb.ReasonRelayWithoutPort: {"A node's relay cannot open its port for IPv4 or IPv6, mostly as another program has " +
+		"it: connections of that family to Services with landfall.dev/relay go straight to endpoints there.",
+		"end the program that has port 7484 (ss -ltnp), or set another relay.port"},
 	lb.ReasonRelayWithoutUDP: {"A node's relay cannot receive UDP, as another program has its port: UDP of Services " +
 		"with landfall.dev/relay goes straight to endpoints there.",
 		"end the program that has UDP port 7484 (ss -lunp), or set another relay.port"},

@@ -91,7 +91,7 @@ func (e explanation) checks() []Check {
 		checks = append(append(append(checks, announced), sessions...), nodes...)
 	}
 	checks = append(checks, slices.DeleteFunc(e.findings(), func(c Check) bool {
-		if e.Service.Relay == "" && ofRelay(c.Reason) {
+		if ofRelay(c.Reason) && (e.Service.Relay == "" || c.Reason == lb.ReasonRelayWithoutPort && !e.hasFamilyOf(c.Text)) {
 			return true
 		}
 		// What concerns the Service's own addresses, its nodes have said, but for what only the node with it sees.
@@ -102,6 +102,11 @@ func (e explanation) checks() []Check {
 	checks = append(checks, e.asRequested(), e.relay(), e.sources(), e.healthPort(), e.traffic())
 	checks = append(checks, e.unread()...)
 	return slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })
+}
+
+// hasFamilyOf reports whether the Service has a family that a text names.
+func (e explanation) hasFamilyOf(text string) bool {
+	return slices.ContainsFunc(e.Service.Families, func(f lb.Family) bool { return strings.Contains(text, string(f)) })
 }
 
 // names reports whether a text names one of some addresses, or may: it counts those that it leaves out.
@@ -433,7 +438,7 @@ func (e explanation) view(vip netip.Addr) (SpeakerVIP, bool) {
 // ofRelay reports whether a finding concerns only Services that ask for the relay.
 func ofRelay(reason lb.Reason) bool {
 	return slices.Contains([]lb.Reason{lb.ReasonRelayAway, lb.ReasonRelayFull, lb.ReasonRelayDropped,
-		lb.ReasonRelayWithoutUDP, lb.ReasonRelayLeaseFailed}, reason)
+		lb.ReasonRelayWithoutPort, lb.ReasonRelayWithoutUDP, lb.ReasonRelayLeaseFailed}, reason)
 }
 
 // leads returns where connections to a Service with these ports end, or flows if it has UDP alone.
@@ -445,6 +450,21 @@ func (r *ProxyRelay) leads(ports []lb.ServicePort) map[lb.Family]netip.AddrPort 
 		return r.LeadsUDP
 	}
 	return r.Leads
+}
+
+// relaysPartly returns the finding by which a node relays one of some families alone.
+func (a Agent) relaysPartly(families []lb.Family, leads map[lb.Family]netip.AddrPort) (lb.Finding, bool) {
+	for _, family := range families {
+		if _, leads := leads[family]; leads {
+			continue
+		}
+		for _, f := range a.findings() {
+			if f.Reason != lb.ReasonRelayAway && ofRelay(f.Reason) && strings.Contains(f.Message, string(family)) {
+				return f, true
+			}
+		}
+	}
+	return lb.Finding{}, false
 }
 
 // asRequested says what of the Service's requests a node does not follow, as the first such node wrote it.
@@ -482,6 +502,11 @@ func (e explanation) relay() Check {
 		}
 		r := agent.Delivers.Relay
 		if s.Relayed && r != nil && len(r.leads(e.Service.Ports)) > 0 {
+			if f, partly := agent.relaysPartly(e.Service.Families, r.leads(e.Service.Ports)); partly {
+				straight = append(straight, node)
+				because(f.Reason, f.Message)
+				continue
+			}
 			relayed, connections = append(relayed, node), connections+r.Connections
 			continue
 		}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/util/version"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // A Setting is one field of kube-proxy's configuration that has a value.
@@ -178,14 +178,11 @@ func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 		proxy["scheduler"] = ours
 		k.note("IPVS' scheduler %s is %s, which Landfall has in nftables mode only. proxy.mode auto takes that mode where "+
 			"the kernel has what it needs, from Linux %s on; elsewhere connections are spread at random", scheduler, ours,
-			oldest)
+			lb.NftablesSince)
 		return
 	}
 	k.note("IPVS' scheduler %s has no equivalent: Landfall picks a backend at random", scheduler)
 }
-
-// oldest is the first release of Linux on which the proxy's mode auto takes nftables.
-const oldest = "5.13"
 
 // NoteOldKernels adds a note if a scheduler has no effect on some of these nodes, as their kernels are too old for
 // nftables mode.
@@ -197,15 +194,14 @@ func (k *KubeProxy) NoteOldKernels(nodes []Object) {
 	var old []string
 	for _, o := range nodes {
 		release, _ := dig(o.Status, "nodeInfo", "kernelVersion").(string)
-		linux, err := version.ParseGeneric(release)
-		if err == nil && linux.LessThan(version.MustParseGeneric(oldest)) {
+		if lb.BeforeNftables(release) {
 			old = append(old, fmt.Sprintf("%s (Linux %s)", o.Metadata.Name, release))
 		}
 	}
 	if len(old) > 0 {
 		slices.Sort(old)
-		k.note("%d of %d nodes are older than Linux %s, and choose backends at random: %s", len(old), len(nodes), oldest,
-			strings.Join(old, ", "))
+		k.note("%d of %d nodes are older than Linux %s, and choose backends at random: %s", len(old), len(nodes),
+			lb.NftablesSince, strings.Join(old, ", "))
 	}
 }
 

@@ -99,6 +99,9 @@ const (
 	ReasonRelayAway Reason = "RelayAway"
 	// a node's relay has as many connections as it may, or too little time or memory, so new ones go straight to endpoints
 	ReasonRelayFull Reason = "RelayFull"
+	// a node's relay cannot open its port of one family, IPv4 or IPv6, so what comes over that to Services that ask for
+	// it goes straight to endpoints
+	ReasonRelayWithoutPort Reason = "RelayWithoutPort"
 	// a node's relay cannot receive UDP, as another program has its port, so UDP to Services that ask for it
 	// goes straight to endpoints
 	ReasonRelayWithoutUDP Reason = "RelayWithoutUDP"

@@ -48,8 +48,9 @@ type Host struct {
 
 // HostRelay is what is so of a node's relay.
 type HostRelay struct {
-	// Services are relayed, UDP of them with a port of UDP, and Connections open.
+	// Services are relayed, UDP of them with a port of UDP, Families of them in each family, and Connections open.
 	Services, UDP, Connections int
+	Families                   map[lb.Family]int
 	// Connected is set while it is there and knows all Services, Full while it has as many connections as
 	// it may.
 	Connected, Full bool
@@ -57,9 +58,10 @@ type HostRelay struct {
 	OtherRelease bool
 	// Behind is set while it takes in new flows of UDP too slowly.
 	Behind bool
-	// Ports are those where it accepts connections. NoUDP says why it receives no UDP at one of them.
-	Ports map[lb.Family]uint16
-	NoUDP map[lb.Family]string
+	// Ports are those where it accepts connections. NoPort says why it has none of a family, and NoUDP why it receives
+	// no UDP at one of them.
+	Ports         map[lb.Family]uint16
+	NoPort, NoUDP map[lb.Family]string
 	// Unled says why the proxy cannot have the rules lead to it, where it cannot.
 	Unled string
 }
@@ -104,6 +106,13 @@ func (h Host) unrelayed() (found []lb.Finding) {
 	if h.Relay.Behind && h.Relay.UDP > 0 {
 		found = append(found, lb.Find(lb.ReasonRelayFull, "the relay of %s takes in new flows of UDP more slowly than they "+
 			"come: those to %d Services go straight to endpoints for a while", h.Node, h.Relay.UDP).About(string(lb.UDP)))
+	}
+	for _, family := range slices.Sorted(maps.Keys(h.Relay.NoPort)) {
+		if n := h.Relay.Families[family]; n > 0 {
+			found = append(found, lb.Find(lb.ReasonRelayWithoutPort, "the relay of %s cannot open its port for %s: %s; %s "+
+				"connections to %d Services go straight to endpoints", h.Node, family, h.Relay.NoPort[family], family,
+				n).About(string(family)))
+		}
 	}
 	for _, family := range slices.Sorted(maps.Keys(h.Relay.NoUDP)) {
 		if h.Relay.UDP > 0 {

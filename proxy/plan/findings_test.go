@@ -183,6 +183,13 @@ func TestFindings(t *testing.T) {
 		"another program has the relay's port of UDP": {host: Host{Relay: &HostRelay{Services: 2, UDP: 1, Connected: true,
 			Ports: map[lb.Family]uint16{lb.IPv4: 7484}, NoUDP: map[lb.Family]string{lb.IPv4: "address already in use"}}},
 			want: "RelayWithoutUDP: the relay of n receives no UDP at port 7484 (IPv4): address already in use; UDP to 1 Services"},
+		"another program has the relay's port of a family": {host: Host{Relay: &HostRelay{Services: 3, Connected: true,
+			Families: map[lb.Family]int{lb.IPv4: 3, lb.IPv6: 2}, Ports: map[lb.Family]uint16{lb.IPv4: 7484},
+			NoPort: map[lb.Family]string{lb.IPv6: "listen (IPv6): bind: address already in use"}}},
+			want: "RelayWithoutPort: the relay of n cannot open its port for IPv6: listen (IPv6): bind: address already in use; " +
+				"IPv6 connections to 2 Services go straight to endpoints"},
+		"it has that of a family that no relayed Service has": {host: Host{Relay: &HostRelay{Services: 3, Connected: true,
+			Families: map[lb.Family]int{lb.IPv4: 3}, NoPort: map[lb.Family]string{lb.IPv6: "address already in use"}}}},
 		"a lease that cannot be written": {host: Host{Relay: &HostRelay{Services: 2, Connected: true,
 			Unled: "open /proc/thread-self/net/xt_recent/LF-RELAY-10.0.0.1-7484: permission denied"}},
 			want: "RelayLeaseFailed: the proxy of n cannot write the lease that has its rules lead to the relay (open /proc/"},

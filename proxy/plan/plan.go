@@ -3,7 +3,6 @@
 package plan
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -141,7 +140,7 @@ type Service struct {
 	// AffinityTimeout is how long a client address gets the same backend after its last new connection
 	// to a port, in whole seconds; 0 for no affinity.
 	AffinityTimeout time.Duration
-	// Scheduler is what the Service asks for; "" for the node's default.
+	// Scheduler is what the Service asks for, or else the node's default.
 	Scheduler Scheduler
 	// Relay has connections to ports with Relay end at the node's relay, while that is there;
 	// ProxyProtocol is the version of the PROXY protocol that it speaks to backends, 1 or 2, and 0 for none.
@@ -211,8 +210,7 @@ func New(svc lb.Service, endpoints []lb.Slice, node Node) Service {
 		VIPs:     slices.Compact(slices.SortedFunc(slices.Values(svc.VIPs()), netip.Addr.Compare)),
 		Affinity: svc.AffinityTimeout > 0, AffinityTimeout: svc.AffinityTimeout,
 	}
-	s.Scheduler, _ = ParseScheduler(svc.Scheduler)
-	s.Scheduler = cmp.Or(s.Scheduler, node.Scheduler)
+	s.Scheduler = schedulerFor(svc, node)
 	if svc.Type == lb.ExternalName || excess != nil {
 		return s
 	}

@@ -285,6 +285,40 @@ const RelayLease = 3 * time.Second
 // them at each change.
 const maxRelayed = 4096
 
+// MaxRelayedTogether is how many frontends and endpoints the relayed Services of a namespace have at most, those of
+// each port counted: relay and proxy hold all of them.
+const MaxRelayedTogether = 1 << 18
+
+// RelayNeeds returns how many of these the relay is told of a Service.
+func RelayNeeds(s Service) (n int) {
+	for _, p := range s.Ports {
+		var cluster, local int
+		for _, f := range p.Frontends {
+			switch {
+			case !s.IsRelayed(p, f):
+				continue
+			case f.Action == ToLocal:
+				local = len(p.Backends.Local)
+			default:
+				cluster = len(p.Backends.Cluster)
+			}
+			n++
+		}
+		n += cluster + local
+		if cluster+local > 0 {
+			n += max(0, len(p.Serving)-cluster-local) // those that end, about
+		}
+	}
+	return n
+}
+
+// RefuseRelayFor says that a namespace has no room for a Service of which the relay would be told so much.
+func RefuseRelayFor(needs, limit int) string {
+	return fmt.Sprintf("annotation %s: the Service has %d frontends and endpoints, those of each port counted, and with "+
+		"the other relayed ones of its namespace more than the %d that are relayed together; connections go straight to "+
+		"endpoints", lb.AnnotationRelay, needs, limit)
+}
+
 // RefuseRelay says why a node does not relay connections to a Service with these endpoints, "" if it does.
 // The relay connects as the node itself. So it connects to pods only: at another node, a VIP or a cluster
 // IP its connections could come to a relay again, and again, and the node's own daemons may trust them.

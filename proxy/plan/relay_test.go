@@ -266,3 +266,24 @@ func TestRelayLeavesUDP(t *testing.T) {
 		}
 	}
 }
+
+// What the relay needs of a Service is as much as it is told, and nothing without a relayed port.
+func TestRelayNeeds(t *testing.T) {
+	svc := service()
+	svc.Relay = "true"
+	for _, policy := range []lb.TrafficPolicy{lb.Cluster, lb.Local} {
+		svc.ExternalPolicy = policy
+		s := New(svc, slice("1 here, 2 there, 3 there"), Node{Name: "here", Scheduler: Random, Relay: true})
+		told := 0
+		for _, p := range RelayTable(s, Service{}).Ports {
+			told += len(p.Frontends) + len(p.Cluster) + len(p.Local) + len(p.Ending)
+		}
+		if n := RelayNeeds(s); n != told || n == 0 {
+			t.Errorf("policy %s: %d, and it is told %d", policy, n, told)
+		}
+		s.Relay = false
+		if n := RelayNeeds(s); n != 0 {
+			t.Errorf("policy %s, not relayed: %d", policy, n)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -76,6 +77,15 @@ func ParseScheduler(name string) (Scheduler, bool) {
 	return "", false
 }
 
+// schedulerFor returns the scheduler of a Service on a node: Random for one that asks for what no mode has.
+func schedulerFor(svc lb.Service, node Node) Scheduler {
+	asked, ok := ParseScheduler(svc.Scheduler)
+	if !ok {
+		return Random
+	}
+	return cmp.Or(asked, node.Scheduler)
+}
+
 // Weighted reports whether the scheduler heeds weights: those that IPVS gives them too, and Maglev.
 func (s Scheduler) Weighted() bool {
 	return s == WeightedRoundRobin || s == SourceHash || s == DestinationHash || s == Maglev ||
@@ -100,7 +110,7 @@ func SchedulerIgnored(svc lb.Service, endpoints []lb.Slice, planned Service, onl
 	}
 	switch {
 	case !ok:
-		return fmt.Sprintf("annotation %s: %.80q is none of %s; the node's default is used",
+		return fmt.Sprintf("annotation %s: %.80q is none of %s; connections are spread at random",
 			lb.AnnotationScheduler, svc.Scheduler, Schedulers)
 	case onlyRandom && asked != "" && asked != Random:
 		return fmt.Sprintf(

@@ -103,6 +103,18 @@ func TestSchedulersByName(t *testing.T) {
 	}
 }
 
+// A Service that asks for what no mode has is spread at random, whatever the node's default is; one that asks for
+// nothing has that.
+func TestUnknownSchedulersAreRandom(t *testing.T) {
+	for asked, want := range map[string]Scheduler{"": Maglev, "lblc": Random, "Maglev": Random, "wlc": WeightedLeastConnections} {
+		svc := service()
+		svc.Scheduler = asked
+		if got := New(svc, slice("1 here, 2 there"), Node{Name: "here", Scheduler: Maglev}).Scheduler; got != want {
+			t.Errorf("%q: %s, want %s", asked, got, want)
+		}
+	}
+}
+
 // Weights count with the schedulers that heed them.
 func TestWeightsReachBackends(t *testing.T) {
 	svc := service()

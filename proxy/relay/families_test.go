@@ -2,9 +2,11 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -68,6 +70,9 @@ func TestAFamilyWhosePortAnotherHas(t *testing.T) {
 				strings.Count(log.all(), "opened the relay's port"); a != warned || b != told {
 				t.Errorf("%s: it logs %s", what, log.all())
 			}
+			if why := r.sockets.without()[lb.IPv6]; (why == "") != (len(ports) == 2) {
+				t.Errorf("%s: the proxy hears that it lacks the port of IPv6 as %q", what, why)
+			}
 		}
 		one, both := map[lb.Family]uint16{lb.IPv4: 4}, map[lb.Family]uint16{lb.IPv4: 4, lb.IPv6: 6}
 		time.Sleep(time.Minute)
@@ -117,12 +122,140 @@ func TestANodeOfOneFamily(t *testing.T) {
 		go func() { done <- r.Run(ctx) }()
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
-		if n := tries.Load(); n > 2 || strings.Contains(log.all(), "family") {
-			t.Errorf("%d tries, and it logs %s", n, log.all())
+		if n := tries.Load(); n > 2 || strings.Contains(log.all(), "family") || len(r.sockets.without()) > 0 {
+			t.Errorf("%d tries, it logs %s and says %v", n, log.all(), r.sockets.without())
 		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// A relay that hands over may have one family's port alone, as another program had the other's. Its successor does not
+// begin with the other one: it would count as ready, and the relay would end with its connections. But not for ever, as
+// the port may be another program's.
+func TestContract6OnePortIsNoReasonNotToFollow(t *testing.T) {
+	now, patience := time.Now(), stepWithin
+	silent := func(*testing.T, *courier) {}
+	for _, test := range []struct {
+		name     string
+		handOver bool
+		played   func(*testing.T, *courier) // how the predecessor answers; nil for none
+		started  time.Duration              // before now
+		listens  bool
+		want     []error
+	}{
+		{"without a hand-over", false, nil, 0, true, nil},
+		{"nobody serves successors yet", true, nil, 0, false, []error{ErrNoPredecessor}},
+		{"nor later", true, nil, HandOverWithin, true, nil},
+		{"it drops who comes", true, func(_ *testing.T, p *courier) { p.close() }, 0, false, []error{ErrNoPredecessor}},
+		{"it says nothing", true, silent, 0, false, []error{ErrNoPredecessor, os.ErrDeadlineExceeded}},
+		{"another version refuses", true, func(t *testing.T, p *courier) {
+			if err := p.send(letter{Version: successionVersion + 1, Refused: "no"}); err != nil {
+				t.Error(err)
+			}
+		}, 0, false, []error{errOtherVersion}},
+		{"another version", true, func(t *testing.T, p *courier) {
+			if err := p.send(letter{Version: successionVersion + 1}); err != nil {
+				t.Error(err)
+			}
+		}, 0, false, []error{errOtherVersion}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			deps := NewDeps(slog.New(slog.DiscardHandler))
+			deps.Now, deps.Started = func() time.Time { return now }, now.Add(-test.started)
+			deps.listen = oneFamily(t)
+			options := Options{TCPOnly: true, Limit: 10}
+			if test.handOver {
+				options.HandOver = filepath.Join(t.TempDir(), "handover.sock")
+			}
+			if test.name == "it says nothing" {
+				stepWithin = time.Millisecond
+				defer func() { stepWithin = patience }()
+			}
+			if test.played != nil {
+				playPredecessor(t, options.HandOver, test.played)
+			}
+			r, err := New(options, deps)
+			if test.listens {
+				if err != nil || len(r.sockets.ports()) != 1 {
+					t.Errorf("%v, it listens at %v", err, r.sockets.ports())
+				}
+				return
+			}
+			if r != nil || !errors.Is(err, unix.EADDRINUSE) {
+				t.Errorf("a relay: %t, %v", r != nil, err)
+			}
+			for _, want := range test.want {
+				if !errors.Is(err, want) {
+					t.Errorf("%v, want %v", err, want)
+				}
+			}
+			if errors.Is(err, ErrNoPredecessor) && errors.Is(err, errOtherVersion) {
+				t.Errorf("it waits for a relay that will hand nothing over: %v", err)
+			}
+		})
+	}
+}
+
+// A successor that got no sockets waits for all ports of its predecessor, for a while.
+func TestContract6ASuccessorWithoutSocketsWaitsForAllPorts(t *testing.T) {
+	now := time.Now()
+	deps := NewDeps(slog.New(slog.DiscardHandler))
+	deps.Now, deps.Started = func() time.Time { return now }, now.Add(-time.Hour)
+	deps.listen = oneFamily(t)
+	path := filepath.Join(t.TempDir(), "handover.sock")
+	playPredecessor(t, path, func(t *testing.T, p *courier) {
+		if err := p.send(letter{Version: successionVersion}); err != nil {
+			t.Error(err)
+		}
+	})
+	r, err := New(Options{TCPOnly: true, Limit: 10, HandOver: path}, deps)
+	if err != nil || r.predecessor == nil {
+		t.Fatalf("it follows nobody: %v", err)
+	}
+	defer r.predecessor.close()
+	if err := r.listen(); !errors.Is(err, unix.EADDRINUSE) || len(r.sockets.ports()) > 0 {
+		t.Errorf("%v, it listens at %v", err, r.sockets.ports())
+	}
+	now = now.Add(HandOverWithin)
+	if err := r.listen(); err != nil || len(r.sockets.ports()) != 1 {
+		t.Errorf("later: %v, it listens at %v", err, r.sockets.ports())
+	}
+}
+
+// oneFamily opens the port of IPv6; another process has that of IPv4.
+func oneFamily(t *testing.T) func(lb.Family, uint16) (listener, error) {
+	return func(family lb.Family, _ uint16) (listener, error) {
+		if family == lb.IPv4 {
+			return listener{}, os.NewSyscallError("bind", unix.EADDRINUSE)
+		}
+		return deaf(t, family, 6), nil
+	}
+}
+
+// playPredecessor answers the hello of a successor.
+func playPredecessor(t *testing.T, path string, answers func(*testing.T, *courier)) {
+	t.Helper()
+	l, err := listenAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	played := make(chan struct{})
+	t.Cleanup(func() { l.Close(); <-played })
+	go func() {
+		defer close(played)
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		p, err := newCourier(conn)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(p.close)
+		answers(t, p)
+	}()
 }

@@ -80,7 +80,7 @@ func (r *Relay) say(conn net.Conn, encoder *json.Encoder) error {
 		Drain: r.options.Drain, Full: r.isFull(), Behind: r.Behind(), Connections: int(r.open.Load()),
 		Flows: r.questions.next()}
 	if r.sameVersion.Load() {
-		hello.Ports = r.sockets.ports()
+		hello.Ports, hello.NoPort = r.sockets.ports(), r.sockets.without()
 	}
 	if err := conn.SetWriteDeadline(time.Now().Add(wire.Silence)); err != nil {
 		return err

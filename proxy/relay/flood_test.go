@@ -2,7 +2,6 @@ package relay
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -276,32 +275,26 @@ func TestUDPIdleFollowsTheKernel(t *testing.T) {
 	g.until("it has ended", func() bool { return g.Counts()[0].Open == 0 })
 }
 
-// portOfAnother returns a port of UDP that another program has, and of TCP that is free.
-func portOfAnother(t *testing.T) (other *net.UDPConn, port uint16) {
-	for range 100 {
-		conn, err := net.ListenUDP("udp4", &net.UDPAddr{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		number := conn.LocalAddr().(*net.UDPAddr).Port
-		listener, err := net.Listen("tcp", fmt.Sprint(":", number))
-		if err == nil {
-			listener.Close()
-			t.Cleanup(func() { conn.Close() })
-			return conn, uint16(number)
-		}
-		conn.Close()
+// udpOfAnother has another program have the relay's port of UDP, in IPv4.
+func udpOfAnother(t *testing.T) *net.UDPConn {
+	t.Helper()
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: relayPort})
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no port of UDP is free for TCP")
-	return nil, 0
+	t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 // Where another program has the port of UDP, TCP goes on, the proxy hears why there is no UDP, and there is as soon
 // as the port is free.
 func TestContract10APortThatAnotherHas(t *testing.T) {
 	t.Parallel()
-	other, port := portOfAnother(t)
-	g := newRig(t, func(o *Options) { o.Port = port })
+	if !alone(t) {
+		return
+	}
+	other := udpOfAnother(t)
+	g := newRig(t, func(o *Options) { o.Port = relayPort })
 	defer other.Close()
 	g.relayed(nil, echo(t, "a"))
 	if got, err := g.ask("x"); err != nil || got != "a: x" {

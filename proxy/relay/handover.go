@@ -101,7 +101,7 @@ func (c *crew) serveSuccessor(conn *net.UnixConn) error {
 	}
 	if hello.Version != successionVersion {
 		err := otherVersion(hello.Version)
-		return errors.Join(err, p.send(letter{Version: successionVersion, Refused: otherVersion(hello.Version).Error()}))
+		return errors.Join(err, p.send(letter{Version: successionVersion, Refused: versions(hello.Version)}))
 	}
 	if err := p.send(letter{Version: successionVersion}); err != nil {
 		return err

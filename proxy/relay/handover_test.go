@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 )
@@ -25,6 +27,24 @@ import (
 func TestMain(m *testing.M) {
 	stepWithin, knownWithin = time.Minute, time.Minute
 	os.Exit(m.Run())
+}
+
+// relayPort is none that a kernel gives to who asks for any.
+const relayPort = 7484
+
+// alone runs a test as a process in a network namespace of its own, where nobody takes a port between the end of one
+// socket and the beginning of the next, and reports whether this is that process.
+func alone(t *testing.T) bool {
+	t.Helper()
+	const inside = "LANDFALL_TEST_ALONE"
+	if os.Getenv(inside) != "" {
+		return true
+	}
+	out := nstest.New(t).Run(t, "env", inside+"=1", os.Args[0], "-test.count=1", "-test.v", "-test.run", "^"+t.Name()+"$")
+	if !strings.Contains(out, "--- PASS: "+t.Name()) {
+		t.Error(out)
+	}
+	return false
 }
 
 // handsOver has a rig hand over at a path.
@@ -394,10 +414,13 @@ func TestHandOverToASuccessorThatDies(t *testing.T) {
 
 // A relay without a port of UDP leaves that to its successor once it has handed over.
 func TestHandOverWithoutUDP(t *testing.T) {
-	other, port := portOfAnother(t)
+	if !alone(t) {
+		return
+	}
+	other := udpOfAnother(t)
 	path := filepath.Join(t.TempDir(), "own", "handover.sock")
 	server := echo(t, "a")
-	first := newRig(t, handsOver(path, port))
+	first := newRig(t, handsOver(path, relayPort))
 	first.hears(server)
 	if first.receivers.of(lb.IPv4) != nil {
 		t.Fatal("the relay has a port that another program has")
@@ -416,11 +439,12 @@ func TestHandOverWithoutUDP(t *testing.T) {
 // After a hand-over that failed, the relay that accepts connections goes on serving successors, and the other one, which
 // is there too, does not disturb it. Once that has ended, the other one has its port and serves them.
 func TestHandOverThatFailedLeavesOneSocket(t *testing.T) {
+	if !alone(t) {
+		return
+	}
 	path := filepath.Join(t.TempDir(), "own", "handover.sock")
 	server := echo(t, "a")
-	other, port := portOfAnother(t)
-	other.Close()
-	first := newRig(t, handsOver(path, port))
+	first := newRig(t, handsOver(path, relayPort))
 	first.hears(server)
 	socket := func() (info os.FileInfo) {
 		first.until("a relay serves successors", func() bool {
@@ -431,7 +455,7 @@ func TestHandOverThatFailedLeavesOneSocket(t *testing.T) {
 		return info
 	}
 	socket()
-	second := newRig(t, handsOver(path, port)) // it waits for the proxy
+	second := newRig(t, handsOver(path, relayPort)) // it waits for the proxy
 	if second.predecessor == nil {
 		t.Fatal("the second relay has found no predecessor")
 	}
@@ -457,15 +481,16 @@ func TestHandOverThatFailedLeavesOneSocket(t *testing.T) {
 // A relay that starts while another one takes over finds no predecessor, as the one before serves one successor, and that
 // one none before it has all. It is told that one may be there in a moment, and then takes over in its turn.
 func TestHandOverToOneThatStartsTooSoon(t *testing.T) {
+	if !alone(t) {
+		return
+	}
 	server := echo(t, "a")
-	other, port := portOfAnother(t)
-	other.Close()
-	first := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), port))
+	first := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), relayPort))
 	first.hears(server)
 	client := first.connect()
 	first.until("the connection has a backend", func() bool { return len(first.passing.list()) == 1 })
 	first.until("it serves successors", func() bool { _, err := os.Stat(first.options.HandOver); return err == nil })
-	second := newRig(t, handsOver(first.options.HandOver, port)) // it waits for the proxy
+	second := newRig(t, handsOver(first.options.HandOver, relayPort)) // it waits for the proxy
 	if second.predecessor == nil {
 		t.Fatal("the second relay has found no predecessor")
 	}
@@ -473,7 +498,7 @@ func TestHandOverToOneThatStartsTooSoon(t *testing.T) {
 		t.Errorf("a relay that starts meanwhile: %v", err)
 	}
 	second.hears(server)
-	third := newRig(t, handsOver(first.options.HandOver, port))
+	third := newRig(t, handsOver(first.options.HandOver, relayPort))
 	if third.predecessor == nil {
 		t.Fatal("the third relay has found no predecessor")
 	}

@@ -85,6 +85,8 @@ type listener struct {
 type sockets struct {
 	mu  sync.Mutex
 	all []listener
+	// lacking says why a family that the node has has none.
+	lacking map[lb.Family]string
 	// handing is held while they are handed to a successor, end, or get a socket of UDP that was lacking. handed is closed
 	// once a successor has them, and ending is set once no more are to be handed over.
 	handing sync.Mutex
@@ -123,6 +125,24 @@ func (s *sockets) listeners() []listener {
 	return s.all
 }
 
+// lack notes why a family has none, or with nil that it has one.
+func (s *sockets) lack(family lb.Family, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil || errors.Is(err, unix.EAFNOSUPPORT) {
+		delete(s.lacking, family)
+		return
+	}
+	s.lacking[family] = err.Error()
+}
+
+// without returns why there are none, by family.
+func (s *sockets) without() map[lb.Family]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.lacking)
+}
+
 // ports returns their ports, by family.
 func (s *sockets) ports() map[lb.Family]uint16 {
 	ports := map[lb.Family]uint16{}
@@ -155,6 +175,16 @@ func (r *receivers) set(family lb.Family, socket *Conn, err error) {
 	}
 	r.open[family] = socket
 	delete(r.lacking, family)
+}
+
+// drop closes a socket.
+func (r *receivers) drop(family lb.Family) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if socket := r.open[family]; socket != nil {
+		socket.Close()
+		delete(r.open, family)
+	}
 }
 
 func (r *receivers) of(family lb.Family) *Conn {
@@ -202,6 +232,7 @@ var errTCPOnly = errors.New("the relay runs without --udp")
 // listenAt opens the relay's port at all addresses of a family; any free port for 0. Where another program has the port
 // of UDP, TCP does without.
 func (r *Relay) listenAt(family lb.Family) (l listener, err error) {
+	defer func() { r.sockets.lack(family, err) }()
 	port, tcpOnly := r.options.Port, r.options.TCPOnly
 	for range maxListens {
 		if l, err = r.deps.listen(family, port); err != nil {

@@ -49,6 +49,8 @@ type Options struct {
 type Deps struct {
 	Log *slog.Logger
 	Now func() time.Time
+	// Started is when the process began.
+	Started time.Time
 	// Dial connects to a backend, and sends with a TTL unless that is 0.
 	Dial func(ctx context.Context, backend netip.AddrPort, ttl int) (*Conn, error)
 	// DialUDP opens a socket to a backend, with the same TTL.
@@ -71,7 +73,7 @@ type Deps struct {
 
 // NewDeps returns what the relay needs on a node.
 func NewDeps(log *slog.Logger) Deps {
-	return Deps{Log: log, Now: time.Now, Original: originalDestination, Dial: Dial, DialUDP: DialUDP,
+	return Deps{Log: log, Now: time.Now, Started: time.Now(), Original: originalDestination, Dial: Dial, DialUDP: DialUDP,
 		Times: conntrackTimes, Overflows: overflows, Memory: ownMemory, listen: listenTCP}
 }
 
@@ -144,31 +146,39 @@ type Relay struct {
 // New returns a relay that is listening already, or is about to take over from another one on the node. It may be
 // called again after an error, such as ErrNoPredecessor.
 func New(options Options, deps Deps) (*Relay, error) {
-	r := &Relay{options: options, deps: deps, table: newTable(deps.Now), sockets: sockets{handed: make(chan struct{})},
+	r := &Relay{options: options, deps: deps, table: newTable(deps.Now),
+		sockets:   sockets{handed: make(chan struct{}), lacking: map[lb.Family]string{}},
 		receivers: newReceivers(), pipes: newPipes(maxPipes), passing: newPassing(), workers: newWorkers(),
 		crossed: make(chan struct{}, 1), leaving: make(chan struct{}), left: make(chan struct{}),
 		flows:     newFlows(options.FlowLimit, options.ServiceFlows, options.ClientFlows),
 		questions: newQuestions(), succession: newSuccession(),
 		receiving: map[lb.Family]*loop.Pulse{lb.IPv4: {}, lb.IPv6: {}}}
 	var refused error
-	if r.predecessor, refused = r.findPredecessor(); refused != nil {
-		deps.Log.Info("not taking over from the relay that is there", "reason", refused)
-	}
-	if r.predecessor == nil {
+	r.predecessor, refused = r.findPredecessor()
+	if r.alone = deps.Started.Add(HandOverWithin); r.predecessor != nil {
+		r.alone = deps.Now().Add(HandOverWithin)
+	} else {
 		err := r.listen()
-		if options.HandOver != "" && refused == nil && errors.Is(err, unix.EADDRINUSE) {
-			return nil, fmt.Errorf("%w: %w", ErrNoPredecessor, err)
-		}
-		if err != nil {
+		switch {
+		case err == nil:
+			r.settle()
+		case options.HandOver == "" || !errors.Is(err, unix.EADDRINUSE):
 			return nil, err
+		case errors.Is(refused, errOtherVersion):
+			return nil, fmt.Errorf("the relay that is there: %w: %w", refused, err)
+		default:
+			return nil, errors.Join(fmt.Errorf("%w: %w", ErrNoPredecessor, err), refused)
 		}
-		r.settle()
+	}
+	if refused != nil {
+		deps.Log.Info("not taking over from the relay that is there", "reason", refused)
 	}
 	r.lookAtTimes()
 	return r, nil
 }
 
-// listen opens the port of each family that can be opened, or returns why there is none.
+// listen opens the port of each family that can be opened, or returns why there is none. It opens none while a
+// predecessor may have that of the other: what it does not hand over would end with it.
 func (r *Relay) listen() error {
 	var all []listener
 	var failed error
@@ -180,7 +190,11 @@ func (r *Relay) listen() error {
 		}
 		all = append(all, l)
 	}
-	if len(all) == 0 {
+	if len(all) == 0 || errors.Is(failed, unix.EADDRINUSE) && r.mayFollow() {
+		for _, l := range all {
+			l.socket.Close()
+			r.receivers.drop(l.family)
+		}
 		return failed
 	}
 	r.sockets.set(all)

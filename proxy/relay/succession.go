@@ -30,6 +30,7 @@ const (
 type succession struct {
 	// predecessor has agreed to hand over; nil if there is none.
 	predecessor *courier
+	alone       time.Time     // from when on another process that has the port is taken for none
 	settled     chan struct{} // closed once the relay has what the predecessor could hand over
 	settleOnce  sync.Once
 	said        atomic.Int64 // when the proxy was first told the ports, in nanoseconds of Unix time
@@ -54,11 +55,15 @@ func (r *Relay) settle() { r.settleOnce.Do(func() { close(r.settled) }) }
 func (r *Relay) saidPorts() { r.said.CompareAndSwap(0, r.deps.Now().UnixNano()) }
 
 // ErrNoPredecessor is the error of a relay whose port another process has, which does not hand it over. It may do so in
-// a moment: a relay that has just taken over serves successors once it has all, and its own predecessor lets it.
+// a moment: a relay that has just taken over serves successors once it has all, and its own predecessor lets it. One
+// that is slow, or has just dropped another successor, answers the next time.
 var ErrNoPredecessor = errors.New("another process has the port, and does not hand it over yet")
 
 // HandOverWithin is how long that takes at most, unless a relay hangs.
 const HandOverWithin = 30 * time.Second
+
+// mayFollow reports whether another process that has the relay's port of a family may be a predecessor.
+func (r *Relay) mayFollow() bool { return r.options.HandOver != "" && r.deps.Now().Before(r.alone) }
 
 // findPredecessor returns the relay that is there and agrees to hand over; nil if there is none. The error is why it
 // does not.
@@ -77,7 +82,7 @@ func (r *Relay) findPredecessor() (*courier, error) {
 	switch {
 	case err != nil:
 	case answer.Refused != "":
-		err = errors.New(answer.Refused)
+		err = fmt.Errorf("%w: %s", errOtherVersion, answer.Refused) // there is no other reason
 	case answer.Version != successionVersion:
 		err = otherVersion(answer.Version)
 	default:
@@ -90,8 +95,16 @@ func (r *Relay) findPredecessor() (*courier, error) {
 // errNoUDP is why there is no socket of UDP until the port could be opened.
 var errNoUDP = errors.New("the relay before had no port of UDP")
 
+// errOtherVersion is the error of a predecessor that will never hand over.
+var errOtherVersion = errors.New("it does not understand this relay")
+
 func otherVersion(version int) error {
-	return fmt.Errorf("it hands over by version %d, and this relay by version %d", version, successionVersion)
+	return fmt.Errorf("%w: %s", errOtherVersion, versions(version))
+}
+
+// versions tells a relay of a version, and is what it is told, why nothing is handed over.
+func versions(other int) string {
+	return fmt.Sprintf("it hands over by version %d, and this relay by version %d", other, successionVersion)
 }
 
 // takeOver takes what the predecessor has, until that has ended or ctx does. Whatever fails, the relay opens its own

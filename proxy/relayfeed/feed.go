@@ -205,14 +205,17 @@ type State struct {
 	LeadsUDP map[lb.Family]netip.AddrPort `json:"leadsUDP,omitempty"`
 	// Ports are those where the relay accepts connections.
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
+	// NoPort says why it has none of a family, where it has not.
+	NoPort map[lb.Family]string `json:"noPort,omitempty"`
 	// NoUDP says why it receives no UDP at one of them, where it does not.
 	NoUDP map[lb.Family]string `json:"noUDP,omitempty"`
 	// Unled says why the proxy cannot have the rules lead to the relay, where it cannot.
 	Unled string `json:"unled,omitempty"`
-	// Services are relayed, UDP of them with a port of UDP, and Connections are open.
-	Services    int `json:"services"`
-	UDP         int `json:"udp"`
-	Connections int `json:"connections"`
+	// Services are relayed, UDP of them with a port of UDP, Families of them in each family, and Connections are open.
+	Services    int               `json:"services"`
+	UDP         int               `json:"udp"`
+	Families    map[lb.Family]int `json:"families,omitempty"`
+	Connections int               `json:"connections"`
 }
 
 // State returns what is so.
@@ -220,7 +223,7 @@ func (a *Actor) State() State {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	st := State{Connected: a.current != nil, Leads: map[lb.Family]netip.AddrPort{},
-		LeadsUDP: map[lb.Family]netip.AddrPort{}, Services: len(a.all)}
+		LeadsUDP: map[lb.Family]netip.AddrPort{}, Services: len(a.all), Families: map[lb.Family]int{}}
 	for way, to := range a.leased {
 		map[lb.Protocol]map[lb.Family]netip.AddrPort{lb.TCP: st.Leads, lb.UDP: st.LeadsUDP}[way.Protocol][way.Family] = to
 	}
@@ -231,12 +234,22 @@ func (a *Actor) State() State {
 		if slices.ContainsFunc(r.Ports, func(p plan.RelayedPort) bool { return p.Protocol == lb.UDP }) {
 			st.UDP++
 		}
+		has := map[lb.Family]bool{}
+		for _, p := range r.Ports {
+			for _, f := range p.Frontends {
+				has[lb.FamilyOf(f.Addr.Addr())] = true
+			}
+		}
+		for family := range has {
+			st.Families[family]++
+		}
 	}
 	for r := range a.relays {
 		st.OtherRelease = st.OtherRelease || a.current == nil && r.heard && !r.understands()
 	}
 	if a.current != nil {
-		st.Ports, st.NoUDP = maps.Clone(a.current.said.Ports), maps.Clone(a.current.said.NoUDP)
+		said := a.current.said
+		st.Ports, st.NoPort, st.NoUDP = maps.Clone(said.Ports), maps.Clone(said.NoPort), maps.Clone(said.NoUDP)
 		st.Full, st.Behind, st.Connections = a.current.said.Full, a.current.said.Behind, a.current.said.Connections
 	}
 	return st

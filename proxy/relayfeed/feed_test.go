@@ -409,6 +409,26 @@ func TestContract10WithoutUDP(t *testing.T) {
 	g.answers(7)
 }
 
+// What keeps the relay from a family's port is known, and how many Services have that family.
+func TestContract10WithoutAPortOfAFamily(t *testing.T) {
+	t.Parallel()
+	g := newRig(t)
+	at := func(addr string) []plan.RelayedFrontend {
+		return []plan.RelayedFrontend{{Addr: netip.MustParseAddrPort(addr)}}
+	}
+	one := &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: at("192.0.2.9:80")}, {Frontends: at("192.0.2.9:81")}}}
+	both := &plan.Relayed{Ports: []plan.RelayedPort{{Frontends: at("0.0.0.0:80")}, {Frontends: at("[::]:80")}}}
+	g.Begin(map[lb.Key]*plan.Relayed{{Name: "one"}: one, {Name: "both"}: both})
+	without := hello(7)
+	without.NoPort = map[lb.Family]string{lb.IPv6: "address already in use"}
+	g.join(without)
+	g.leads(7)
+	st := g.State()
+	if st.NoPort[lb.IPv6] != "address already in use" || st.Families[lb.IPv4] != 2 || st.Families[lb.IPv6] != 1 {
+		t.Errorf("%+v", st)
+	}
+}
+
 // Where the rules have to know the relay's ports, they hear of these at once, and lead there when they are written. They
 // lead no UDP to a relay, and nothing counts as answering it.
 func TestRulesThatKnowThePorts(t *testing.T) {

@@ -76,6 +76,8 @@ type Hello struct {
 	// Ports are those at which the relay accepts connections, and receives UDP, by family, at all addresses. It says
 	// them once it has heard a proxy of its version.
 	Ports map[lb.Family]uint16 `json:"ports,omitempty"`
+	// NoPort says why the relay has no port of a family that the node has, and so relays nothing of it.
+	NoPort map[lb.Family]string `json:"noPort,omitempty"`
 	// NoUDP says why the relay receives no UDP at its port of a family, where it does not.
 	NoUDP map[lb.Family]string `json:"noUDP,omitempty"`
 	// Leaving is set if the rules shall not lead to the relay any more.

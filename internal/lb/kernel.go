@@ -1,0 +1,18 @@
+package lb
+
+import "fmt"
+
+// NftablesSince is the first release of Linux whose nftables have all that the proxy's rules need; kube-proxy asks for
+// the same. Older ones may take the rules and then not do what they say, so mode auto does not try.
+const NftablesSince = "5.13"
+
+// BeforeNftables reports whether a release of Linux, as uname -r prints it, is before NftablesSince, by its first two
+// numbers. What cannot be read is not.
+func BeforeNftables(release string) bool {
+	var major, minor, wantMajor, wantMinor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n < 2 {
+		return false
+	}
+	_, _ = fmt.Sscanf(NftablesSince, "%d.%d", &wantMajor, &wantMinor)
+	return major < wantMajor || major == wantMajor && minor < wantMinor
+}
