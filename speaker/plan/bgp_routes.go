@@ -341,7 +341,8 @@ func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 		return nil
 	}
 	return lb.Refuse(lb.ReasonForwardingOff,
-		"the kernel of %s forwards no %s packets that come in at %s, from where the router sends them", f.Self, family, unforwarded)
+		"the kernel of %s forwards no %s packets that come in at %s, where the router sends them", f.Self, family,
+		unforwarded)
 }
 
 // IsUplink reports whether the interface leads to one of the peers.
