@@ -289,8 +289,8 @@ func (g *gates) concerns(key, of lb.Key, pod *gatedPod) bool {
 
 // standing returns how far a Service is ready for a pod: whether the rules deliver to it, and then whether its
 // addresses of the pod's families are announced, as far as the pod waits for that. What a speaker said counts while
-// there is none for as long as a pod may wait: it is back sooner, or does not come back. Before it has said anything,
-// no address counts as announced.
+// there is none for as long as a pod may wait: it is back sooner, or does not come back. Until then, an address of
+// which it has said nothing does not count as announced.
 func (p *proxy) standing(key, of lb.Key, pod *gatedPod, now time.Time) (s plan.Standing, counts bool) {
 	if s.Programmed, counts = p.programs(key, of, pod); !s.Programmed {
 		return s, counts
@@ -307,10 +307,11 @@ func (p *proxy) standing(key, of lb.Key, pod *gatedPod, now time.Time) (s plan.S
 
 // whyUnannounced says why this node does not announce a VIP yet; the zero value if there is nothing to wait for.
 func (p *proxy) whyUnannounced(vip netip.Addr) lb.Unannounced {
-	if !p.spoke {
+	why, said := p.unannounced[vip]
+	if !said && !p.unspoken.IsZero() {
 		return lb.Unannounced{Reason: lb.ReasonUnheard}
 	}
-	return p.unannounced[vip]
+	return why
 }
 
 // programs reports whether the rules of a Service deliver to a pod, in each family in which the node serves the Service

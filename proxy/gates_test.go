@@ -197,6 +197,32 @@ func TestGatesWaitForASpeakerThatComesBack(t *testing.T) {
 	g.expect("it does not come back", both, "new Programmed")
 }
 
+// While the speaker is away, a new address is not announced.
+func TestContract1GatesWaitForASpeakerThatHasNotSeenTheAddress(t *testing.T) {
+	g := newGateBench(t)
+	g.says("", false)
+	g.synced()
+	g.run()
+	g.confirm()
+	g.mute = true
+	g.run()
+	g.put("late", "192.0.2.2", "10.200.1.5")
+	g.unready("late", "10.200.1.5", "other")
+	g.pod("other", "10.200.1.5", true, false)
+	g.clock = g.clock.Add(20 * time.Second)
+	g.confirm()
+	g.expect("the speaker is away", "10.200.1.2", "")
+	g.mute = false
+	vip := netip.MustParseAddr("192.0.2.2")
+	g.update.Previous = map[netip.Addr][]netip.Addr{netip.MustParseAddr("192.0.2.1"): {}, vip: {}}
+	g.update.Unannounced = map[netip.Addr]lb.Unannounced{vip: {Reason: lb.ReasonProbing}}
+	g.runAlone()
+	g.expect("it is back, and probes", "10.200.1.2", "")
+	g.update.Unannounced = nil
+	g.runAlone()
+	g.expect("it announces the address", "10.200.1.2", "other Programmed")
+}
+
 // A speaker that starts may not know yet that it is asked what is unannounced. What the one before it said counts until
 // it does.
 func TestGatesWaitForASpeakerThatKnowsWhatItIsAsked(t *testing.T) {

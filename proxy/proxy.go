@@ -96,8 +96,9 @@ type proxy struct {
 	dead        map[string]bool // nodes, as the speaker says
 	direct      direct
 	gates       gates
-	// unannounced are the VIPs that this node does not announce yet, as the speaker says or said last; spoke is set
-	// once one has said it. unspoken is since when none does, zero while one does.
+	// unannounced says of each VIP of the speaker why this node does not announce it yet, as the speaker says or said
+	// last; the zero value if there is nothing to wait for. spoke is set once a speaker has said that. unspoken is since
+	// when none does, zero while one does.
 	unannounced map[netip.Addr]lb.Unannounced
 	spoke       bool
 	unspoken    time.Time

@@ -62,11 +62,8 @@ func (p *proxy) follow(n lb.FeedUpdate) {
 		changes[vip] = nil
 	}
 	for vip, previous := range n.Previous {
-		switch why, ok := n.Unannounced[vip]; {
-		case ok:
-			p.unannounced[vip] = why
-		case n.Gates:
-			delete(p.unannounced, vip)
+		if n.Gates {
+			p.unannounced[vip] = n.Unannounced[vip]
 		}
 		ring, spread := n.Ring[vip]
 		now, before := rescue.Origins{Previous: previous, Ring: ring}, p.origins[vip]

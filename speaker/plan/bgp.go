@@ -97,7 +97,7 @@ type BGPObstacle struct {
 func decideBGP(f Facts, b BGPFacts, vips []BGPInput) bgpDecision {
 	d := bgpDecision{VIPs: make(map[netip.Addr]BGPVIP, len(vips))}
 	d.Sessions, d.Peers = sessions(f, b)
-	r := newRoutes(f, b, d.Sessions, len(vips))
+	r := newRoutes(f, b, d, len(vips))
 	node := refuseNode(f)
 	successor := f
 	successor.Stopping = false

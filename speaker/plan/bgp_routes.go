@@ -19,8 +19,24 @@ type advertisement struct {
 	index       int
 	communities []lb.Community
 	problem     *lb.Refusal
-	// peers are the sessions that hear it, sorted.
-	peers []string
+	// peers are the sessions that hear it, sorted. If there are none, refused says why the node has no session with a
+	// peer that it names; nil if it names none that selects the node.
+	peers   []string
+	refused *lb.Refusal
+}
+
+func (a *advertisement) names(peer string) bool {
+	return len(a.Peers) == 0 || slices.Contains(a.Peers, peer)
+}
+
+// refusedPeer says why the node has no session with the first peer that the advertisement names and the node refuses.
+func (a *advertisement) refusedPeer(peers map[string]PeerDecision) *lb.Refusal {
+	for _, peer := range slices.Sorted(maps.Keys(peers)) {
+		if why := peers[peer].Refusal; why != nil && a.names(peer) {
+			return lb.Refuse(why.Reason, "BGPPeer %s: %s", peer, why.Message)
+		}
+	}
+	return nil
 }
 
 // routes collects what each peer hears.
@@ -60,7 +76,9 @@ type joining struct {
 	steady             bool
 }
 
-func newRoutes(f Facts, b BGPFacts, sessions map[string]BGPSession, size int) *routes {
+// newRoutes collects for the sessions of a decision.
+func newRoutes(f Facts, b BGPFacts, d bgpDecision, size int) *routes {
+	sessions := d.Sessions
 	r := &routes{self: f.Self, sessions: sessions, shut: map[way]*lb.Refusal{},
 		found: make(map[string]map[netip.Prefix]int, len(sessions)), mixes: make([]mix, 1), joined: map[joining]int{}}
 	peers := slices.Sorted(maps.Keys(sessions))
@@ -85,9 +103,12 @@ func newRoutes(f Facts, b BGPFacts, sessions map[string]BGPSession, size int) *r
 		a := &advertisement{BGPAdvertisement: ad, index: len(ads)}
 		a.communities, a.problem = resolve(ad, b.Communities)
 		for _, peer := range peers {
-			if len(ad.Peers) == 0 || slices.Contains(ad.Peers, peer) {
+			if a.names(peer) {
 				a.peers = append(a.peers, peer)
 			}
+		}
+		if len(a.peers) == 0 {
+			a.refused = a.refusedPeer(d.Peers)
 		}
 		ads = append(ads, a)
 	}
@@ -251,7 +272,8 @@ func (r *routes) announce(in BGPInput, a *advertisement, pool lb.Pool, v *BGPVIP
 		refusal = outside(prefix, in.VIP, pool)
 	}
 	if refusal == nil && len(a.peers) == 0 {
-		refusal = lb.Refuse(lb.ReasonUnknownPeer, "BGPAdvertisement %s names no BGPPeer that selects node %s", a.Name, r.self)
+		refusal = cmp.Or(a.refused,
+			lb.Refuse(lb.ReasonUnknownPeer, "BGPAdvertisement %s names no BGPPeer that selects node %s", a.Name, r.self))
 	}
 	if refusal != nil {
 		obstacle("", refusal)
@@ -319,7 +341,8 @@ func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 		return nil
 	}
 	return lb.Refuse(lb.ReasonForwardingOff,
-		"the kernel of %s forwards no %s packets that come in at %s, from where the router sends them", f.Self, family, unforwarded)
+		"the kernel of %s forwards no %s packets that come in at %s, where the router sends them", f.Self, family,
+		unforwarded)
 }
 
 // IsUplink reports whether the interface leads to one of the peers.

@@ -165,6 +165,12 @@ func TestBGPRoutes(t *testing.T) {
 		{"no such peer", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-9"} })},
 			"tor-1: ; tor-2: ", lb.ReasonUnknownPeer,
 			[]string{"BGPAdvertisement all names no BGPPeer that selects node node-1"}},
+		{"no peer that is not refused", []func(*bgpWorld){
+			withAd(func(a *lb.BGPAdvertisement) { a.Peers = []string{"tor-2", "tor-9"} }),
+			func(w *bgpWorld) {
+				w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "10.0.0.3", func(p *lb.Peer) { p.VRF = "red" })
+				w.bgp.Peers["tor-3"] = bgpPeer("tor-3", "10.0.0.2")
+			}}, "tor-1: ", lb.ReasonVRFMissing, []string{"BGPPeer tor-2: node-1 has no VRF red"}},
 		{"other pool", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Pools = []string{"dns"} })},
 			"tor-1: ; tor-2: ", lb.ReasonNoAdvertisement, nil},
 		{"pool by label", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.PoolSelectors = selector("tier=gold") })},

@@ -35,7 +35,8 @@ func configured(reason lb.Reason) bool {
 	case lb.ReasonNoAdvertisement, lb.ReasonNoInterface, lb.ReasonFamilyUnspoken, lb.ReasonTooManyVIPs,
 		lb.ReasonNodeExcluded, lb.ReasonNodeDrained, lb.ReasonNodeLeaving, lb.ReasonFrontendInUse, lb.ReasonAddressConflict,
 		lb.ReasonUnknownPeer, lb.ReasonFamilyNotOffered, lb.ReasonAggregateOutside, lb.ReasonUnknownCommunity,
-		lb.ReasonCommunityAmbiguous, lb.ReasonVRFUndelivered:
+		lb.ReasonCommunityAmbiguous, lb.ReasonVRFUndelivered, lb.ReasonPeerInvalid, lb.ReasonPeerDuplicate,
+		lb.ReasonSecretMissing, lb.ReasonSecretElsewhere, lb.ReasonVRFMissing, lb.ReasonInterfaceMissing:
 		return true
 	}
 	return false

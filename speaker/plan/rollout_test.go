@@ -124,6 +124,8 @@ func TestEveryReasonIsOneToWaitForOrNot(t *testing.T) {
 			"NoAdvertisement", "NoInterface", "FamilyUnspoken", "TooManyVIPs", "NodeExcluded", "NodeDrained", "NodeLeaving",
 			"FrontendInUse", "AddressConflict", "UnknownPeer", "FamilyNotOffered", "AggregateOutside", "UnknownCommunity",
 			"CommunityAmbiguous", "VRFUndelivered",
+			// no peer of the advertisement has a session
+			"PeerInvalid", "PeerDuplicate", "SecretMissing", "SecretElsewhere", "VRFMissing", "InterfaceMissing",
 		},
 	}
 	// These never say why a node does not announce a VIP.
@@ -131,8 +133,7 @@ func TestEveryReasonIsOneToWaitForOrNot(t *testing.T) {
 		// of Services, of VIPs as a whole and of nodes that are gone
 		"Announced", "Contested", "Headless", "Missing", "NoAddress", "NoOwner", "Parting",
 		// of peers and sessions
-		"BFDDown", "Established", "InterfaceMissing", "NoNextHop", "PeerDuplicate", "ProfileMissing",
-		"SecretElsewhere", "SecretMissing", "SessionTaken", "SourceMissing", "VRFMissing",
+		"BFDDown", "Established", "NoNextHop", "ProfileMissing", "SessionTaken", "SourceMissing",
 		// of advertisements
 		"AdvertisementReady", "AggregateLocal", "AttributeConflict", "AttributeUnsent", "SelectsNoNode", "SelectsNoPool",
 		"UnknownPool",
