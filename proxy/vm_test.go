@@ -25,7 +25,7 @@ func TestVMModeOfAuto(t *testing.T) {
 	}
 	defer k.close()
 	want := modeNftables
-	if older(release(), oldest) {
+	if lb.BeforeNftables(release()) {
 		want = modeIptables
 	}
 	if k.mode != want || len(k.families) != len(allFamilies) {

@@ -225,6 +225,66 @@ func TestContract6ASuccessorWithoutSocketsWaitsForAllPorts(t *testing.T) {
 	}
 }
 
+// A successor whose predecessor drops it half way is not settled: it asks again for the connections, and is once it has
+// them. It has sockets already, or opens its own.
+func TestContract6ASuccessorThatIsDroppedAsksAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "handover.sock")
+	deps := NewDeps(slog.New(slog.DiscardHandler))
+	deps.listen = func(lb.Family, uint16) (listener, error) {
+		return listener{}, os.NewSyscallError("bind", unix.EADDRINUSE)
+	}
+	agree := func(p *courier) letter {
+		if _, _, err := p.receive(time.Minute); err != nil {
+			t.Error(err)
+		}
+		if err := p.send(letter{Version: successionVersion}); err != nil {
+			t.Error(err)
+		}
+		l, _, err := p.receive(time.Minute)
+		if err != nil || !l.Begin {
+			t.Errorf("it begins: %+v, %v", l, err)
+		}
+		return l
+	}
+	var r *Relay
+	began := make(chan letter)
+	playPredecessor(t, path, func(_ *testing.T, p *courier) {
+		began <- agree(p)
+		p.close()
+	})
+	r, err := New(Options{TCPOnly: true, Limit: 10, HandOver: path, Socket: t.TempDir() + "/none"}, deps)
+	if err != nil || r.predecessor == nil {
+		t.Fatalf("it follows nobody: %v", err)
+	}
+	r.known.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }()
+	if l := <-began; l.NoSockets {
+		t.Error("it does not ask for sockets at first")
+	}
+	swept := make(chan struct{})
+	playPredecessor(t, path, func(t *testing.T, p *courier) {
+		l := agree(p)
+		if r.Settled() == nil || !l.NoSockets {
+			t.Errorf("before it has all it is settled: %v; it asks for sockets: %v", r.Settled() == nil, !l.NoSockets)
+		}
+		close(swept)
+		for _, l := range []letter{{}, {Swept: true}} {
+			if err := p.send(l); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if <-r.settled; !isClosed(swept) {
+		t.Error("it is settled, and has not asked again")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // oneFamily opens the port of IPv6; another process has that of IPv4.
 func oneFamily(t *testing.T) func(lb.Family, uint16) (listener, error) {
 	return func(family lb.Family, _ uint16) (listener, error) {

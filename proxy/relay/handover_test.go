@@ -460,6 +460,7 @@ func TestHandOverThatFailedLeavesOneSocket(t *testing.T) {
 		t.Fatal("the second relay has found no predecessor")
 	}
 	second.predecessor.close()
+	second.alone = time.Time{} // it does not ask again
 	second.hears(server)
 	second.until("it has given up", func() bool { return second.Settled() == nil })
 	before := socket()

@@ -103,6 +103,8 @@ const (
 	// timesEvery is how often the relay looks for how long the kernel remembers flows of UDP, in two small files, and
 	// whether it has dropped datagrams.
 	timesEvery = time.Second
+	// sweepClientsEvery is how often the relay forgets the clients whose session affinity is over.
+	sweepClientsEvery = time.Minute
 	// headerWithin bounds how long a backend has to take the header of the PROXY protocol.
 	headerWithin = 10 * time.Second
 )
@@ -231,11 +233,13 @@ func (r *Relay) lookAtTimes() {
 	}
 }
 
-// followKernel looks at them, and at what the kernel has dropped, again and again, until ctx ends.
+// followKernel looks at them, and at what the kernel has dropped, again and again, until ctx ends. It also has the
+// table forget what is over.
 func (r *Relay) followKernel(ctx context.Context) {
 	look := time.NewTicker(timesEvery)
 	defer look.Stop()
 	var before losses
+	swept := r.deps.Now()
 	for first := true; ; first = false {
 		end := r.pulses.Begin()
 		r.lookAtTimes()
@@ -244,6 +248,10 @@ func (r *Relay) followKernel(ctx context.Context) {
 			r.fallBehind()
 		}
 		before = now
+		if at := r.deps.Now(); at.Sub(swept) >= sweepClientsEvery {
+			r.table.sweep()
+			swept = at
+		}
 		end()
 		select {
 		case <-ctx.Done():

@@ -48,7 +48,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	c.feed.Go(func() { r.followKernel(c.talking) })
 	c.feed.Go(func() { r.watchMemory(c.talking) })
 	if r.predecessor != nil {
-		defer r.predecessor.close()
+		defer func() { r.predecessor.close() }() // the last one
 		c.inherit.Go(func() { c.takeOver(c.opening) })
 	} else {
 		c.begin()

@@ -13,6 +13,9 @@ const (
 	// maxRemembered is how many clients a Service's session affinity remembers. Others get the backend
 	// that their address chooses.
 	maxRemembered = 10_000
+	// maxRememberedTogether is how many those of all Services remember, of some 170 bytes each, and minRemembered how many
+	// each of them may all the same.
+	maxRememberedTogether, minRemembered = 250_000, 64
 	// maxLines is how many lines of the access log a Service gets in a second: its clients decide how many connections
 	// end, and the node's logs are everybody's.
 	maxLines = 100
@@ -223,28 +226,58 @@ func (t *table) rememberSince(w way, client netip.Addr, backend netip.AddrPort, 
 	s := w.service
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	before := len(s.remembered)
+	defer func() { t.remembered.Add(int64(len(s.remembered) - before)) }()
 	if w.affinity == 0 {
 		clear(s.remembered)
 		return
 	}
 	now, who := t.now(), w.remembering(client)
 	had, ok := s.remembered[who]
-	if ok && had.last.After(connected) {
+	if s.removed || ok && had.last.After(connected) {
 		return
 	}
-	if !ok && len(s.remembered) >= maxRemembered {
+	if !ok && before >= t.mayRemember() {
 		if now.Sub(s.swept) < time.Second { // it takes a while
 			return
 		}
-		s.swept = now
-		for other, m := range s.remembered {
-			if now.Sub(m.last) >= w.affinity {
-				delete(s.remembered, other)
-			}
-		}
-		if len(s.remembered) >= maxRemembered {
+		if s.sweep(now, w.affinity); len(s.remembered) >= t.mayRemember() {
 			return
 		}
 	}
 	s.remembered[who] = remembered{backend, connected}
+}
+
+// mayRemember is how many clients a Service may have remembered at the moment: four times as many as the relay has room
+// for still. So a few Services cannot take all the room.
+func (t *table) mayRemember() int {
+	left := maxRememberedTogether - int(t.remembered.Load())
+	return min(max(4*left, minRemembered), maxRemembered)
+}
+
+// sweep forgets the clients of a Service, which is locked, whose time is over.
+func (s *service) sweep(now time.Time, affinity time.Duration) {
+	s.swept = now
+	for who, m := range s.remembered {
+		if now.Sub(m.last) >= affinity {
+			delete(s.remembered, who)
+		}
+	}
+}
+
+// sweep forgets the clients of all Services whose time is over.
+func (t *table) sweep() {
+	t.mu.Lock()
+	all := make(map[*service]time.Duration, len(t.services))
+	for _, s := range t.services {
+		all[s] = s.Affinity
+	}
+	t.mu.Unlock()
+	for s, affinity := range all {
+		s.mu.Lock()
+		before := len(s.remembered)
+		s.sweep(t.now(), affinity)
+		t.remembered.Add(int64(len(s.remembered) - before))
+		s.mu.Unlock()
+	}
 }

@@ -108,21 +108,38 @@ func versions(other int) string {
 }
 
 // takeOver takes what the predecessor has, until that has ended or ctx does. Whatever fails, the relay opens its own
-// port as soon as that is free.
+// port as soon as that is free, and asks again for the connections: if it were ready, the predecessor would end with
+// them.
 func (c *crew) takeOver(ctx context.Context) {
-	p := c.predecessor
-	stop := context.AfterFunc(ctx, p.closeRead)
-	defer stop()
+	defer c.settle()
 	known := time.Now().Add(knownWithin)
 	for c.Ready() != nil && time.Now().Before(known) && wait(ctx, lookEvery) {
 	}
-	listeners, err := c.takeSockets(p, c.Ready() == nil)
-	if err != nil {
-		c.deps.Log.Warn("cannot take over from the relay that is there", "error", err)
+	err := c.takeFrom(ctx, c.predecessor, true)
+	for err != nil && c.mayFollow() && wait(ctx, reopenEvery) {
+		p, refused := c.findPredecessor()
+		if errors.Is(refused, errOtherVersion) {
+			return
+		}
+		if p != nil {
+			c.predecessor = p
+			err = c.takeFrom(ctx, p, false)
+		}
 	}
-	if c.sockets.set(listeners); len(listeners) > 0 {
+}
+
+// takeFrom takes what a predecessor has, until that has ended or ctx does, with the sockets that listen only at first.
+// The error is why it did not get all that there was; the predecessor goes on with the rest.
+func (c *crew) takeFrom(ctx context.Context, p *courier, first bool) error {
+	stop := context.AfterFunc(ctx, p.closeRead)
+	defer stop()
+	listeners, err := c.takeSockets(p, first && c.Ready() == nil)
+	switch {
+	case !first:
+	case len(listeners) > 0:
+		c.sockets.set(listeners)
 		c.begin()
-	} else {
+	default:
 		c.inherit.Go(func() { c.openPorts(ctx) })
 	}
 	taken := 0
@@ -144,10 +161,14 @@ func (c *crew) takeOver(ctx context.Context) {
 		}
 	}
 	if ctx.Err() == nil {
-		p.close() // the predecessor goes on with what it has
+		p.close()
 	}
-	c.settle()
+	if !isClosed(c.settled) {
+		c.deps.Log.Warn("cannot take over from the relay that is there", "connections", taken, "error", err)
+		return err
+	}
 	c.deps.Log.Info("took over from the relay before", "connections", taken, "end", err)
+	return nil
 }
 
 // wait waits, and reports whether ctx goes on.

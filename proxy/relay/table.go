@@ -28,6 +28,8 @@ type table struct {
 	changed   chan struct{} // closed when the next message is taken in
 	// version counts the messages that were taken in.
 	version atomic.Uint64
+	// remembered is how many clients all Services have remembered.
+	remembered atomic.Int64
 }
 
 // id names what is relayed of a Service in one protocol. Nothing of the one concerns the other.
@@ -201,6 +203,8 @@ func (t *table) forget(s *service) {
 	defer s.mu.Unlock()
 	if s.removed && s.counts.Open == 0 && t.services[s.id] == s {
 		delete(t.services, s.id)
+		t.remembered.Add(-int64(len(s.remembered)))
+		clear(s.remembered)
 	}
 }
 

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -234,5 +235,58 @@ func TestLimitsByTheNode(t *testing.T) {
 			t.Errorf("%d descriptors, %d ports: %d and %d, not %d and %d", test.descriptors, test.ports, connections, flows, test.connections,
 				test.flows)
 		}
+	}
+}
+
+// Session affinity remembers clients of many Services as long as there is room, fewer of each the less there is, and
+// some of each. What is over makes room, and so does a Service that is relayed no more.
+func TestContract11ServicesShareWhatIsRemembered(t *testing.T) {
+	now := time.Unix(10_000, 0)
+	table := newTable(func() time.Time { return now })
+	to := netip.MustParseAddrPort("10.0.0.1:1")
+	const services = 30
+	come := func() (least, most, all int) {
+		least = maxRemembered
+		for i := range services {
+			s := table.services[id{lb.Key{Name: fmt.Sprint(i)}, lb.UDP}]
+			for j := range maxRemembered + 1 {
+				client := netip.AddrFrom4([4]byte{10, byte(i), byte(j >> 8), byte(j)})
+				table.remember(way{service: s, affinity: s.Affinity}, client, to)
+			}
+			n := len(s.remembered)
+			least, most, all = min(least, n), max(most, n), all+n
+		}
+		return least, most, all
+	}
+	var m wire.Message
+	for i := range services {
+		m.Services = append(m.Services, wire.Service{Key: lb.Key{Name: fmt.Sprint(i)}, Relayed: &plan.Relayed{
+			Affinity: time.Hour, Ports: []plan.RelayedPort{{Protocol: lb.UDP, Frontends: []plan.RelayedFrontend{{Addr: frontend}}}}}})
+	}
+	table.take(m)
+	for _, round := range []string{"at first", "once their time is over"} {
+		least, most, all := come()
+		if least < minRemembered || least == maxRemembered || most != maxRemembered ||
+			all > maxRememberedTogether+services*minRemembered || all < maxRememberedTogether*9/10 {
+			t.Errorf("%s: %d to %d of each are remembered, %d in all", round, least, most, all)
+		}
+		if n := int(table.remembered.Load()); n != all {
+			t.Errorf("%s: %d are counted, and there are %d", round, n, all)
+		}
+		now = now.Add(time.Hour - time.Second)
+		if table.sweep(); int(table.remembered.Load()) != all {
+			t.Errorf("%s: some are forgotten before their time", round)
+		}
+		now = now.Add(time.Second)
+		if table.sweep(); table.remembered.Load() != 0 {
+			t.Errorf("%s: %d are left when their time is over", round, table.remembered.Load())
+		}
+	}
+	come()
+	for i := range m.Services {
+		m.Services[i].Relayed = nil
+	}
+	if table.take(m); table.remembered.Load() != 0 {
+		t.Errorf("%d are left of Services that are not relayed", table.remembered.Load())
 	}
 }
