@@ -170,9 +170,7 @@ func (c *Claims) settle(touched map[slot]claim) map[lb.Key]bool {
 			}
 		}
 	}
-	for at := range touched {
-		c.elect(at)
-	}
+	c.electAll(touched)
 	for at, was := range touched {
 		now := c.owners[at]
 		if was.same(now) {
@@ -202,6 +200,33 @@ func (c *Claims) settle(touched map[slot]claim) map[lb.Key]bool {
 	return gains
 }
 
+// electAll elects the owners of slots that are touched. The holder of an address decides about its external IPs, and so
+// comes before their ports, of which it may touch more.
+func (c *Claims) electAll(touched map[slot]claim) {
+	var others []netip.Addr
+	for at := range touched {
+		if at == (slot{addr: at.addr}) {
+			if c.elect(at); !touched[at].same(c.owners[at]) {
+				others = append(others, at.addr)
+			}
+		}
+	}
+	for _, addr := range others {
+		for s := range c.watching[addr] {
+			for _, at := range s.portsAt(addr) {
+				if len(c.waiting[at]) > 0 {
+					c.touch(at, touched)
+				}
+			}
+		}
+	}
+	for at := range touched {
+		if at != (slot{addr: at.addr}) {
+			c.elect(at)
+		}
+	}
+}
+
 // settleAddress adds to gains the Services with an external IP that has another holder than before, as a cluster IP
 // or VIP.
 func (c *Claims) settleAddress(addr netip.Addr, was, now claim, gains map[lb.Key]bool) {
@@ -209,21 +234,33 @@ func (c *Claims) settleAddress(addr netip.Addr, was, now claim, gains map[lb.Key
 		return // nobody gets it, whoever holds it
 	}
 	for s := range c.watching[addr] {
-		gains[s.key] = gains[s.key] || was.bars(s) != now.bars(s) && c.owns(s, addr)
+		gains[s.key] = gains[s.key] || slices.ContainsFunc(s.portsAt(addr), func(at slot) bool {
+			owner := c.owners[at]
+			return owner.claimant == s && was.bars(owner) != now.bars(owner)
+		})
 	}
 }
 
-// bars reports whether a cluster IP or VIP keeps its address from a Service that has it as an external IP.
-func (c claim) bars(s *claimant) bool {
-	return c.claimant != nil && (c.kind == ClusterIP || c.key.Namespace != s.key.Namespace)
+// bars reports whether a cluster IP or VIP keeps its address from a Service that asks for it as an external IP. Who has
+// a VIP has all of it against other tenants: its clients may try another port or protocol, as for HTTP/3. Only who
+// listed the address and port before the Service with the VIP was there goes on.
+func (c claim) bars(external claim) bool {
+	if c.claimant == nil {
+		return false
+	}
+	older := external.since != 0 && external.since < c.Created*1000
+	return c.kind == ClusterIP || c.key.Namespace != external.key.Namespace && !older
 }
 
-// owns reports whether a Service is the first to ask for some port of an external IP.
-func (c *Claims) owns(s *claimant, addr netip.Addr) bool {
-	return slices.ContainsFunc(s.ports, func(p Port) bool {
+// portsAt returns the slots that the Service may ask for at one of its external IPs.
+func (s *claimant) portsAt(addr netip.Addr) (all []slot) {
+	for _, p := range s.ports {
 		i := slices.IndexFunc(p.Frontends, func(f Frontend) bool { return f.Kind == ExternalIP })
-		return i >= 0 && c.owners[slotOf(p.Protocol, addr, p.Frontends[i].Port)].claimant == s
-	})
+		if i >= 0 && p.Family == lb.FamilyOf(addr) {
+			all = append(all, slotOf(p.Protocol, addr, p.Frontends[i].Port))
+		}
+	}
+	return all
 }
 
 // same reports whether two claims are the same one to all others.
@@ -231,7 +268,7 @@ func (c claim) same(other claim) bool {
 	if c.claimant == nil || other.claimant == nil {
 		return c.claimant == other.claimant
 	}
-	return c.key == other.key && c.kind == other.kind
+	return c.key == other.key && c.kind == other.kind && c.Created == other.Created
 }
 
 // sameFrontends reports whether two ports ask for the same frontends.
@@ -298,11 +335,19 @@ func (c *Claims) touch(at slot, touched map[slot]claim) {
 	}
 }
 
-// elect makes the first of those that ask for a slot its owner.
+// elect makes the first of those that ask for a slot its owner. Those that the holder of the address keeps from it come
+// last.
 func (c *Claims) elect(at slot) {
 	waiting, first, i := c.waiting[at], c.owners[at], -1
+	holder := c.owners[slot{addr: at.addr}]
+	precedes := func(a, b claim) bool {
+		if a.kind == ExternalIP && b.kind == ExternalIP && holder.bars(a) != holder.bars(b) {
+			return holder.bars(b)
+		}
+		return a.precedes(b)
+	}
 	for j, wish := range waiting {
-		if first.claimant == nil || wish.precedes(first) {
+		if first.claimant == nil || precedes(wish, first) {
 			first, i = wish, j
 		}
 	}

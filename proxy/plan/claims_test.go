@@ -181,10 +181,42 @@ func TestContract11WhoGetsAFrontend(t *testing.T) {
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
 x: FrontendInUse: spec.externalIPs: 192.0.2.1:80/tcp is held by a Service of another namespace`},
-		{"another port of a VIP that no pool has", ExternalIPs{},
+		{"another port of a VIP that no pool has, listed nobody knows when", ExternalIPs{},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"), at(81))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
 x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
+		{"another port of a VIP, listed after its Service was created", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_009_000))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
+		{"another port of a VIP, listed before its Service was created", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_008_999))},
+			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
+		{"the same, where the address is allowed", ExternalIPs{Deny: true,
+			Allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_008_999))},
+			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
+		{"the same port as a younger VIP", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), listedAt("192.0.2.1", 1_000_000, "80/TCP", 1_000_000))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: FrontendInUse: spec.externalIPs: 192.0.2.1:80/tcp is held by a Service of another namespace`},
+		{"another port of a VIP that the holder's namespace lists after one that is refused it", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 1, vip("192.0.2.1")),
+				tenant("dev/x", 2, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_002_000, "81/TCP", 1_002_000)),
+				tenant("shop/h3", 3, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_003_000, "81/TCP", 1_003_000))},
+			`h3: ExternalIP 192.0.2.1:81/tcp Cluster
+web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
+		{"another port of a VIP for which two ask that are refused it", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 1, vip("192.0.2.1")), tenant("dev/x", 2, external("192.0.2.1"), at(81)),
+				tenant("dev/y", 3, external("192.0.2.1"), at(81))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace
+y: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
 		{"the same within a namespace", ExternalIPs{},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("shop/x", 1, external("192.0.2.1"), at(81))},
 			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
@@ -575,13 +607,17 @@ func randomTenant(r *rand.Rand) lb.Service {
 		one := addresses[r.IntN(len(addresses))]
 		change = append(change, external(one))
 		if r.IntN(2) == 0 {
-			change = append(change, listedAt(one, int64(1+r.IntN(3)), "80/TCP", 1))
+			change = append(change, listedAt(one, int64(999_999+1000*r.IntN(5)), "80/TCP", 1))
 		}
 	}
 	if r.IntN(3) == 0 {
 		change = append(change, onNodePort(uint16(80+r.IntN(2))))
 	}
-	return tenant(fmt.Sprint("ns/", name), r.IntN(3), append(change, at(uint16(80+r.IntN(2))))...)
+	namespace := "ns/"
+	if name >= "d" {
+		namespace = "other/"
+	}
+	return tenant(namespace+name, r.IntN(3), append(change, at(uint16(80+r.IntN(2))))...)
 }
 
 func TestParseExternalIPs(t *testing.T) {
@@ -639,9 +675,11 @@ func BenchmarkClaimsOfAWatchedService(b *testing.B) {
 		plans[p.Key] = p
 		claims.Set(p)
 	}
+	claims.Set(New(z, nil, here))
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		z.Ports[0].Port = uint16(80 + i%2)
+		z.Ports = slices.Clone(z.Ports)
+		z.Ports[0].Port = uint16(81 + i%2)
 		concerned, _ := claims.Set(New(z, nil, here))
 		for _, key := range concerned {
 			claims.Grant(plans[key])
