@@ -479,6 +479,28 @@ func TestContract11ATenantTakesNoBroadcast(t *testing.T) {
 	}
 }
 
+// The first and last address of a network are refused only where the node reaches hosts of it.
+func TestHostlessAddressesOfInterfaces(t *testing.T) {
+	network := []netip.Prefix{netip.MustParsePrefix("203.0.113.5/24")}
+	for _, c := range []struct {
+		on   lb.Interface
+		want int
+	}{
+		{lb.Interface{Name: "eth0", Up: true}, 2},
+		{lb.Interface{Name: "eth0"}, 2}, // without carrier
+		{lb.Interface{Name: "eth0", Disabled: true}, 0},
+		{lb.Interface{Name: "lo", Up: true, Loopback: true}, 0},
+		{lb.Interface{Name: "dummy0", Up: true, NoARP: true}, 2},
+		{lb.Interface{Name: "kube-ipvs0", Up: true, NoARP: true}, 0},
+		{lb.Interface{Name: "nodelocaldns", Up: true, NoARP: true}, 0},
+	} {
+		c.on.Addresses = network
+		if got := hostless([]lb.Interface{c.on}); len(got) != c.want {
+			t.Errorf("%+v: %v", c.on, got)
+		}
+	}
+}
+
 // A Service with many addresses makes one Event of a bounded length.
 func TestEventsOfManyFrontendsAreShort(t *testing.T) {
 	b := newBench(t, func(s *settings) { s.externalIPs.Deny = true })

@@ -312,9 +312,13 @@ func theNodes(interfaces []lb.Interface) (all []plan.Own) {
 	return slices.CompactFunc(all, func(a, b plan.Own) bool { return a.Addr == b.Addr })
 }
 
-// hostless returns the network and broadcast addresses of the networks that the node is in, sorted.
+// hostless returns the network and broadcast addresses of the networks that the node is in, sorted. A network of
+// addresses on a loopback interface, or of others' ones, has no hosts to send to.
 func hostless(interfaces []lb.Interface) (all []lb.Unassignable) {
 	for _, i := range interfaces {
+		if holdsOthers(i) || i.Disabled || i.Loopback {
+			continue
+		}
 		for _, p := range i.Addresses {
 			all = append(all, lb.HostlessOf(p)...)
 		}
