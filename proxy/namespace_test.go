@@ -171,6 +171,26 @@ func TestContract11WhoIsTooLargeTakesNoRoom(t *testing.T) {
 	}
 }
 
+// What the kernel's writer refuses takes no room either.
+func TestContract11WhatTheWriterRefusesTakesNoRoom(t *testing.T) {
+	b := newBench(t, room(4))
+	b.synced()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.confirmed()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2", "10.200.1.3", "10.200.1.4")
+	b.put("c", "198.51.100.3", "10.200.1.5", "10.200.1.6")
+	b.run()
+	b.rules.confirm()
+	b.rules.outcomes[key("a")] = plan.Outcome{Applied: b.records[key("a")].applied, Alone: []lb.Family{lb.IPv4},
+		Err: plan.TooLarge{Elements: 200_000, Limit: 131_072}}
+	b.confirmed()
+	b.expectDelivery("a", "198.51.100.1", "refused")
+	b.expectDelivery("c", "198.51.100.3", "2")
+	if of := b.rules.wanted[key("a")].Ports[0].Backends.Cluster; len(of) != 2 {
+		t.Errorf("the kernel has %v", of)
+	}
+}
+
 // At a start the oldest Services of a namespace get the room, whatever they are called, and what a restart of the
 // proxy finds is what there was.
 func TestContract6TheOldestGetRoomAtAStart(t *testing.T) {

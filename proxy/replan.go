@@ -135,7 +135,7 @@ func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []
 	}
 	frozen := r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
 	if !now.Excess.Together {
-		p.room(frozen) // it waits for no more
+		_ = p.room(frozen) // it waits for no more
 	}
 	return frozen, r.fit.Listed(endpoints)
 }

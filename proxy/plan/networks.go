@@ -15,9 +15,9 @@ type SharedNetwork struct {
 	What    string // lies in it
 }
 
-// OnlyServices returns those of the networks of cluster IPs in which no Node and no pod is known to be, and the others with
-// what lies in them: a packet to an address there that no Service has may be for a node or a pod. Pods are the
-// configured networks of pods.
+// OnlyServices returns those of the networks of cluster IPs in which no Node and no pod is known to be, and the
+// others with what lies in them: a packet to an address there that no Service has may be for a node or a pod. Pods
+// are the configured networks of pods.
 func OnlyServices(networks []netip.Prefix, nodes map[string]lb.Node, pods []netip.Prefix) (
 	unshared []netip.Prefix, shared []SharedNetwork) {
 	for _, network := range networks {
