@@ -324,6 +324,9 @@ func (c *controller) tell(pools map[string]lb.Pool, now time.Time) {
 		}
 		delete(c.crowded, key)
 		if ok {
+			of := c.unwritable[key]
+			refused := of != nil && of.uid == s.UID
+			c.book.Refuse(key, refused, refused && !c.unwritable.allow(s))
 			c.book.Set(s, w.Pending, now)
 		} else {
 			c.book.Delete(key, now)

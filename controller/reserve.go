@@ -82,6 +82,9 @@ func (c *controller) catchUpWithOthers(ctx context.Context) error {
 		// The reservations of others do not count as our own: while another controller is the last
 		// writer, it may still change them.
 		c.registries[name] = &registry{caughtUp: pool.Version}
+		if pool.Status.Writer == c.writer {
+			continue // a write of this one of which it never heard: it knows which of them may take place
+		}
 		c.disown(name)
 		for _, reservation := range pool.Status.Pending {
 			c.adopt(name, reservation)

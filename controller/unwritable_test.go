@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -93,6 +94,89 @@ func unwritableServicesHinderNobody(t *testing.T, webhook bool) {
 		t.Error("what was refused was not tried again")
 	}
 	c.check(t)
+}
+
+// The only address of a pool goes to a Service that can be written, however old the one is that an admission webhook
+// keeps from being written: it takes the address neither while it waits nor when it is tried again, and leaves it
+// without quarantine. A reservation of the controller's own, of which it never heard that it was written, changes
+// nothing about that.
+func TestContract11AnUnwritableServiceTakesNoAddress(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		before bool // whether the pool is there before the Service
+		late   bool // whether the bystander comes after some tries
+		lost   bool // whether the answer to the first reservation is lost
+		shows  bool // whether the Service had an address before it became unwritable
+	}{
+		{name: "a new pool"}, {name: "a new Service", before: true},
+		{name: "a new pool, and a bystander that comes later", late: true},
+		{name: "a reservation whose answer was lost", before: true, lost: true},
+		{name: "a Service that holds the address", before: true, shows: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newCluster()
+			c.webhook, c.invalid = true, map[lb.Key]bool{}
+			addPool := func() {
+				c.addPool("p", "10.0.0.1-10.0.0.1")
+				pool := c.pools["p"]
+				pool.Quarantine = time.Hour
+				c.pools["p"] = pool
+			}
+			p := newProcess(c)
+			p.takeOver(t)
+			several := func(n int) {
+				for range n {
+					p.deliver()
+					_, _ = p.step(t.Context())
+				}
+			}
+			if tt.before {
+				addPool()
+			}
+			if tt.lost { // of the first write since the controller leads
+				several(2)
+				p = newProcess(c)
+				p.takeOver(t)
+				c.fail(lost)
+			}
+			if tt.shows {
+				c.put(service("denied"))
+				several(4)
+			}
+			c.invalid[key("denied")] = true
+			if !tt.shows {
+				c.put(service("denied"))
+			} else {
+				s := c.services[key("denied")]
+				s.Ports = []lb.ServicePort{{Protocol: lb.TCP, Port: 80}}
+				s.Request.Pool = "none" // a condition that is refused
+				c.put(s)
+			}
+			several(4)
+			if !tt.before {
+				addPool()
+			}
+			if tt.late {
+				several(6)
+			}
+			c.put(service("bystander"))
+			several(6)
+			want := "10.0.0.1 Assigned"
+			if tt.shows {
+				want = "PoolExhausted"
+			}
+			if got := c.holds("bystander"); got != want {
+				t.Errorf("the bystander holds %q, want %q", got, want)
+			}
+			c.invalid = nil
+			c.touch("denied")
+			several(4)
+			if got := c.holds("denied"); strings.Contains(got, "10.0.0.1") != tt.shows {
+				t.Errorf("what was denied holds %q", got)
+			}
+			c.check(t)
+		})
+	}
 }
 
 // Reservations of Services with many addresses and the longest names leave a pool's status small. All get their

@@ -165,6 +165,7 @@ func (c *controller) wrote(ctx context.Context, ended serviceWrite) {
 		if w.only {
 			delete(c.writes, key) // it did not take place, and so reserves nothing
 		}
+		c.again[key] = true // others may have its address
 		c.refusedBy(c.unwritable, ch.service, err)
 		return
 	case err == nil, kube.IsNotFound(err):

@@ -416,6 +416,36 @@ func TestContract11ExternalIPsInServiceNetworksOfTheFlag(t *testing.T) {
 	}
 }
 
+// A Service network that a Node or a pod is in refuses external IPs as others do. Connections to unused addresses
+// there are not refused, as long as the Node is there: they may be for it.
+func TestContract11AServiceNetworkThatANodeIsIn(t *testing.T) {
+	given, err := serviceCIDRs([]string{"10.96.0.0/12", "172.27.0.0/16"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBench(t, func(s *settings) { s.serviceNetworks = given })
+	b.nodes.OnChange(b.markNode)
+	b.list("x", time.Time{}, 53, "172.27.7.7")
+	b.synced()
+	check := func(want []netip.Prefix) {
+		t.Helper()
+		b.run()
+		if got := b.rules.config.ServiceNetworks; !slices.Equal(got, want) {
+			t.Errorf("the rules refuse in %v, want %v", got, want)
+		}
+		if b.rules.wanted[key("x")].Serves(lb.TCP, netip.MustParseAddr("172.27.7.7"), 53) {
+			t.Error("an external IP in the network is served")
+		}
+	}
+	check(given)
+	b.nodes.Set("there", lb.Node{Name: "there", Addresses: []netip.Addr{netip.MustParseAddr("172.27.0.9")}})
+	check(given[:1])
+	b.nodes.Delete("there")
+	check(given)
+	b.nodes.Set("there", lb.Node{Name: "there", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.100.0.0/24")}})
+	check(given[1:])
+}
+
 // No tenant takes what clients on the node's network send to all its hosts, whatever --external-ips allows.
 func TestContract11ATenantTakesNoBroadcast(t *testing.T) {
 	b := newBench(t, func(s *settings) {
@@ -445,6 +475,28 @@ func TestContract11ATenantTakesNoBroadcast(t *testing.T) {
 		}
 		if strings.Join(got, " ") != c.want || pokes != i+1 {
 			t.Errorf("in a network of %d bits, served at %v, want %s; %d pokes", c.bits, got, c.want, pokes)
+		}
+	}
+}
+
+// The first and last address of a network are refused only where the node reaches hosts of it.
+func TestHostlessAddressesOfInterfaces(t *testing.T) {
+	network := []netip.Prefix{netip.MustParsePrefix("203.0.113.5/24")}
+	for _, c := range []struct {
+		on   lb.Interface
+		want int
+	}{
+		{lb.Interface{Name: "eth0", Up: true}, 2},
+		{lb.Interface{Name: "eth0"}, 2}, // without carrier
+		{lb.Interface{Name: "eth0", Disabled: true}, 0},
+		{lb.Interface{Name: "lo", Up: true, Loopback: true}, 0},
+		{lb.Interface{Name: "dummy0", Up: true, NoARP: true}, 2},
+		{lb.Interface{Name: "kube-ipvs0", Up: true, NoARP: true}, 0},
+		{lb.Interface{Name: "nodelocaldns", Up: true, NoARP: true}, 0},
+	} {
+		c.on.Addresses = network
+		if got := hostless([]lb.Interface{c.on}); len(got) != c.want {
+			t.Errorf("%+v: %v", c.on, got)
 		}
 	}
 }

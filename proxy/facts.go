@@ -130,13 +130,13 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			LoopbackNodePorts: s.loopbackNodePorts, SetRouteLocalnet: s.setRouteLocalnet, AnswerPing: s.answerPing,
 			Relay:             s.relay,
 			RelayUDPRate:      s.relayUDPRate,
-			ServiceNetworks:   serviceNetworks(from.networks.All(), s.serviceNetworks),
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},
 	}
 	f.external, f.own, f.lans = s.externalIPs, own, lansOf(interfaces)
 	f.networks = networksOf(f.lans)
-	f.external.Pools, f.external.Networks = from.pools.All(), f.config.ServiceNetworks
+	f.external.Pools, f.external.Networks = from.pools.All(), serviceNetworks(from.networks.All(), s.serviceNetworks)
+	f.config.ServiceNetworks, _ = s.unshared(from)
 	f.external.APIServers = s.allAPIServers(from)
 	for _, r := range from.routers.All() {
 		f.external.Routers = append(f.external.Routers, r.Addr)
@@ -195,6 +195,11 @@ func serviceNetworks(all map[string][]netip.Prefix, given []netip.Prefix) []neti
 	}
 	slices.SortFunc(networks, netip.Prefix.Compare)
 	return slices.Compact(networks)
+}
+
+// unshared returns the Service networks in which connections to unused addresses are refused, and the others.
+func (s settings) unshared(from sources) ([]netip.Prefix, []plan.SharedNetwork) {
+	return plan.OnlyServices(serviceNetworks(from.networks.All(), s.serviceNetworks), from.nodes.All(), s.pods.Prefixes)
 }
 
 // nodePortAddresses returns the node's addresses that serve node ports, for the families that are
@@ -307,9 +312,13 @@ func theNodes(interfaces []lb.Interface) (all []plan.Own) {
 	return slices.CompactFunc(all, func(a, b plan.Own) bool { return a.Addr == b.Addr })
 }
 
-// hostless returns the network and broadcast addresses of the networks that the node is in, sorted.
+// hostless returns the network and broadcast addresses of the networks that the node is in, sorted. A network of
+// addresses on a loopback interface, or of others' ones, has no hosts to send to.
 func hostless(interfaces []lb.Interface) (all []lb.Unassignable) {
 	for _, i := range interfaces {
+		if holdsOthers(i) || i.Disabled || i.Loopback {
+			continue
+		}
 		for _, p := range i.Addresses {
 			all = append(all, lb.HostlessOf(p)...)
 		}

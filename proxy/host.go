@@ -77,6 +77,7 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 			facts.NotForwarding[family] = "net." + strings.ReplaceAll(parameter, "/", ".")
 		}
 	}
+	_, facts.Shared = h.proxy.settings.unshared(from)
 	facts.Routes = h.podRoutes(node, interfaces, from.nodes.All(), from.slices.All())
 	facts.Strict, facts.NoTunnel = h.strict(), h.noTunnel()
 	facts.Connections, facts.Most = h.parameters.number(parameterCount), h.parameters.number(parameterMax)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -107,6 +108,86 @@ func TestAFullNamespaceRollsItsEndpoints(t *testing.T) {
 		b.put("a", "198.51.100.1", step.endpoints...)
 		b.confirmed()
 		b.expectDelivery("a", "198.51.100.1", step.want)
+	}
+}
+
+// A rolling update in a full namespace that is quicker than the kernel's rules keeps its endpoints.
+func TestAFullNamespaceRollsItsEndpointsQuickly(t *testing.T) {
+	b := newBench(t, room(2))
+	b.synced()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.confirmed()
+	for _, endpoints := range [][]string{{"10.200.1.1", "10.200.1.2", "10.200.1.3"}, {"10.200.1.3", "10.200.1.4"},
+		{"10.200.1.3", "10.200.1.4", "10.200.1.5"}} {
+		b.put("a", "198.51.100.1", endpoints...)
+		b.run()
+	}
+	var got []string
+	for _, backend := range b.rules.wanted[key("a")].Ports[0].Backends.Cluster {
+		got = append(got, backend.Addr.Addr().String())
+	}
+	if want := []string{"10.200.1.3", "10.200.1.4"}; !slices.Equal(got, want) {
+		t.Errorf("endpoints %v, want %v", got, want)
+	}
+}
+
+// A Service that has become too large for itself is told so, no longer waits for room in its namespace, and needs there
+// what it still has.
+func TestContract11WhoIsTooLargeTakesNoRoom(t *testing.T) {
+	b := newBench(t, room(4))
+	b.synced()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.put("b", "198.51.100.2", "10.200.1.3", "10.200.1.4")
+	b.confirmed()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2", "10.200.1.5") // waits
+	b.put("c", "198.51.100.3", "10.200.1.6")                             // waits, too
+	b.confirmed()
+	svc, _ := b.services.Get(key("a"))
+	few := svc.Ports
+	for i := range 1 << 14 { // more frontends than one Service may have
+		svc.Ports = append(svc.Ports, lb.ServicePort{Name: fmt.Sprint(i), Protocol: lb.TCP, Port: uint16(1000 + i)})
+	}
+	b.services.Set(key("a"), svc)
+	b.mark(key("a"))
+	b.run()
+	b.expectDelivery("a", "198.51.100.1", "refused")
+	b.confirmed()
+	b.delete("b")
+	b.confirmed()
+	b.expectDelivery("a", "198.51.100.1", "refused")
+	b.expectDelivery("c", "198.51.100.3", "1")
+	if r := b.records[key("a")]; r.planned.Excess == nil || r.planned.Excess.Together {
+		t.Errorf("excess %v", r.planned.Excess)
+	}
+	b.put("d", "198.51.100.4", "10.200.1.7")
+	b.confirmed()
+	b.expectDelivery("d", "198.51.100.4", "1")
+	svc.Ports = few
+	b.services.Set(key("a"), svc)
+	b.mark(key("a"))
+	b.confirmed()
+	if r := b.records[key("a")]; r.planned.Excess == nil || !r.planned.Excess.Together {
+		t.Errorf("excess %v, although it waits for room", r.planned.Excess)
+	}
+}
+
+// What the kernel's writer refuses takes no room either.
+func TestContract11WhatTheWriterRefusesTakesNoRoom(t *testing.T) {
+	b := newBench(t, room(4))
+	b.synced()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.confirmed()
+	b.put("a", "198.51.100.1", "10.200.1.1", "10.200.1.2", "10.200.1.3", "10.200.1.4")
+	b.put("c", "198.51.100.3", "10.200.1.5", "10.200.1.6")
+	b.run()
+	b.rules.confirm()
+	b.rules.outcomes[key("a")] = plan.Outcome{Applied: b.records[key("a")].applied, Alone: []lb.Family{lb.IPv4},
+		Err: plan.TooLarge{Elements: 200_000, Limit: 131_072}}
+	b.confirmed()
+	b.expectDelivery("a", "198.51.100.1", "refused")
+	b.expectDelivery("c", "198.51.100.3", "2")
+	if of := b.rules.wanted[key("a")].Ports[0].Backends.Cluster; len(of) != 2 {
+		t.Errorf("the kernel has %v", of)
 	}
 }
 

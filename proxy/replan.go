@@ -127,12 +127,19 @@ func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []
 		now.Excess = p.room(now)
 	}
 	if now.Excess == nil {
-		return now, endpoints // fit stays, as the kernel's writer may refuse it
+		if r.live.Excess != nil && r.live.Excess.Together {
+			r.fit = nil // what it has got in the meantime is what it has
+		} // else fit stays, as the kernel's writer may refuse it
+		return now, endpoints
 	}
 	if r.fit == nil {
 		r.fit = &before
 	}
-	return r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc)), r.fit.Listed(endpoints)
+	frozen := r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
+	if !now.Excess.Together {
+		_ = p.room(frozen) // it waits for no more
+	}
+	return frozen, r.fit.Listed(endpoints)
 }
 
 // room says why there is no room for a Service among those of its namespace; nil if there is. A Service for which
@@ -191,10 +198,15 @@ func (p *proxy) sized(r *record) (frozen bool) {
 	return false
 }
 
+// sameExcess reports whether a Service is told the same of its size, whatever the figures are.
+func sameExcess(a, b *plan.TooLarge) bool {
+	return (a == nil) == (b == nil) && (a == nil || a.Together == b.Together)
+}
+
 // replan notes a new plan, and returns whether it differs from the one before.
 func (p *proxy) replan(r *record, planned plan.Service, since time.Time) bool {
 	same := planned.Policy == r.planned.Policy && slices.Equal(planned.VIPs, r.planned.VIPs) &&
-		slices.Equal(planned.Denied, r.planned.Denied) && (planned.Excess == nil) == (r.planned.Excess == nil)
+		slices.Equal(planned.Denied, r.planned.Denied) && sameExcess(planned.Excess, r.planned.Excess)
 	for i, family := range allFamilies {
 		if plan.SameRules(r.planned, planned, family) {
 			continue

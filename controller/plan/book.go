@@ -53,6 +53,8 @@ type entry struct {
 	fresh []netip.Addr
 	// over is set once it is not ours any more: see left.
 	over bool
+	// refused and waits are as Refuse has said.
+	refused, waits bool
 	// terms are those under which it shares addresses. Of the condition that it shows, shown is the
 	// reason and named are the addresses that it confirms; agreed is set if it was decided on the same
 	// terms. after has the Services that held its addresses first.
@@ -161,6 +163,14 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 	b.mark(e)
 }
 
+// Refuse tells whether the API server refused the last write to a Service: then it comes after all others, as it
+// may never show an address that another one could have. While it waits for its next write, it takes nothing new.
+func (b *Book) Refuse(key lb.Key, refused, waits bool) {
+	if e := b.entries[key]; e != nil {
+		e.refused, e.waits = refused, waits
+	}
+}
+
 // read returns e as s and pending tell of it.
 func (b *Book) read(e *entry, s lb.Service, pending Pending) entry {
 	next := entry{Service: s, born: s.Created.Unix(), over: left(&s, b.config.Class), decided: e.decided, after: e.after}
@@ -180,6 +190,7 @@ func (b *Book) read(e *entry, s lb.Service, pending Pending) entry {
 // become takes over what was read.
 func (e *entry) become(next *entry) {
 	next.asks, next.dirty, next.place, next.reason = e.asks, e.dirty, e.place, e.reason
+	next.refused, next.waits = e.refused, e.waits
 	*e = *next
 }
 
@@ -195,6 +206,10 @@ func (e *entry) stands(next *entry) bool {
 // move has e become what was read, and has those decided anew that this concerns.
 func (b *Book) move(e, next *entry, now time.Time) {
 	before := e.taken
+	var never []netip.Addr // given to it: no write of this version of it has taken place, or may yet
+	if e.UID == next.UID && e.Version == next.Version {
+		never = e.fresh
+	}
 	for _, addr := range before {
 		b.leave(e, addr)
 	}
@@ -202,7 +217,7 @@ func (b *Book) move(e, next *entry, now time.Time) {
 	e.become(next)
 	for _, addr := range before {
 		if !slices.Contains(e.taken, addr) {
-			b.lose(e, addr, now)
+			b.lose(e, addr, !slices.Contains(never, addr), now)
 		}
 	}
 	for _, addr := range e.taken {
@@ -275,7 +290,7 @@ func (b *Book) Delete(key lb.Key, now time.Time) {
 	delete(b.entries, key)
 	for _, addr := range e.taken {
 		b.leave(e, addr)
-		b.lose(e, addr, now)
+		b.lose(e, addr, true, now)
 		b.markFirst(addr)
 	}
 	b.count(e, "")
@@ -323,7 +338,7 @@ func (b *Book) mark(e *entry) {
 	}
 }
 
-// due returns those to decide now, oldest first.
+// due returns those to decide now, oldest first, and after them those that the API server refused.
 func (b *Book) due() []*entry {
 	if b.freed {
 		for _, e := range b.waiting {
@@ -336,8 +351,15 @@ func (b *Book) due() []*entry {
 	for _, e := range due {
 		e.dirty = false
 	}
-	slices.SortFunc(
-		due, func(x, y *entry) int { return cmp.Or(cmp.Compare(x.born, y.born), Older(&x.Service, &y.Service)) })
+	slices.SortFunc(due, func(x, y *entry) int {
+		if x.refused != y.refused {
+			if y.refused {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(x.born, y.born), Older(&x.Service, &y.Service))
+	})
 	return due
 }
 
@@ -350,6 +372,10 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 		return e.farewell(), true
 	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:
 		// It holds what it has until it is gone, or back, and nobody cares for its condition.
+	case Ours(&e.Service, b.config.Class) && e.waits:
+		b.forget(e)
+		b.count(e, lb.ReasonStatusRefused)
+		return Decision{}, false
 	case Ours(&e.Service, b.config.Class):
 		return b.decide(e), true
 	case e.over && (len(e.Conditions) > 0 || e.Announcements != ""):

@@ -33,8 +33,8 @@ func (b *Book) gain(e *entry, addr netip.Addr) {
 	}
 }
 
-// lose counts that e, which held addr, does so no longer.
-func (b *Book) lose(e *entry, addr netip.Addr, now time.Time) {
+// lose counts that e, which held addr, does so no longer. Clients may know the address if it was given to e.
+func (b *Book) lose(e *entry, addr netip.Addr, given bool, now time.Time) {
 	others := b.at(addr)
 	if !hasNamespace(others, e.Key.Namespace) {
 		b.pools.used(addr, e.Key.Namespace, -1)
@@ -48,7 +48,7 @@ func (b *Book) lose(e *entry, addr netip.Addr, now time.Time) {
 	b.pools.assigned(addr, -1)
 	if _, kept := b.kept.at[addr]; kept {
 		// It was to be given, and was never seen to be.
-	} else if pool := b.pools.of(addr); pool != nil && pool.Quarantine != 0 {
+	} else if pool := b.pools.of(addr); given && pool != nil && pool.Quarantine != 0 {
 		b.kept.add(lb.Released{Addr: addr, Service: e.Key, At: now.UTC().Truncate(time.Second)}, b.pools)
 	} else {
 		b.pools.occupied(addr, false)

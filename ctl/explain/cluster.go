@@ -168,6 +168,8 @@ func (c Cluster) findings() []Check {
 			level = Note
 		case reason == lb.ReasonPodNetworkUnmatched:
 			level = Warning // pods see another source address, and that is all
+		case reason == lb.ReasonServiceNetworkShared:
+			level = Warning // unused cluster IPs are not refused, and that is all
 		case ofRelay(reason):
 			level = Warning // the rules serve
 		case reason == lb.ReasonAddressConflict:

@@ -253,6 +253,9 @@ var Reasons = map[lb.Reason]Entry{
 		"accept the pod network in that chain, or, if it is iptables' chain FORWARD, set proxy.acceptForwarded=true"},
 	lb.ReasonPodNetworkUnmatched: {"No pod of the node is in proxy.clusterCIDR, or in spec.podCIDRs of the Node with " +
 		"proxy.detectLocalMode NodeCIDR.", "set proxy.clusterCIDR to the network of the pods"},
+	lb.ReasonServiceNetworkShared: {"A network of cluster IPs, of a ServiceCIDR or proxy.serviceCIDR, has addresses of " +
+		"nodes or pods too. Connections to cluster IPs there that no Service has are not refused, as they may be for those.",
+		"kubectl get servicecidrs   # give Services a network of their own, or correct proxy.serviceCIDR"},
 	lb.ReasonARPNotStrict: {"kube-proxy has put Services' addresses on kube-ipvs0, and the kernel answers ARP for them " +
 		"on every " +
 		"node.", "kubectl -n kube-system edit configmap kube-proxy   # ipvs.strictARP: true, then restart kube-proxy"},

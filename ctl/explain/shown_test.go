@@ -64,7 +64,7 @@ func TestContract10EachReasonHasItsLine(t *testing.T) {
 		{"a finding", Wrong, func(w *world, reason lb.Reason) { w.find("n1", reason, words) }, "", []lb.Reason{
 			lb.ReasonForwardingOff, lb.ReasonForwardDropped, lb.ReasonARPNotStrict, lb.ReasonPodRouteMissing}},
 		{"a finding of what may be so", Warning, func(w *world, reason lb.Reason) { w.find("n1", reason, words) }, "",
-			[]lb.Reason{lb.ReasonPodNetworkUnmatched}},
+			[]lb.Reason{lb.ReasonPodNetworkUnmatched, lb.ReasonServiceNetworkShared}},
 	} {
 		for _, reason := range group.reasons {
 			w := well()

@@ -44,6 +44,8 @@ const (
 	ReasonForwardDropped Reason = "ForwardDropped"
 	// no pod on the node is in the configured pod network
 	ReasonPodNetworkUnmatched Reason = "PodNetworkUnmatched"
+	// nodes or pods are in a network of cluster IPs, so that unused cluster IPs there are not refused
+	ReasonServiceNetworkShared Reason = "ServiceNetworkShared"
 	// the node answers ARP for addresses of Services that kube-proxy has put on an interface
 	ReasonARPNotStrict Reason = "ARPNotStrict"
 	// an interface of the node has an address of a Service, so its kernel answers ARP or NDP for it

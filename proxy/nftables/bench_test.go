@@ -57,6 +57,29 @@ func BenchmarkRender(b *testing.B) {
 	})
 }
 
+// BenchmarkNeeds is what it takes to count what 5,000 Services of a start need, and to render them, which the kernel's
+// writer does.
+func BenchmarkNeeds(b *testing.B) {
+	all := clusterServices(5000)
+	b.Run("count", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			for _, s := range all {
+				Needs(s)
+			}
+		}
+	})
+	r := newRenderer(lb.IPv4, seedConfig)
+	b.Run("render", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			for key, s := range all {
+				r.service(key, s)
+			}
+		}
+	})
+}
+
 var sizes = []int{1000, 10000, 30000}
 
 // One Service of many changes one of its backends: what it takes to find out what to write.

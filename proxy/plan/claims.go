@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -21,8 +22,8 @@ type Claims struct {
 	// owners serve a frontend; waiting have asked for it too.
 	owners  map[slot]claim
 	waiting map[slot][]claim
-	// watching have externalIPs that depend on whether a slot has an owner.
-	watching map[slot]map[*claimant]bool
+	// watching have an external IP that depends on whether it is a cluster IP or a VIP.
+	watching map[netip.Addr]map[*claimant]bool
 	// externals are the Services with externalIPs.
 	externals map[*claimant]bool
 	taken     bool
@@ -103,7 +104,7 @@ func Precedes(kind Kind, age Age, otherKind Kind, otherAge Age) bool {
 func NewClaims() *Claims {
 	return &Claims{
 		claiming: map[lb.Key]*claimant{}, owners: map[slot]claim{}, waiting: map[slot][]claim{},
-		watching: map[slot]map[*claimant]bool{}, externals: map[*claimant]bool{},
+		watching: map[netip.Addr]map[*claimant]bool{}, externals: map[*claimant]bool{},
 	}
 }
 
@@ -138,34 +139,15 @@ func (c *Claims) Set(s Service) (concerned, told []lb.Key) {
 		before.ports, before.vips = s.Ports, s.VIPs
 		return nil, nil
 	}
-	changed := map[slot]claim{}
+	touched := map[slot]claim{} // with the owners before
 	if before != nil {
-		c.remove(before, changed)
+		c.remove(before, touched)
 	}
 	if len(s.Ports) > 0 {
 		c.add(&claimant{Age: s.Age, listing: s.Listing, key: s.Key, ports: s.Ports, vips: s.VIPs,
-			health: s.HealthPort}, changed)
+			health: s.HealthPort}, touched)
 	}
-	gains := map[lb.Key]bool{} // true for those that may get other frontends
-	for at, was := range changed {
-		for s := range c.watching[at] {
-			gains[s.key] = true
-		}
-		if at == (slot{addr: at.addr}) {
-			continue // only they depend on who has a whole address
-		}
-		if was.claimant != nil {
-			gains[was.key] = true
-		}
-		if owner, owned := c.owners[at]; owned {
-			gains[owner.key] = true
-		}
-		for _, other := range c.waiting[at] {
-			if !gains[other.key] {
-				gains[other.key] = false // named all the same
-			}
-		}
-	}
+	gains := c.settle(touched)
 	delete(gains, s.Key)
 	for key, gains := range gains {
 		if gains {
@@ -177,11 +159,116 @@ func (c *Claims) Set(s Service) (concerned, told []lb.Key) {
 	return concerned, told
 }
 
-// change notes that a slot has another owner than before, which was the first of those that it has had since.
-func (c *Claims) change(at slot, changed map[slot]claim) {
-	if _, ok := changed[at]; !ok {
-		changed[at] = c.owners[at]
+// settle gives the slots to which claims have come or gone to the first of those that ask for them. It returns the
+// Services for which that changes something: true for those that may get other frontends.
+func (c *Claims) settle(touched map[slot]claim) map[lb.Key]bool {
+	gains := map[lb.Key]bool{}
+	tell := func(claims ...claim) {
+		for _, one := range claims {
+			if !gains[one.key] {
+				gains[one.key] = false // named all the same
+			}
+		}
 	}
+	c.electAll(touched)
+	for at, was := range touched {
+		now := c.owners[at]
+		if was.same(now) {
+			continue
+		}
+		if at == (slot{addr: at.addr}) {
+			c.settleAddress(at.addr, was, now, gains)
+			continue
+		}
+		for _, owner := range []claim{was, now} {
+			if owner.claimant != nil {
+				gains[owner.key] = true
+			}
+		}
+		tell(c.waiting[at]...)
+		if at.addr.IsValid() {
+			continue
+		}
+		for own := range c.own { // where it is the node port that decides about external IPs
+			of := slot{own, at.port, at.protocol}
+			if owner := c.owners[of]; owner.claimant != nil {
+				gains[owner.key] = true
+			}
+			tell(c.waiting[of]...)
+		}
+	}
+	return gains
+}
+
+// electAll elects the owners of slots that are touched. The holder of an address decides about its external IPs, and so
+// comes before their ports, of which it may touch more.
+func (c *Claims) electAll(touched map[slot]claim) {
+	var others []netip.Addr
+	for at := range touched {
+		if at == (slot{addr: at.addr}) {
+			if c.elect(at); !touched[at].same(c.owners[at]) {
+				others = append(others, at.addr)
+			}
+		}
+	}
+	for _, addr := range others {
+		for s := range c.watching[addr] {
+			for _, at := range s.portsAt(addr) {
+				if len(c.waiting[at]) > 0 {
+					c.touch(at, touched)
+				}
+			}
+		}
+	}
+	for at := range touched {
+		if at != (slot{addr: at.addr}) {
+			c.elect(at)
+		}
+	}
+}
+
+// settleAddress adds to gains the Services with an external IP that has another holder than before, as a cluster IP
+// or VIP.
+func (c *Claims) settleAddress(addr netip.Addr, was, now claim, gains map[lb.Key]bool) {
+	if len(c.watching[addr]) == 0 || c.external.Refuse(addr) != nil {
+		return // nobody gets it, whoever holds it
+	}
+	for s := range c.watching[addr] {
+		gains[s.key] = gains[s.key] || slices.ContainsFunc(s.portsAt(addr), func(at slot) bool {
+			owner := c.owners[at]
+			return owner.claimant == s && was.bars(owner) != now.bars(owner)
+		})
+	}
+}
+
+// bars reports whether a cluster IP or VIP keeps its address from a Service that asks for it as an external IP. Who has
+// a VIP has all of it against other tenants: its clients may try another port or protocol, as for HTTP/3. Only who
+// listed the address and port before the Service with the VIP was there goes on.
+func (c claim) bars(external claim) bool {
+	if c.claimant == nil {
+		return false
+	}
+	older := external.since != 0 && external.since < c.Created*1000
+	return c.kind == ClusterIP || c.key.Namespace != external.key.Namespace && !older
+}
+
+// portsAt returns the slots that the Service may ask for at one of its external IPs.
+func (s *claimant) portsAt(addr netip.Addr) (all []slot) {
+	for _, p := range s.ports {
+		i := slices.IndexFunc(p.Frontends, func(f Frontend) bool { return f.Kind == ExternalIP })
+		if i >= 0 && p.Family == lb.FamilyOf(addr) {
+			all = append(all, slotOf(p.Protocol, addr, p.Frontends[i].Port))
+		}
+	}
+	return all
+}
+
+// same reports whether two claims are the same one to all others.
+func (c claim) same(other claim) bool {
+	if c.claimant == nil || other.claimant == nil {
+		return c.claimant == other.claimant
+	}
+	return c.key == other.key && c.kind == other.kind && c.Created == other.Created
 }
 
 // sameFrontends reports whether two ports ask for the same frontends.
@@ -204,59 +291,82 @@ func (c *Claims) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool
 	return ok && (owner.kind != ExternalIP || c.refuse(owner.claimant, protocol, Frontend{Addr: addr, Port: port}) == nil)
 }
 
-func (c *Claims) add(s *claimant, changed map[slot]claim) {
+func (c *Claims) add(s *claimant, touched map[slot]claim) {
 	c.claiming[s.key] = s
 	for at, wish := range s.slots() {
-		owner, owned := c.owners[at]
-		switch {
-		case !owned:
-			c.change(at, changed)
-			c.owners[at], c.taken = wish, true
-		case wish.precedes(owner):
-			c.change(at, changed)
-			c.owners[at] = wish
-			c.waiting[at] = append(c.waiting[at], owner)
-		default:
+		c.touch(at, touched)
+		if _, owned := c.owners[at]; owned {
 			c.waiting[at] = append(c.waiting[at], wish)
+		} else {
+			c.owners[at], c.taken = wish, true
 		}
 	}
-	for _, at := range s.watched() {
-		if c.watching[at] == nil {
-			c.watching[at] = map[*claimant]bool{}
+	for addr := range s.external() {
+		if c.watching[addr] == nil {
+			c.watching[addr] = map[*claimant]bool{}
 		}
-		c.watching[at][s], c.externals[s] = true, true
+		c.watching[addr][s], c.externals[s] = true, true
 	}
 }
 
-func (c *Claims) remove(s *claimant, changed map[slot]claim) {
+func (c *Claims) remove(s *claimant, touched map[slot]claim) {
 	delete(c.claiming, s.key)
 	delete(c.externals, s)
 	for at := range s.slots() {
-		isOwn := func(other claim) bool { return other.claimant == s }
-		waiting := slices.DeleteFunc(c.waiting[at], isOwn)
+		c.touch(at, touched)
 		if c.owners[at].claimant == s {
-			c.change(at, changed)
 			delete(c.owners, at)
-			if len(waiting) > 0 {
-				next := slices.MinFunc(waiting, func(a, b claim) int {
-					if a.precedes(b) {
-						return -1
-					}
-					return 1
-				})
-				c.owners[at] = next
-				waiting = slices.DeleteFunc(waiting, func(other claim) bool { return other == next })
-			}
-		}
-		if c.waiting[at] = waiting; len(waiting) == 0 {
-			delete(c.waiting, at)
+		} else {
+			c.wait(at, slices.DeleteFunc(c.waiting[at], func(other claim) bool { return other.claimant == s }))
 		}
 	}
-	for _, at := range s.watched() {
-		delete(c.watching[at], s)
-		if len(c.watching[at]) == 0 {
-			delete(c.watching, at)
+	for addr := range s.external() {
+		delete(c.watching[addr], s)
+		if len(c.watching[addr]) == 0 {
+			delete(c.watching, addr)
 		}
+	}
+}
+
+// touch notes a slot, with its owner, before a claim comes or goes.
+func (c *Claims) touch(at slot, touched map[slot]claim) {
+	if _, ok := touched[at]; !ok {
+		touched[at] = c.owners[at]
+	}
+}
+
+// elect makes the first of those that ask for a slot its owner. Those that the holder of the address keeps from it come
+// last.
+func (c *Claims) elect(at slot) {
+	waiting, first, i := c.waiting[at], c.owners[at], -1
+	holder := c.owners[slot{addr: at.addr}]
+	precedes := func(a, b claim) bool {
+		if a.kind == ExternalIP && b.kind == ExternalIP && holder.bars(a) != holder.bars(b) {
+			return holder.bars(b)
+		}
+		return a.precedes(b)
+	}
+	for j, wish := range waiting {
+		if first.claimant == nil || precedes(wish, first) {
+			first, i = wish, j
+		}
+	}
+	if i < 0 {
+		return
+	}
+	if owner, owned := c.owners[at]; owned {
+		waiting[i] = owner
+	} else {
+		c.wait(at, slices.Delete(waiting, i, i+1))
+	}
+	c.owners[at] = first
+}
+
+func (c *Claims) wait(at slot, waiting []claim) {
+	if len(waiting) == 0 {
+		delete(c.waiting, at)
+	} else {
+		c.waiting[at] = waiting
 	}
 }
 
@@ -288,22 +398,30 @@ func (s *claimant) slots() map[slot]claim {
 
 func (k Kind) takesAddress() bool { return k == ClusterIP || k == LoadBalancer }
 
-// watched returns the slots on whose owners the Service's externalIPs depend: the whole address, which may be a cluster
-// IP or a VIP, and the node port of the same number.
-func (s *claimant) watched() []slot {
-	var slots []slot
-	for _, p := range s.ports {
-		for _, f := range p.Frontends {
-			if f.Kind == ExternalIP {
-				slots = append(slots, slot{addr: f.Addr}, slotOf(p.Protocol, netip.Addr{}, f.Port))
+// external returns the Service's external IPs, some of them several times.
+func (s *claimant) external() iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for _, p := range s.ports {
+			for _, f := range p.Frontends {
+				if f.Kind == ExternalIP && !yield(f.Addr) {
+					return
+				}
 			}
 		}
 	}
-	return slots
 }
 
 func slotOf(protocol lb.Protocol, addr netip.Addr, port uint16) slot {
-	return slot{addr, port, map[lb.Protocol]uint8{lb.TCP: 6, lb.UDP: 17, lb.SCTP: 132}[protocol]}
+	at := slot{addr: addr, port: port}
+	switch protocol {
+	case lb.TCP:
+		at.protocol = 6
+	case lb.UDP:
+		at.protocol = 17
+	case lb.SCTP:
+		at.protocol = 132
+	}
+	return at
 }
 
 // Grant returns the plan that was last Set with only the frontends that the Service gets, and with

@@ -181,10 +181,42 @@ func TestContract11WhoGetsAFrontend(t *testing.T) {
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
 x: FrontendInUse: spec.externalIPs: 192.0.2.1:80/tcp is held by a Service of another namespace`},
-		{"another port of a VIP that no pool has", ExternalIPs{},
+		{"another port of a VIP that no pool has, listed nobody knows when", ExternalIPs{},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("dev/x", 1, external("192.0.2.1"), at(81))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
 x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
+		{"another port of a VIP, listed after its Service was created", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_009_000))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
+		{"another port of a VIP, listed before its Service was created", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_008_999))},
+			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
+		{"the same, where the address is allowed", ExternalIPs{Deny: true,
+			Allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_008_999))},
+			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
+		{"the same port as a younger VIP", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
+				tenant("dev/x", 1, external("192.0.2.1"), listedAt("192.0.2.1", 1_000_000, "80/TCP", 1_000_000))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: FrontendInUse: spec.externalIPs: 192.0.2.1:80/tcp is held by a Service of another namespace`},
+		{"another port of a VIP that the holder's namespace lists after one that is refused it", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 1, vip("192.0.2.1")),
+				tenant("dev/x", 2, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_002_000, "81/TCP", 1_002_000)),
+				tenant("shop/h3", 3, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_003_000, "81/TCP", 1_003_000))},
+			`h3: ExternalIP 192.0.2.1:81/tcp Cluster
+web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
+		{"another port of a VIP for which two ask that are refused it", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 1, vip("192.0.2.1")), tenant("dev/x", 2, external("192.0.2.1"), at(81)),
+				tenant("dev/y", 3, external("192.0.2.1"), at(81))},
+			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
+x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace
+y: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
 		{"the same within a namespace", ExternalIPs{},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")), tenant("shop/x", 1, external("192.0.2.1"), at(81))},
 			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
@@ -387,6 +419,70 @@ func TestContract11TheWinnerIsNotTouched(t *testing.T) {
 	}
 }
 
+// A Service that changes a port keeps its addresses: those that are refused one of them as an external IP are
+// refused it as before, and not even named. If somebody else gets it, they are told, and those alone are planned at
+// once that may be served there.
+func TestContract11WatchersOfAnAddressAreLeftInPeace(t *testing.T) {
+	clusterIP := func(ip string) func(*lb.Service) {
+		return func(s *lb.Service) { s.ClusterIPs = []netip.Addr{addr(ip)} }
+	}
+	gone := func(key string) Service { return Service{Key: tenant(key, 0).Key} }
+	planned := func(s lb.Service) Service { return New(s, nil, here) }
+	networks := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+	for _, tt := range []struct {
+		name             string
+		external         ExternalIPs
+		before, now      []Service
+		concerned, tells string
+	}{
+		{"a cluster IP whose Service changes its ports", ExternalIPs{},
+			[]Service{planned(tenant("dev/z", 1))}, []Service{planned(tenant("dev/z", 1, at(81)))}, "", ""},
+		{"a VIP whose Service changes its ports", ExternalIPs{},
+			[]Service{planned(tenant("dev/z", 1, vip("10.96.1.122")))},
+			[]Service{planned(tenant("dev/z", 1, vip("10.96.1.122"), at(81)))}, "", ""},
+		{"a node port that another one follows", ExternalIPs{},
+			[]Service{planned(tenant("dev/z", 1, onNodePort(8080), clusterIP("10.96.0.1")))},
+			[]Service{planned(tenant("dev/z", 1, onNodePort(8082), clusterIP("10.96.0.1")))}, "own", "rival"},
+		{"a cluster IP that another Service gets", ExternalIPs{},
+			[]Service{planned(tenant("dev/z", 1)), planned(tenant("dev/y", 2, clusterIP("10.96.1.122")))},
+			[]Service{gone("dev/z")}, "y", "first loser"},
+		{"a cluster IP that is free", ExternalIPs{}, []Service{planned(tenant("dev/z", 1))}, []Service{gone("dev/z")},
+			"first", "loser"},
+		{"a cluster IP that is free, of a known network", ExternalIPs{Networks: networks},
+			[]Service{planned(tenant("dev/z", 1))}, []Service{gone("dev/z")}, "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			claims := NewClaims()
+			claims.Configure(tt.external, []netip.Addr{addr("172.31.0.1")})
+			for i, name := range []string{"first", "loser"} {
+				claims.Set(planned(tenant("shop/"+name, 5+i, external("10.96.1.122"), at(8080), clusterIP("10.96.9.1"))))
+			}
+			for i, name := range []string{"own", "rival"} {
+				claims.Set(planned(tenant("shop/"+name, 7+i, external("172.31.0.1"), at(8080), clusterIP("10.96.9.2"))))
+			}
+			for _, p := range tt.before {
+				claims.Set(p)
+			}
+			named := map[bool][]string{}
+			for _, p := range tt.now {
+				concerned, told := claims.Set(p)
+				for _, key := range concerned {
+					named[true] = append(named[true], key.Name)
+				}
+				for _, key := range told {
+					named[false] = append(named[false], key.Name)
+				}
+			}
+			for is, want := range map[bool]string{true: tt.concerned, false: tt.tells} {
+				slices.Sort(named[is])
+				if got := strings.Join(slices.Compact(named[is]), " "); got != want {
+					t.Errorf("concerned %v: %s, want %s", is, got, want)
+				}
+			}
+		})
+	}
+}
+
 // Of thousands of frontends that a Service is refused the plan keeps the first ones, and the first one at each VIP,
 // which the speaker is told of. The others it counts.
 func TestContract11WhatIsRefusedIsKeptInFewWords(t *testing.T) {
@@ -511,13 +607,17 @@ func randomTenant(r *rand.Rand) lb.Service {
 		one := addresses[r.IntN(len(addresses))]
 		change = append(change, external(one))
 		if r.IntN(2) == 0 {
-			change = append(change, listedAt(one, int64(1+r.IntN(3)), "80/TCP", 1))
+			change = append(change, listedAt(one, int64(999_999+1000*r.IntN(5)), "80/TCP", 1))
 		}
 	}
 	if r.IntN(3) == 0 {
 		change = append(change, onNodePort(uint16(80+r.IntN(2))))
 	}
-	return tenant(fmt.Sprint("ns/", name), r.IntN(3), append(change, at(uint16(80+r.IntN(2))))...)
+	namespace := "ns/"
+	if name >= "d" {
+		namespace = "other/"
+	}
+	return tenant(namespace+name, r.IntN(3), append(change, at(uint16(80+r.IntN(2))))...)
 }
 
 func TestParseExternalIPs(t *testing.T) {
@@ -558,5 +658,31 @@ func BenchmarkClaims(b *testing.B) {
 				claims.Grant(changes[i%2])
 			}
 		})
+	}
+}
+
+// BenchmarkClaimsOfAWatchedService changes one port of a Service whose cluster IP 100 others list among 16,000 external
+// IPs each, and plans all that are concerned.
+func BenchmarkClaimsOfAWatchedService(b *testing.B) {
+	claims, plans := NewClaims(), map[lb.Key]Service{}
+	z := tenant("dev/z", 1, onNodePort(30080))
+	listed := []string{z.ClusterIPs[0].String()}
+	for i := range maxFrontends - 1000 {
+		listed = append(listed, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}).String())
+	}
+	for i := range 100 {
+		p := New(tenant(fmt.Sprint("dev/x", i), 2+i, external(listed...), at(uint16(30080+i))), nil, here)
+		plans[p.Key] = p
+		claims.Set(p)
+	}
+	claims.Set(New(z, nil, here))
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		z.Ports = slices.Clone(z.Ports)
+		z.Ports[0].Port = uint16(81 + i%2)
+		concerned, _ := claims.Set(New(z, nil, here))
+		for _, key := range concerned {
+			claims.Grant(plans[key])
+		}
 	}
 }

@@ -31,9 +31,9 @@ type Config struct {
 	// DropInvalid drops packets that conntrack finds invalid. Otherwise a pod's packets could leave
 	// with its own address and end the client's connection (kubernetes/kubernetes#74839).
 	DropInvalid bool
-	// ServiceNetworks are the known ranges of the cluster's cluster IPs. A new connection that is
-	// still for such an address after translation belongs to no Service: it is dropped, as any route
-	// that it took would be the wrong one.
+	// ServiceNetworks are the known ranges of the cluster's cluster IPs that no node and no pod is in.
+	// A new connection that is still for such an address after translation belongs to no Service: it is
+	// dropped, as any route that it took would be the wrong one.
 	ServiceNetworks []netip.Prefix
 	// VRFInterfaces are the names of the VRFs that routers are in, and of their ports, sorted. What comes in by them
 	// is not handed to other nodes, which would answer outside of the VRF, nor relayed.

@@ -136,13 +136,18 @@ func (c *Claims) refuse(s *claimant, protocol lb.Protocol, f Frontend) *lb.Refus
 	if why := c.external.Refuse(f.Addr); why != nil {
 		return why
 	}
-	switch owner, owned := c.owners[slot{addr: f.Addr}]; {
-	case owned && owner.kind == ClusterIP:
-		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the cluster IP of %s", f.Addr, owner.about(s))
-	case owned && owner.key.Namespace != s.key.Namespace && c.owners[slotOf(protocol, f.Addr, f.Port)].claimant == s:
-		// Who has a VIP has all of it against other tenants: its clients may try another port or protocol, as for HTTP/3.
+	wish := claim{claimant: s, kind: ExternalIP}
+	holder, held := c.owners[slot{addr: f.Addr}]
+	if held {
+		wish.since = s.listing.Since(f.Addr, protocol, f.Port)
+	}
+	switch {
+	case !holder.bars(wish):
+	case holder.kind == ClusterIP:
+		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the cluster IP of %s", f.Addr, holder.about(s))
+	case c.owners[slotOf(protocol, f.Addr, f.Port)].kind == ExternalIP: // else it is the port of the VIP
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the load balancer's address of %s", f.Addr,
-			owner.about(s))
+			holder.about(s))
 	}
 	if owner, owned := c.owners[slotOf(protocol, netip.Addr{}, f.Port)]; owned && owner.claimant != s && c.own[f.Addr] {
 		return lb.Refuse(lb.ReasonFrontendInUse, "spec.externalIPs: %s/%s is the node port of %s",

@@ -30,6 +30,8 @@ type Host struct {
 	// the Node.
 	Pods     []netip.Addr
 	PodCIDRs []netip.Prefix
+	// Shared are the networks of cluster IPs that nodes or pods are in too.
+	Shared []SharedNetwork
 	// Routes are those to pods on other nodes, one of each node and family.
 	Routes []PodRoute
 	// Strict says by which rp_filter the kernel drops packets that other nodes move here; "" if it does
@@ -79,7 +81,7 @@ type PodRoute struct {
 // Findings says what keeps the node from delivering what its rules say.
 func Findings(h Host) []lb.Finding {
 	return slices.Concat(h.full(), h.forwarding(), h.dropped(), h.unrouted(), h.strict(), h.untunneled(),
-		h.unmatched(), h.unrelayed())
+		h.unmatched(), h.shared(), h.unrelayed())
 }
 
 // unrelayed finds why connections to Services that ask for the relay go straight to endpoints.
@@ -274,6 +276,16 @@ func (h Host) cure(c ForwardChain) string {
 // passes reports whether packets of pods pass a chain.
 func (h Host) passes(c ForwardChain) bool {
 	return c.Family != "ip6" && h.has(lb.IPv4) || c.Family != "ip" && h.has(lb.IPv6)
+}
+
+// shared finds networks of cluster IPs in which the rules refuse nothing.
+func (h Host) shared() (found []lb.Finding) {
+	for _, s := range h.Shared {
+		found = append(found, lb.Find(lb.ReasonServiceNetworkShared, "%s lies in %s, a network of cluster IPs: %s refuses "+
+			"no connections to unused cluster IPs there; give Services a network of their own, or correct proxy.serviceCIDR",
+			s.What, s.Network, h.Node).About(s.Network.String()))
+	}
+	return found
 }
 
 // unmatched looks for a pod network that has no pod of the node.

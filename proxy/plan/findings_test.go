@@ -80,6 +80,10 @@ func TestFindings(t *testing.T) {
 		"no room for more": {host: Host{Connections: 95_000, Most: 100_000},
 			want: "ConntrackFull: n is full, so its kernel drops new ones: it has 95000 of at most 100000"},
 		"it is not known how many": {host: Host{Connections: 5}},
+		"a network of cluster IPs that nodes are in": {host: Host{Shared: []SharedNetwork{
+			{netip.MustParsePrefix("10.0.0.0/8"), "10.0.0.1, an address of the Node a,"}}},
+			want: "ServiceNetworkShared: 10.0.0.1, an address of the Node a, lies in 10.0.0.0/8, a network of cluster IPs: n " +
+				"refuses no connections"},
 		"strict": {host: Host{Strict: "net.ipv4.conf.eth1.rp_filter is 1"},
 			want: "StrictReversePath: on n net.ipv4.conf.eth1.rp_filter is 1"},
 		"no tunnel": {host: Host{NoTunnel: "tunnel landfall4: operation not supported"},

@@ -53,7 +53,7 @@ func (s *Shares) Set(key lb.Key, age Age, needs int) (fits bool, next *lb.Key) {
 	delete(of.waiting, key)
 	if needs > held && of.used-held+needs > s.limit {
 		of.waiting[key] = wish{age, needs}
-		return false, nil
+		return false, of.next(s.limit - of.used) // it may have been the next one, and have grown
 	}
 	of.used += needs - held
 	of.held[key] = needs

@@ -36,6 +36,12 @@ func TestContract11AShareOfANamespace(t *testing.T) {
 		{"of others", "shop", "web", 5, 0, true, "late"},
 		{"which gets the room", "shop", "late", 9, 5, true, ""},
 		{"who has waited and goes leaves no room", "shop", "giant", 2, 0, true, ""},
+		{"an old one waits", "shop", "old", 1, 3, false, ""},
+		{"a younger one waits", "shop", "new", 8, 4, false, ""},
+		{"one gets smaller", "shop", "late", 9, 2, true, "old"},
+		{"the next one has grown meanwhile, and another one is next", "shop", "old", 1, 9, false, "new"},
+		{"it gets the room", "shop", "new", 8, 4, true, ""},
+		{"who has waited and goes", "shop", "old", 1, 0, true, ""},
 	} {
 		fits, next := s.Set(of(step.namespace, step.name), Age{Created: step.created}, step.needs)
 		got := ""
