@@ -120,6 +120,13 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 	}
 	before := c.external
 	c.external, c.own, c.taken = external, ownSet, true
+	if !slices.Equal(before.Allowed, external.Allowed) {
+		for s := range c.externals {
+			for at := range s.slots() {
+				c.elect(at)
+			}
+		}
+	}
 	var keys []lb.Key
 	for key, s := range c.claiming {
 		if c.externals[s] || !slices.Equal(before.soleVIPs(s.vips), external.soleVIPs(s.vips)) {
@@ -221,8 +228,9 @@ func (c *Claims) electAll(touched map[slot]claim) {
 		}
 	}
 	for at := range touched {
-		if at != (slot{addr: at.addr}) {
-			c.elect(at)
+		whole := slot{addr: at.addr}
+		if _, turned := touched[whole]; at != whole && (turned || c.owners[at].claimant == nil) {
+			c.elect(at) // where claims only came, add has found the first
 		}
 	}
 }
@@ -236,20 +244,21 @@ func (c *Claims) settleAddress(addr netip.Addr, was, now claim, gains map[lb.Key
 	for s := range c.watching[addr] {
 		gains[s.key] = gains[s.key] || slices.ContainsFunc(s.portsAt(addr), func(at slot) bool {
 			owner := c.owners[at]
-			return owner.claimant == s && was.bars(owner) != now.bars(owner)
+			return owner.claimant == s && c.bars(addr, was, owner) != c.bars(addr, now, owner)
 		})
 	}
 }
 
-// bars reports whether a cluster IP or VIP keeps its address from a Service that asks for it as an external IP. Who has
-// a VIP has all of it against other tenants: its clients may try another port or protocol, as for HTTP/3. Only who
-// listed the address and port before the Service with the VIP was there goes on.
-func (c claim) bars(external claim) bool {
-	if c.claimant == nil {
+// bars reports whether the holder of an address, as a cluster IP or VIP, keeps it from a Service that asks for it as an
+// external IP. Who has a VIP has all of it against other tenants: its clients may try another port or protocol, as for
+// HTTP/3. Only who listed the address and port before the Service with the VIP was there goes on, where an administrator
+// allows the address by name: elsewhere tenants would list others' VIPs, and wait until their Services are made anew.
+func (c *Claims) bars(addr netip.Addr, holder, external claim) bool {
+	if holder.claimant == nil {
 		return false
 	}
-	older := external.since != 0 && external.since < c.Created*1000
-	return c.kind == ClusterIP || c.key.Namespace != external.key.Namespace && !older
+	older := c.external.allows(addr) && external.since != 0 && external.since < holder.Created*1000
+	return holder.kind == ClusterIP || holder.key.Namespace != external.key.Namespace && !older
 }
 
 // portsAt returns the slots that the Service may ask for at one of its external IPs.
@@ -295,9 +304,13 @@ func (c *Claims) add(s *claimant, touched map[slot]claim) {
 	c.claiming[s.key] = s
 	for at, wish := range s.slots() {
 		c.touch(at, touched)
-		if _, owned := c.owners[at]; owned {
+		owner, owned := c.owners[at]
+		switch {
+		case owned && c.precedes(at, wish, owner):
+			c.owners[at], c.waiting[at] = wish, append(c.waiting[at], owner)
+		case owned || len(c.waiting[at]) > 0:
 			c.waiting[at] = append(c.waiting[at], wish)
-		} else {
+		default:
 			c.owners[at], c.taken = wish, true
 		}
 	}
@@ -335,19 +348,23 @@ func (c *Claims) touch(at slot, touched map[slot]claim) {
 	}
 }
 
-// elect makes the first of those that ask for a slot its owner. Those that the holder of the address keeps from it come
-// last.
+// precedes reports whether a claim comes before another for a slot. Those that the holder of the address keeps from it
+// come last.
+func (c *Claims) precedes(at slot, a, b claim) bool {
+	if a.kind == ExternalIP && b.kind == ExternalIP {
+		holder := c.owners[slot{addr: at.addr}]
+		if barred := c.bars(at.addr, holder, b); c.bars(at.addr, holder, a) != barred {
+			return barred
+		}
+	}
+	return a.precedes(b)
+}
+
+// elect makes the first of those that ask for a slot its owner.
 func (c *Claims) elect(at slot) {
 	waiting, first, i := c.waiting[at], c.owners[at], -1
-	holder := c.owners[slot{addr: at.addr}]
-	precedes := func(a, b claim) bool {
-		if a.kind == ExternalIP && b.kind == ExternalIP && holder.bars(a) != holder.bars(b) {
-			return holder.bars(b)
-		}
-		return a.precedes(b)
-	}
 	for j, wish := range waiting {
-		if first.claimant == nil || precedes(wish, first) {
+		if first.claimant == nil || c.precedes(at, wish, first) {
 			first, i = wish, j
 		}
 	}
