@@ -289,8 +289,8 @@ func (g *gates) concerns(key, of lb.Key, pod *gatedPod) bool {
 
 // standing returns how far a Service is ready for a pod: whether the rules deliver to it, and then whether its
 // addresses of the pod's families are announced, as far as the pod waits for that. What a speaker said counts while
-// there is none for as long as a pod may wait: it is back sooner, or does not come back. Until then, an address of
-// which it has said nothing does not count as announced.
+// there is none for as long as a pod may wait: it is back sooner, or does not come back. Until then, an address that is
+// new does not count as announced.
 func (p *proxy) standing(key, of lb.Key, pod *gatedPod, now time.Time) (s plan.Standing, counts bool) {
 	if s.Programmed, counts = p.programs(key, of, pod); !s.Programmed {
 		return s, counts
@@ -308,7 +308,7 @@ func (p *proxy) standing(key, of lb.Key, pod *gatedPod, now time.Time) (s plan.S
 // whyUnannounced says why this node does not announce a VIP yet; the zero value if there is nothing to wait for.
 func (p *proxy) whyUnannounced(vip netip.Addr) lb.Unannounced {
 	why, said := p.unannounced[vip]
-	if !said && !p.unspoken.IsZero() {
+	if !said && !p.unspoken.IsZero() && !p.unnamed[vip] {
 		return lb.Unannounced{Reason: lb.ReasonUnheard}
 	}
 	return why

@@ -223,6 +223,30 @@ func TestContract1GatesWaitForASpeakerThatHasNotSeenTheAddress(t *testing.T) {
 	g.expect("it announces the address", "10.200.1.2", "other Programmed")
 }
 
+// Of addresses that others announce, as of another load balancer's class, no speaker says anything.
+func TestGatesDoNotWaitForASpeakerThatNeverNamesTheAddress(t *testing.T) {
+	const both = "10.200.1.2 10.200.1.3"
+	g := newGateBench(t)
+	g.synced()
+	g.run()
+	g.confirm()
+	g.mute = true
+	g.run()
+	g.pod("new", "10.200.1.3", true, false)
+	g.confirm()
+	g.expect("the speaker is away", both, "new Programmed")
+	g.mute = false
+	g.says(lb.ReasonProbing, false)
+	g.run()
+	g.mute = true
+	g.run()
+	g.pods.Delete(key("new"))
+	g.pod("next", "10.200.1.3", true, false)
+	g.unready("web", "10.200.1.3", "next")
+	g.confirm()
+	g.expect("the next one named it, and is away", both, "")
+}
+
 // A speaker that starts may not know yet that it is asked what is unannounced. What the one before it said counts until
 // it does.
 func TestGatesWaitForASpeakerThatKnowsWhatItIsAsked(t *testing.T) {

@@ -98,8 +98,9 @@ type proxy struct {
 	gates       gates
 	// unannounced says of each VIP of the speaker why this node does not announce it yet, as the speaker says or said
 	// last; the zero value if there is nothing to wait for. spoke is set once a speaker has said that. unspoken is since
-	// when none does, zero while one does.
+	// when none does, zero while one does; unnamed are the VIPs of which the last one said nothing when it ended.
 	unannounced map[netip.Addr]lb.Unannounced
+	unnamed     map[netip.Addr]bool
 	spoke       bool
 	unspoken    time.Time
 	requests    requests

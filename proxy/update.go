@@ -21,7 +21,7 @@ func (p *proxy) hear(now time.Time) {
 	case ok && n.Gates:
 		p.spoke, p.unspoken = true, time.Time{}
 	case p.unspoken.IsZero():
-		p.unspoken = now
+		p.unspoken, p.unnamed = now, p.unnamedVIPs()
 	}
 	dead := make(map[string]bool, len(n.Dead))
 	for _, node := range n.Dead {
@@ -50,6 +50,20 @@ func (p *proxy) hear(now time.Time) {
 			p.add(key, dirt{since: now, endpoints: true})
 		}
 	}
+}
+
+// unnamedVIPs returns the VIPs of which the speaker has said nothing, as those that another load balancer announces.
+// In the first step there are none, as no Service is known yet.
+func (p *proxy) unnamedVIPs() map[netip.Addr]bool {
+	unnamed := map[netip.Addr]bool{}
+	for _, r := range p.records {
+		for _, vip := range r.applied.VIPs {
+			if _, said := p.unannounced[vip]; !said {
+				unnamed[vip] = true
+			}
+		}
+	}
+	return unnamed
 }
 
 // follow passes on where connections to VIPs may be known: what is said of each now, or else what

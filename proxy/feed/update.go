@@ -103,7 +103,7 @@ func (a *Actor) leave(r *subscriber) {
 func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxLine)
-	silence := time.Duration(0)
+	silence, gates := time.Duration(0), false
 	for lines.Scan() {
 		n, err := decode(lines.Bytes())
 		if err != nil {
@@ -121,6 +121,8 @@ func (a *Actor) hear(conn net.Conn, r *subscriber) error {
 		if n.Same {
 			continue
 		}
+		gates = gates || n.Gates || len(n.Unannounced) > 0 // one of an earlier release does not say Gates
+		n.Gates = gates
 		end := a.pulses.Begin()
 		err = a.take(r, n)
 		end()

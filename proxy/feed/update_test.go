@@ -114,6 +114,37 @@ func TestChangesAddUp(t *testing.T) {
 	}
 }
 
+// TestOneThatNamesWhatIsUnannouncedKnowsOfGates has a speaker of an earlier release, which does not say Gates, say what
+// is unannounced once it is asked.
+func TestOneThatNamesWhatIsUnannouncedKnowsOfGates(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "feed.sock")
+	a := start(t, path)
+	say := func(r *reader, line string, want bool) {
+		t.Helper()
+		r.say(line)
+		for {
+			if n, ok := a.Heard(); ok && len(n.Previous) > 0 {
+				if n.Gates != want {
+					t.Errorf("%s is heard with gates %v", line, n.Gates)
+				}
+				return
+			}
+			select {
+			case <-a.changes:
+			case <-time.After(time.Minute):
+				t.Fatalf("nothing came of %s", line)
+			}
+		}
+	}
+	one := dial(t, path)
+	say(one, `{"former":{"192.0.2.1":[]}}`, false)
+	say(one, `{"changes":true,"former":{"192.0.2.1":[]},"unannounced":{"192.0.2.1":{"reason":"NotEstablished"}}}`, true)
+	say(one, `{"changes":true,"former":{"192.0.2.1":[]}}`, true)
+	two := dial(t, path)
+	say(two, `{"former":{"192.0.2.1":[]}}`, false)
+	say(two, `{"former":{"192.0.2.1":[]},"gates":true}`, true)
+}
+
 // TestRescuedIsAnswered: a speaker hears the number of its last update once all is in the kernel
 // that Heard has returned up to then; no other reader hears it.
 func TestRescuedIsAnswered(t *testing.T) {

@@ -327,22 +327,24 @@ func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 	if !f.CheckForwarding {
 		return nil
 	}
-	unforwarded := ""
-	for _, i := range f.Interfaces {
-		switch {
-		case !isUplink(i, s.VRF, s.Interface, s.Addr, s.Source):
-		case i.Forwards(family):
-			return nil
-		default:
-			unforwarded = i.Name
+	for _, source := range []netip.Addr{{}, s.Source} { // the source's interface counts if none leads to the peer
+		unforwarded := ""
+		for _, i := range f.Interfaces {
+			switch {
+			case !isUplink(i, s.VRF, s.Interface, s.Addr, source):
+			case i.Forwards(family):
+				return nil
+			default:
+				unforwarded = i.Name
+			}
+		}
+		if unforwarded != "" {
+			return lb.Refuse(lb.ReasonForwardingOff,
+				"the kernel of %s forwards no %s packets that come in at %s, where the router sends them", f.Self, family,
+				unforwarded)
 		}
 	}
-	if unforwarded == "" {
-		return nil
-	}
-	return lb.Refuse(lb.ReasonForwardingOff,
-		"the kernel of %s forwards no %s packets that come in at %s, where the router sends them", f.Self, family,
-		unforwarded)
+	return nil
 }
 
 // IsUplink reports whether the interface leads to one of the peers.
@@ -356,7 +358,8 @@ func IsUplink(i lb.Interface, peers map[string]lb.Peer) bool {
 }
 
 // isUplink reports whether the interface leads to a peer in a VRF: by its name, by an address of the peer in one of its
-// subnets, or by the address that the session has on the node, to which also a router further away sends.
+// subnets, or by the address that the session has on the node, to which also a router further away sends. An address on
+// an interface without neighbors, such as a dummy, says nothing of where packets come in.
 func isUplink(i lb.Interface, vrf, name string, peer, source netip.Addr) bool {
 	if i.Loopback || i.VRF != vrf {
 		return false
@@ -365,7 +368,7 @@ func isUplink(i lb.Interface, vrf, name string, peer, source netip.Addr) bool {
 		return i.Name == name
 	}
 	_, near := i.Subnet(peer)
-	return near || slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr() == source })
+	return near || !i.NoARP && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr() == source })
 }
 
 // outside refuses an aggregate that attracts traffic for addresses that are not the pool's.

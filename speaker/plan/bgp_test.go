@@ -690,6 +690,20 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 		w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.16.0.2", func(p *lb.Peer) { p.Addr, p.Interface = netip.Addr{}, "up0" })
 	}
 	far := func(w *bgpWorld) { w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.31.0.2") }
+	from := func(w *bgpWorld, source string) {
+		p := w.bgp.Peers["tor-2"]
+		p.Source = addr(source)
+		w.bgp.Peers["tor-2"] = p
+	}
+	dummy := func(w *bgpWorld) {
+		w.facts.Interfaces = append(w.facts.Interfaces, lb.Interface{Name: "dummy0", Up: true, NoARP: true,
+			Unforwarded4: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.99.0.1/32")}})
+	}
+	join := func(w *bgpWorld, ready int, onNode bool) {
+		h := heldVIP("192.0.2.1", "other", lb.Cluster, ready).Holders[0]
+		h.Joined, h.Service.Namespace, h.Delivery.OnNode = true, "tenant", onNode
+		w.vips[0].Holders = append(w.vips[0].Holders, h)
+	}
 	const v4, v6 = "192.0.2.1", "fd01::1"
 	for _, c := range []struct {
 		name     string
@@ -708,6 +722,31 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 			w.vips[0].Holders[0].Delivery.OnNode = true
 			w.vips[0].Holders = append(w.vips[0].Holders, heldVIP(v4, "other", lb.Cluster, 1).Holders...)
 		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"no IPv4, which a Service that joined needs", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			w.vips[0].Holders[0].Delivery.OnNode = true
+			join(w, 1, false)
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"no IPv4, and a Service that joined needs none", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			join(w, 1, true)
+		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"no IPv4, which a Service needs that joined one without endpoints", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			empty(w.vips[0].Holders[0].Delivery)
+			join(w, 1, false)
+		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"no IPv4, and none is needed by a Service that joined one without endpoints", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			empty(w.vips[0].Holders[0].Delivery)
+			join(w, 1, true)
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
+		{"no IPv4, and none is needed by endpoints that are terminating", func(w *bgpWorld) {
+			off(1, lb.IPv4)(w)
+			d := w.vips[0].Holders[0].Delivery
+			local(0, 1, 1, 0)(d)
+			d.OnNode, w.vips[0].Announced = true, true
+		}, "tor-1: 192.0.2.1/32 lp 0 65535:0; tor-2: 192.0.2.1/32 lp 0 65535:0, fd01::1/128", ""},
 		{"no IPv6", off(1, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", v6},
 		{"elsewhere", off(0, lb.IPv6), "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32, fd01::1/128", ""},
 		{"unnumbered, no IPv4", func(w *bgpWorld) { unnumbered(w); off(1, lb.IPv4)(w) },
@@ -720,6 +759,21 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 			w.bgp.Peers["tor-2"] = bgpPeer("tor-2", "172.31.0.2", func(p *lb.Peer) { p.Source = addr("172.16.0.9") })
 			off(1, lb.IPv4)(w)
 		}, "tor-1: 192.0.2.1/32; tor-2: ", v4},
+		{"a near router, to an address of another interface", func(w *bgpWorld) {
+			from(w, "10.0.0.7")
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"a near router, to an address of a dummy", func(w *bgpWorld) {
+			from(w, "10.99.0.1")
+			dummy(w)
+			w.facts.Interfaces[2].Unforwarded4 = false
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"a router that is not near, to an address of a dummy", func(w *bgpWorld) {
+			far(w)
+			from(w, "10.99.0.1")
+			dummy(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", ""},
 		{"two interfaces in its subnet, of which one forwards", func(w *bgpWorld) {
 			w.facts.Interfaces[0].Addresses = append(w.facts.Interfaces[0].Addresses, netip.MustParsePrefix("172.16.0.8/24"))
 			off(1, lb.IPv4)(w)

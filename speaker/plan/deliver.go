@@ -108,19 +108,31 @@ func (h Holder) refuse() *lb.Refusal {
 }
 
 // onNode reports whether all that this node delivers of the VIP goes to the node itself, for which its kernel need not
-// forward anything.
+// forward anything. Those who joined count only where it delivers nothing of the others.
 func onNode(holders []Holder) bool {
-	delivered := false
-	for _, h := range holders {
-		if h.Delivery == nil || h.Delivery.Deliverable() != "" {
-			continue
-		}
-		if !h.Delivery.OnNode {
-			return false
-		}
-		delivered = true
+	of, joined := first(holders)
+	counted, all := countOnNode(of)
+	if all && counted == 0 {
+		counted, all = countOnNode(joined)
 	}
-	return delivered
+	return all && counted > 0
+}
+
+// countOnNode counts the Services that the node delivers to itself, be it to endpoints that are terminating; all is
+// false if there is one that it delivers elsewhere.
+func countOnNode(holders []Holder) (counted int, all bool) {
+	for _, h := range holders {
+		d := h.Delivery
+		switch {
+		case d == nil, d.Refusal != nil, d.Ready+d.Serving == 0,
+			d.Policy == lb.Local && d.LocalReady+d.LocalServing == 0:
+			continue // it delivers nothing
+		case !d.OnNode:
+			return counted, false
+		}
+		counted++
+	}
+	return counted, true
 }
 
 // forwards reports whether the kernel still delivers what arrives for the VIP, be it to endpoints

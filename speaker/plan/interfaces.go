@@ -199,14 +199,16 @@ func noInterface(f Facts, matching []lb.L2Advertisement, vip netip.Addr) string 
 		f.Self, vip, strings.Join(subnets, "; "))
 }
 
-// withCarrier returns those of the interfaces that have a carrier. A node that answers only until the
-// owner does ends that without one: when the carrier is back, it does not know who answers.
-func (f Facts) withCarrier(names []string) (up []string) {
+// handingOver returns those of the interfaces on which this node answers that have a carrier, and forward what has to
+// be forwarded. A node that answers only until the owner does ends that without one: when the carrier is back, it does
+// not know who answers.
+func (f Facts) handingOver(in Input) (on []string) {
+	forwarded := f.CheckForwarding && !onNode(in.Holders)
 	for _, i := range f.Interfaces {
-		if i.Up && slices.Contains(names, i.Name) {
-			up = append(up, i.Name)
+		if i.Up && slices.Contains(in.Answering, i.Name) && (!forwarded || i.Forwards(lb.FamilyOf(in.VIP))) {
+			on = append(on, i.Name)
 		}
 	}
-	slices.Sort(up)
-	return up
+	slices.Sort(on)
+	return on
 }

@@ -3,6 +3,7 @@
 package plan
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -206,7 +207,7 @@ func Decide(f Facts, in Input) Decision {
 			d.Overlap = d.Overlap || claim.Answering
 		}
 	case handsOver(f, in, d):
-		d.Answer, d.Handover = f.withCarrier(in.Answering), true
+		d.Answer, d.Handover = f.handingOver(in), true
 	}
 	d.said = sayingsOf(f, in, d)
 	return d
@@ -262,7 +263,7 @@ func expected(f Facts, in Input) []Candidate {
 // has just been found again said before may not be so any more. It does so only while what still
 // arrives here is delivered.
 func handsOver(f Facts, in Input, d Decision) bool {
-	if len(f.withCarrier(in.Answering)) == 0 || f.Gate != "" || !forwards(in.Holders) {
+	if len(f.handingOver(in)) == 0 || f.Gate != "" || !forwards(in.Holders) {
 		return false
 	}
 	if in.Elsewhere {
@@ -313,8 +314,8 @@ func refuse(f Facts, in Input) (place, *lb.Refusal) {
 		return place{}, lb.Refuse(lb.ReasonNotJoined, "the speaker on %s has not met the others yet", f.Self)
 	}
 	where, refusal := announceOn(f, in)
-	if refusal == nil {
-		refusal = deliverable(f.Gate, in.Holders)
+	if refusal == nil || refusal.Reason == lb.ReasonForwardingOff { // which counts only for what is delivered
+		refusal = cmp.Or(deliverable(f.Gate, in.Holders), refusal)
 	}
 	if refusal != nil {
 		return place{}, refusal

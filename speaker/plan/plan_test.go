@@ -74,6 +74,14 @@ func local(localReady, localServing, ready, serving int) func(*lb.Delivery) {
 	}
 }
 
+func onTheNode(d *lb.Delivery) { d.OnNode = true }
+
+// unforwarded has the kernel not forward what comes in at eth0.
+func unforwarded(f *Facts) {
+	f.CheckForwarding = true
+	f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })}
+}
+
 func empty(d *lb.Delivery) { d.Ready, d.LocalReady = 0, 0 }
 
 func unprogrammed(d *lb.Delivery) {
@@ -120,6 +128,7 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 		}
 		return []labels.Selector{labels.Nothing(), parsed}
 	}
+	both := func(a, b func(*Input)) func(*Input) { return func(in *Input) { a(in); b(in) } }
 	for _, c := range []struct {
 		name  string
 		facts func(*Facts)
@@ -192,20 +201,21 @@ func TestContract1And2And10ClaimOrTypedReason(t *testing.T) {
 				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded6 = true })}
 			}},
 		{
-			name: "interface does not forward, and need not",
-			facts: func(f *Facts) {
-				f.CheckForwarding = true
-				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })}
-			},
-			input: held(delivery(nginx, func(d *lb.Delivery) { d.OnNode = true }))},
+			name: "interface does not forward, and need not", facts: unforwarded,
+			input: held(delivery(nginx, onTheNode))},
 		{
-			name: "interface does not forward, which another Service needs",
-			facts: func(f *Facts) {
-				f.CheckForwarding = true
-				f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })}
-			},
-			input: held(delivery(nginx, func(d *lb.Delivery) { d.OnNode = true }), delivery(lb.Key{Namespace: "default", Name: "other"})),
+			name: "interface does not forward, which another Service needs", facts: unforwarded,
+			input: held(delivery(nginx, onTheNode), delivery(lb.Key{Namespace: "default", Name: "other"})),
 			want:  lb.ReasonForwardingOff},
+		{
+			name: "interface does not forward, which a Service needs that joined", facts: unforwarded,
+			input: both(held(delivery(nginx, onTheNode)), joined(joiner, delivery(joiner)))},
+		{
+			name: "interface does not forward, and there is no endpoint on the node", facts: unforwarded,
+			input: held(delivery(nginx, local(0, 0, 2, 0))), want: lb.ReasonNoLocalBackends},
+		{
+			name: "interface does not forward, and the rules are not there yet", facts: unforwarded,
+			input: held(delivery(nginx, unprogrammed)), want: lb.ReasonNotProgrammed},
 		{
 			name:  "forwarding does not count with another data plane",
 			facts: func(f *Facts) { f.Interfaces = []lb.Interface{eth0(func(i *lb.Interface) { i.Unforwarded4 = true })} }},
@@ -422,6 +432,14 @@ func TestContract5MakeBeforeBreak(t *testing.T) {
 		{name: "last local endpoint is terminating, and the majority that it does not see answers", self: owner,
 			input: []func(*Input){answering, func(in *Input) { in.Elsewhere = true },
 				held(delivery(nginx, local(0, 1, 1, 0)))}},
+		{name: "last local endpoint is terminating, and the interface does not forward", self: owner, facts: unforwarded,
+			input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0)))}},
+		{name: "last local endpoint is terminating, on the node itself", self: owner, facts: unforwarded,
+			input: []func(*Input){answering, held(delivery(nginx, local(0, 1, 1, 0), onTheNode))}, answer: true, handover: true},
+		{name: "node drained, and the interface does not forward", self: owner, facts: func(f *Facts) {
+			unforwarded(f)
+			f.Node.Leaving = lb.ReasonNodeDrained
+		}, input: []func(*Input){answering, others(second, Claim{})}},
 		{name: "label set without an heir", self: owner,
 			facts: func(f *Facts) { f.Node.Labels = labels.Set{LabelExclude: "true"} }, input: []func(*Input){answering}},
 		{name: "node leaving", self: owner, facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeLeaving },

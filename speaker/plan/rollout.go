@@ -19,13 +19,22 @@ func (d Decision) Unannounced() *lb.Unannounced {
 		waits.Reason = status.Reason
 	case !configured(d.Refusal.Reason):
 		waits.Reason = d.Refusal.Reason
-	case d.Routed.Unknown:
+	case d.Routed.Unknown && ofL2(d.Refusal.Reason):
 		waits.Reason = lb.ReasonNotEstablished
 	}
 	if waits.Reason == "" {
 		return nil
 	}
 	return &waits
+}
+
+// ofL2 reports whether a reason keeps a node from announcing a VIP over ARP and NDP alone: routers may hear of it.
+func ofL2(reason lb.Reason) bool {
+	switch reason {
+	case lb.ReasonNoAdvertisement, lb.ReasonNoInterface, lb.ReasonFamilyUnspoken, lb.ReasonAddressConflict:
+		return true
+	}
+	return false
 }
 
 // configured reports whether a node that does not announce a VIP for a reason goes on so until somebody

@@ -21,6 +21,7 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 	claims := map[string]Claim{w177: {}}
 	routes := map[string]Claim{w177: {Reason: lb.ReasonNoAdvertisement, Routes: "tor"}}
 	unknown := func(in *Input) { in.Routed.Unknown = true }
+	conflicting := func(in *Input) { in.ConflictingHosts = []ConflictingHost{{}} }
 	withoutL2 := func(f *Facts) { f.Advertisements = nil }
 	routed := func(reason lb.Reason, peers ...string) func(*Input) {
 		return func(in *Input) {
@@ -85,6 +86,16 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 		{name: "BGP is not known yet, and it would take over", input: with(answers, unknown)},
 		{name: "BGP is not known yet, and it probes", input: with(nil, unknown, func(in *Input) { in.Probed = false }),
 			want: lb.Unannounced{Reason: lb.ReasonProbing}},
+		{name: "BGP is not known yet, and no interface has the subnet", facts: func(f *Facts) { f.Interfaces = nil },
+			input: unknown, want: lb.Unannounced{Reason: lb.ReasonNotEstablished}},
+		{name: "BGP is not known yet, and a device has the address", input: with(nil, unknown, conflicting),
+			want: lb.Unannounced{Reason: lb.ReasonNotEstablished}},
+		{name: "BGP is not known yet, and the node is drained", input: unknown,
+			facts: func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained }},
+		{name: "BGP is not known yet, and the node is excluded", input: unknown,
+			facts: func(f *Facts) { f.Node.Labels = map[string]string{LabelExclude: ""} }},
+		{name: "BGP is not known yet, and another Service has the port",
+			input: with(nil, unknown, held(delivery(nginx, contested)))},
 		{name: "both ways, and routers hear of it", input: with(answers, noLocal, routed("", "tor"))},
 		{name: "both ways, and it would take over", input: with(answers, routed(lb.ReasonNotEstablished))},
 		{name: "both ways, and in none of them", input: with(claims, noLocal, routed(lb.ReasonNotEstablished)),
@@ -108,8 +119,9 @@ func TestContract1WhatARolloutWaitsFor(t *testing.T) {
 }
 
 // TestEveryReasonIsOneToWaitForOrNot has somebody decide about each reason that a program of the speaker names. Pods
-// wait for what may come by itself, and for what is at fault on the node, until their time is over. They do not wait for
-// what comes only once somebody changes the configuration.
+// wait for what may come by itself, and for faults of the node's programs and of the path to the pod, until their time
+// is over. They do not wait for what comes only once somebody changes a configuration, be it the node's, as where a
+// BGPPeer names an interface or a VRF that the node does not have.
 func TestEveryReasonIsOneToWaitForOrNot(t *testing.T) {
 	decided := map[bool][]string{
 		true: {
@@ -117,14 +129,14 @@ func TestEveryReasonIsOneToWaitForOrNot(t *testing.T) {
 			"FeedUnknown", "NotProgrammed", "NoBackends", "NoLocalBackends", "Stopping", "NotJoined", "NotOwner", "Unheard",
 			"NodeUnknown", "AnnounceFailed", "NetworkUnavailable", "NodeNotReady", "Flapping", "Probing", "ProbedAhead",
 			"Yielded", "CutOff", "NotEstablished",
-			// Something is at fault.
+			// A program or the path to the pod has a fault.
 			"FeedLost", "NoCarrier", "ForwardingOff", "PodRouteMissing", "ConntrackFull",
 		},
 		false: {
 			"NoAdvertisement", "NoInterface", "FamilyUnspoken", "TooManyVIPs", "NodeExcluded", "NodeDrained", "NodeLeaving",
 			"FrontendInUse", "AddressConflict", "UnknownPeer", "FamilyNotOffered", "AggregateOutside", "UnknownCommunity",
 			"CommunityAmbiguous", "VRFUndelivered",
-			// no peer of the advertisement has a session
+			// The node refuses each peer of the advertisement.
 			"PeerInvalid", "PeerDuplicate", "SecretMissing", "SecretElsewhere", "VRFMissing", "InterfaceMissing",
 		},
 	}
