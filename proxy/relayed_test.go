@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -250,6 +251,67 @@ func TestContract11RelayedServicesOfANamespaceHaveRoomTogether(t *testing.T) {
 	b.rules.confirm()
 	b.run()
 	want("once the second is deleted", web, other)
+}
+
+// A Service that grows beyond the room of its namespace at the relay is served by the rules, and its room is for others.
+// It is relayed again once there is room for all of it.
+func TestContract11WhatIsRelayedNoMoreKeepsNoRoom(t *testing.T) {
+	b, _ := newRelayBench(t)
+	web, next := key("web"), key("next")
+	b.run()
+	b.relayShares = plan.NewShares(2*plan.RelayNeeds(b.records[web].live) - 1)
+	b.mark(web)
+	b.run()
+	b.put("next", "198.51.100.2", "10.0.0.2")
+	b.relayed("next", "true")
+	want := func(what string, webIs, nextIs bool) {
+		t.Helper()
+		for range 3 { // each is planned, and then who waits
+			b.run()
+			b.rules.confirm()
+		}
+		if a, c := b.rules.wanted[web].Relay, b.rules.wanted[next].Relay; a != webIs || c != nextIs {
+			t.Errorf("%s: web is relayed: %v, next: %v; they need %d and %d of %d", what, a, c, b.records[web].relayNeeds,
+				b.records[next].relayNeeds, b.relayShares.Limit())
+		}
+	}
+	want("there is room for one", true, false)
+	b.put("web", "198.51.100.1", "10.0.0.1", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	b.relayed("web", "true")
+	want("web has grown", false, true)
+	b.put("web", "198.51.100.1", "10.0.0.1")
+	b.relayed("web", "true")
+	want("web is as small as before", false, true)
+	b.delete("next")
+	want("next is deleted", true, false)
+}
+
+// At a start the oldest Services of a namespace get the room at the relay, whatever they are called, with a bound of the
+// rules or without.
+func TestContract6TheOldestGetRoomAtTheRelay(t *testing.T) {
+	for _, oldest := range []string{"a", "z"} {
+		for _, limit := range []int{0, 1 << 20} {
+			b := newBench(t, room(limit), func(s *settings) { s.relay, s.drain = true, 0 })
+			b.to.relay = &fakeRelay{all: map[lb.Key]*plan.Relayed{}}
+			for i, name := range []string{"a", "z"} {
+				b.put(name, []string{"198.51.100.1", "198.51.100.2"}[i], "10.0.0.1")
+				b.relayed(name, "true")
+				svc, _ := b.services.Get(key(name))
+				if svc.Created = time.Unix(2000, 0); name == oldest {
+					svc.Created = time.Unix(1000, 0)
+				}
+				b.services.Set(key(name), svc)
+			}
+			b.relayShares = plan.NewShares(5)
+			b.synced()
+			b.run()
+			for _, name := range []string{"a", "z"} {
+				if is := b.rules.wanted[key(name)].Relay; is != (name == oldest) {
+					t.Errorf("limit %d, %s is the oldest: %s is relayed: %v", limit, oldest, name, is)
+				}
+			}
+		}
+	}
 }
 
 // A Service with an endpoint that is no pod's is not relayed, and is again without it: relays of two nodes

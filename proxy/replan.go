@@ -48,10 +48,10 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 }
 
 // order returns Services in the order in which they are planned: at the start the oldest first, as no Service has a
-// place in its namespace yet.
+// place in its namespace yet, neither among the rules nor at the relay.
 func (p *proxy) order(dirty map[lb.Key]time.Time) []lb.Key {
 	keys := slices.SortedFunc(maps.Keys(dirty), lb.Key.Compare)
-	if p.begun || p.shares.Limit() == 0 {
+	if p.begun || p.shares.Limit() == 0 && !p.settings.relay {
 		return keys
 	}
 	created := make(map[lb.Key]time.Time, len(keys))
@@ -170,11 +170,13 @@ func (p *proxy) relayRoom(r *record, s plan.Service) {
 		return
 	}
 	fits, next := p.relayShares.Set(s.Key, s.Age, r.relayNeeds)
+	if !fits { // the rules serve it, so others may have what it had
+		p.relayShares.Set(s.Key, s.Age, 0)
+		_, next = p.relayShares.Set(s.Key, s.Age, r.relayNeeds)
+		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, p.relayShares.Limit())
+	}
 	if next != nil {
 		p.mark(*next)
-	}
-	if !fits {
-		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, p.relayShares.Limit())
 	}
 }
 

@@ -225,6 +225,21 @@ func TestContract6ASuccessorWithoutSocketsWaitsForAllPorts(t *testing.T) {
 	}
 }
 
+// agreesToHandOver answers a successor up to the letter with which it begins, which it returns.
+func agreesToHandOver(t *testing.T, p *courier) letter {
+	if _, _, err := p.receive(time.Minute); err != nil {
+		t.Error(err)
+	}
+	if err := p.send(letter{Version: successionVersion}); err != nil {
+		t.Error(err)
+	}
+	l, _, err := p.receive(time.Minute)
+	if err != nil || !l.Begin {
+		t.Errorf("it begins: %+v, %v", l, err)
+	}
+	return l
+}
+
 // A successor whose predecessor drops it half way is not settled: it asks again for the connections, and is once it has
 // them. It has sockets already, or opens its own.
 func TestContract6ASuccessorThatIsDroppedAsksAgain(t *testing.T) {
@@ -233,23 +248,11 @@ func TestContract6ASuccessorThatIsDroppedAsksAgain(t *testing.T) {
 	deps.listen = func(lb.Family, uint16) (listener, error) {
 		return listener{}, os.NewSyscallError("bind", unix.EADDRINUSE)
 	}
-	agree := func(p *courier) letter {
-		if _, _, err := p.receive(time.Minute); err != nil {
-			t.Error(err)
-		}
-		if err := p.send(letter{Version: successionVersion}); err != nil {
-			t.Error(err)
-		}
-		l, _, err := p.receive(time.Minute)
-		if err != nil || !l.Begin {
-			t.Errorf("it begins: %+v, %v", l, err)
-		}
-		return l
-	}
 	var r *Relay
-	began := make(chan letter)
-	playPredecessor(t, path, func(_ *testing.T, p *courier) {
-		began <- agree(p)
+	began, next := make(chan letter), make(chan struct{})
+	playPredecessor(t, path, func(t *testing.T, p *courier) {
+		began <- agreesToHandOver(t, p)
+		<-next // somebody is there who answers the next time
 		p.close()
 	})
 	r, err := New(Options{TCPOnly: true, Limit: 10, HandOver: path, Socket: t.TempDir() + "/none"}, deps)
@@ -265,7 +268,7 @@ func TestContract6ASuccessorThatIsDroppedAsksAgain(t *testing.T) {
 	}
 	swept := make(chan struct{})
 	playPredecessor(t, path, func(t *testing.T, p *courier) {
-		l := agree(p)
+		l := agreesToHandOver(t, p)
 		if r.Settled() == nil || !l.NoSockets {
 			t.Errorf("before it has all it is settled: %v; it asks for sockets: %v", r.Settled() == nil, !l.NoSockets)
 		}
@@ -276,9 +279,50 @@ func TestContract6ASuccessorThatIsDroppedAsksAgain(t *testing.T) {
 			}
 		}
 	})
+	close(next)
 	if <-r.settled; !isClosed(swept) {
 		t.Error("it is settled, and has not asked again")
 	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A successor whose predecessor dies half way has all that there is once nobody has the lock of those who hand over.
+func TestContract6ASuccessorOfOneThatDiesIsSoonReady(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "own", "handover.sock")
+	lock, err := lockAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	deps := NewDeps(slog.New(slog.DiscardHandler))
+	deps.listen = func(lb.Family, uint16) (listener, error) {
+		return listener{}, os.NewSyscallError("bind", unix.EADDRINUSE)
+	}
+	began := make(chan struct{})
+	playPredecessor(t, path, func(t *testing.T, p *courier) {
+		agreesToHandOver(t, p)
+		os.Remove(path) // nobody listens
+		close(began)
+		p.close()
+	})
+	r, err := New(Options{TCPOnly: true, Limit: 10, HandOver: path, Socket: t.TempDir() + "/none"}, deps)
+	if err != nil || r.predecessor == nil {
+		t.Fatalf("it follows nobody: %v", err)
+	}
+	r.known.Store(true)
+	r.alone = r.alone.Add(time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }()
+	<-began
+	if r.nobodyServes() || r.Settled() == nil {
+		t.Error("it is settled while somebody may hand over")
+	}
+	lock.Close()
+	<-r.settled // in an hour without it
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -156,7 +156,7 @@ func New(options Options, deps Deps) (*Relay, error) {
 		questions: newQuestions(), succession: newSuccession(),
 		receiving: map[lb.Family]*loop.Pulse{lb.IPv4: {}, lb.IPv6: {}}}
 	var refused error
-	r.predecessor, refused = r.findPredecessor()
+	r.predecessor, refused = r.findPredecessor(context.Background())
 	if r.alone = deps.Started.Add(HandOverWithin); r.predecessor != nil {
 		r.alone = deps.Now().Add(HandOverWithin)
 	} else {

@@ -14,7 +14,7 @@ const (
 	// that their address chooses.
 	maxRemembered = 10_000
 	// maxRememberedTogether is how many those of all Services remember, of some 170 bytes each, and minRemembered how many
-	// each of them may all the same.
+	// each may of a namespace that has its part of these, while there is room for more than maxRemembered.
 	maxRememberedTogether, minRemembered = 250_000, 64
 	// maxLines is how many lines of the access log a Service gets in a second: its clients decide how many connections
 	// end, and the node's logs are everybody's.
@@ -227,9 +227,11 @@ func (t *table) rememberSince(w way, client netip.Addr, backend netip.AddrPort, 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := len(s.remembered)
-	defer func() { t.remembered.Add(int64(len(s.remembered) - before)) }()
+	defer func() { t.remembered.add(s, len(s.remembered)-before) }()
 	if w.affinity == 0 {
-		clear(s.remembered)
+		if before > 0 {
+			s.remembered = map[remembering]remembered{}
+		}
 		return
 	}
 	now, who := t.now(), w.remembering(client)
@@ -237,32 +239,62 @@ func (t *table) rememberSince(w way, client netip.Addr, backend netip.AddrPort, 
 	if s.removed || ok && had.last.After(connected) {
 		return
 	}
-	if !ok && before >= t.mayRemember() {
+	if !ok && before >= t.remembered.room(s) {
 		if now.Sub(s.swept) < time.Second { // it takes a while
 			return
 		}
-		if s.sweep(now, w.affinity); len(s.remembered) >= t.mayRemember() {
+		if s.sweep(now, w.affinity); len(s.remembered) >= t.remembered.room(s) {
 			return
 		}
 	}
 	s.remembered[who] = remembered{backend, connected}
 }
 
-// mayRemember is how many clients a Service may have remembered at the moment: four times as many as the relay has room
-// for still. So a few Services cannot take all the room.
-func (t *table) mayRemember() int {
-	left := maxRememberedTogether - int(t.remembered.Load())
-	return min(max(4*left, minRemembered), maxRemembered)
+// memory counts the clients that are remembered: all, and those of the Services of each namespace.
+type memory struct {
+	mu  sync.Mutex
+	all int
+	of  map[string]int
+}
+
+// add counts clients of a Service.
+func (m *memory) add(s *service, n int) {
+	if n == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all += n
+	if m.of[s.key.Namespace] += n; m.of[s.key.Namespace] == 0 {
+		delete(m.of, s.key.Namespace)
+	}
+}
+
+// room is how many clients a Service may have remembered at the moment. Once those of its namespace are four times as
+// many as there is room for still, it may have minRemembered, and of the last room none: that is for other namespaces.
+func (m *memory) room(s *service) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	left := maxRememberedTogether - m.all
+	switch {
+	case m.of[s.key.Namespace] < 4*left:
+		return maxRemembered
+	case left > maxRemembered:
+		return minRemembered
+	}
+	return 0
 }
 
 // sweep forgets the clients of a Service, which is locked, whose time is over.
 func (s *service) sweep(now time.Time, affinity time.Duration) {
 	s.swept = now
+	left := map[remembering]remembered{} // a map keeps the memory of what is deleted from it
 	for who, m := range s.remembered {
-		if now.Sub(m.last) >= affinity {
-			delete(s.remembered, who)
+		if now.Sub(m.last) < affinity {
+			left[who] = m
 		}
 	}
+	s.remembered = left
 }
 
 // sweep forgets the clients of all Services whose time is over.
@@ -277,7 +309,7 @@ func (t *table) sweep() {
 		s.mu.Lock()
 		before := len(s.remembered)
 		s.sweep(t.now(), affinity)
-		t.remembered.Add(int64(len(s.remembered) - before))
+		t.remembered.add(s, len(s.remembered)-before)
 		s.mu.Unlock()
 	}
 }

@@ -65,9 +65,9 @@ const HandOverWithin = 30 * time.Second
 // mayFollow reports whether another process that has the relay's port of a family may be a predecessor.
 func (r *Relay) mayFollow() bool { return r.options.HandOver != "" && r.deps.Now().Before(r.alone) }
 
-// findPredecessor returns the relay that is there and agrees to hand over; nil if there is none. The error is why it
-// does not.
-func (r *Relay) findPredecessor() (*courier, error) {
+// findPredecessor returns the relay that is there and agrees to hand over before ctx ends; nil if there is none. The
+// error is why it does not.
+func (r *Relay) findPredecessor(ctx context.Context) (*courier, error) {
 	if r.options.HandOver == "" {
 		return nil, nil
 	}
@@ -75,6 +75,7 @@ func (r *Relay) findPredecessor() (*courier, error) {
 	if p == nil || err != nil {
 		return nil, err
 	}
+	defer context.AfterFunc(ctx, p.closeRead)()
 	answer := letter{}
 	if err = p.send(letter{Version: successionVersion}); err == nil {
 		answer, _, err = p.receive(stepWithin)
@@ -109,7 +110,7 @@ func versions(other int) string {
 
 // takeOver takes what the predecessor has, until that has ended or ctx does. Whatever fails, the relay opens its own
 // port as soon as that is free, and asks again for the connections: if it were ready, the predecessor would end with
-// them.
+// them. If nobody is there any more whom it could ask, it has all that there is.
 func (c *crew) takeOver(ctx context.Context) {
 	defer c.settle()
 	known := time.Now().Add(knownWithin)
@@ -117,15 +118,26 @@ func (c *crew) takeOver(ctx context.Context) {
 	}
 	err := c.takeFrom(ctx, c.predecessor, true)
 	for err != nil && c.mayFollow() && wait(ctx, reopenEvery) {
-		p, refused := c.findPredecessor()
+		p, refused := c.findPredecessor(ctx)
 		if errors.Is(refused, errOtherVersion) {
 			return
 		}
 		if p != nil {
 			c.predecessor = p
 			err = c.takeFrom(ctx, p, false)
+		} else if refused == nil && c.nobodyServes() {
+			return // it has died, with the connections that it had
 		}
 	}
+}
+
+// nobodyServes reports whether no relay of the node serves successors.
+func (r *Relay) nobodyServes() bool {
+	lock, err := lockAt(r.options.HandOver)
+	if err == nil {
+		lock.Close()
+	}
+	return err == nil
 }
 
 // takeFrom takes what a predecessor has, until that has ended or ctx does, with the sockets that listen only at first.

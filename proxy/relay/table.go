@@ -28,8 +28,8 @@ type table struct {
 	changed   chan struct{} // closed when the next message is taken in
 	// version counts the messages that were taken in.
 	version atomic.Uint64
-	// remembered is how many clients all Services have remembered.
-	remembered atomic.Int64
+	// remembered counts the clients that Services have remembered.
+	remembered memory
 }
 
 // id names what is relayed of a Service in one protocol. Nothing of the one concerns the other.
@@ -60,7 +60,7 @@ type way struct {
 
 func newTable(now func() time.Time) *table {
 	return &table{now: now, services: map[id]*service{}, at: map[target][]way{},
-		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{})}
+		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{}), remembered: memory{of: map[string]int{}}}
 }
 
 // take takes a message of the proxy in.
@@ -122,7 +122,7 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 	}
 	if relayed == nil {
 		if s != nil {
-			s.Relayed, s.tables = plan.Relayed{}, nil
+			s.Relayed, s.tables = plan.Relayed{Affinity: s.Affinity}, nil // it may come back, and has remembered clients
 			s.remove(true)
 			t.forget(s)
 		}
@@ -203,7 +203,7 @@ func (t *table) forget(s *service) {
 	defer s.mu.Unlock()
 	if s.removed && s.counts.Open == 0 && t.services[s.id] == s {
 		delete(t.services, s.id)
-		t.remembered.Add(-int64(len(s.remembered)))
+		t.remembered.add(s, -len(s.remembered))
 		clear(s.remembered)
 	}
 }

@@ -3,6 +3,8 @@ package relay
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -238,55 +240,141 @@ func TestLimitsByTheNode(t *testing.T) {
 	}
 }
 
-// Session affinity remembers clients of many Services as long as there is room, fewer of each the less there is, and
-// some of each. What is over makes room, and so does a Service that is relayed no more.
+// comeTo has clients come to each of these Services until one is not remembered. It returns how many are.
+func comeTo(t *table, all []lb.Key) (each []int) {
+	for i, key := range all {
+		s := t.services[id{key, lb.UDP}]
+		for j := 0; j == len(s.remembered); j++ {
+			client := netip.AddrFrom4([4]byte{10, byte(i), byte(j >> 8), byte(j)})
+			t.remember(way{service: s, affinity: s.Affinity}, client, netip.MustParseAddrPort("10.0.0.1:1"))
+		}
+		each = append(each, len(s.remembered))
+	}
+	return each
+}
+
+// withAffinity tells of Services that remember clients for an hour.
+func withAffinity(all []lb.Key) (m wire.Message) {
+	for _, key := range all {
+		m.Services = append(m.Services, wire.Service{Key: key, Relayed: &plan.Relayed{Affinity: time.Hour,
+			Ports: []plan.RelayedPort{{Protocol: lb.UDP, Frontends: []plan.RelayedFrontend{{Addr: frontend}}}}}})
+	}
+	return m
+}
+
+// Session affinity remembers clients of many Services as long as there is room, fewer of each namespace the less there
+// is, and some of each. What is over makes room, and so does a Service that is relayed no more.
 func TestContract11ServicesShareWhatIsRemembered(t *testing.T) {
 	now := time.Unix(10_000, 0)
 	table := newTable(func() time.Time { return now })
-	to := netip.MustParseAddrPort("10.0.0.1:1")
-	const services = 30
-	come := func() (least, most, all int) {
-		least = maxRemembered
-		for i := range services {
-			s := table.services[id{lb.Key{Name: fmt.Sprint(i)}, lb.UDP}]
-			for j := range maxRemembered + 1 {
-				client := netip.AddrFrom4([4]byte{10, byte(i), byte(j >> 8), byte(j)})
-				table.remember(way{service: s, affinity: s.Affinity}, client, to)
-			}
-			n := len(s.remembered)
-			least, most, all = min(least, n), max(most, n), all+n
-		}
-		return least, most, all
+	var services []lb.Key
+	for i := range 30 {
+		services = append(services, lb.Key{Namespace: fmt.Sprint(i % 5), Name: fmt.Sprint(i)})
 	}
-	var m wire.Message
-	for i := range services {
-		m.Services = append(m.Services, wire.Service{Key: lb.Key{Name: fmt.Sprint(i)}, Relayed: &plan.Relayed{
-			Affinity: time.Hour, Ports: []plan.RelayedPort{{Protocol: lb.UDP, Frontends: []plan.RelayedFrontend{{Addr: frontend}}}}}})
-	}
+	m := withAffinity(services)
 	table.take(m)
 	for _, round := range []string{"at first", "once their time is over"} {
-		least, most, all := come()
+		each, all := comeTo(table, services), 0
+		for _, n := range each {
+			all += n
+		}
+		least, most := slices.Min(each), slices.Max(each)
 		if least < minRemembered || least == maxRemembered || most != maxRemembered ||
-			all > maxRememberedTogether+services*minRemembered || all < maxRememberedTogether*9/10 {
+			all > maxRememberedTogether || all < maxRememberedTogether*9/10 {
 			t.Errorf("%s: %d to %d of each are remembered, %d in all", round, least, most, all)
 		}
-		if n := int(table.remembered.Load()); n != all {
+		if n := table.remembered.all; n != all {
 			t.Errorf("%s: %d are counted, and there are %d", round, n, all)
 		}
 		now = now.Add(time.Hour - time.Second)
-		if table.sweep(); int(table.remembered.Load()) != all {
+		if table.sweep(); table.remembered.all != all {
 			t.Errorf("%s: some are forgotten before their time", round)
 		}
 		now = now.Add(time.Second)
-		if table.sweep(); table.remembered.Load() != 0 {
-			t.Errorf("%s: %d are left when their time is over", round, table.remembered.Load())
+		if table.sweep(); table.remembered.all != 0 {
+			t.Errorf("%s: %d are left when their time is over", round, table.remembered.all)
 		}
 	}
-	come()
+	comeTo(table, services)
 	for i := range m.Services {
 		m.Services[i].Relayed = nil
 	}
-	if table.take(m); table.remembered.Load() != 0 {
-		t.Errorf("%d are left of Services that are not relayed", table.remembered.Load())
+	if table.take(m); table.remembered.all != 0 || len(table.remembered.of) != 0 {
+		t.Errorf("%d are left of Services that are not relayed, by namespace %v", table.remembered.all, table.remembered.of)
+	}
+}
+
+// The Services of one namespace, however many, leave room to those of another.
+func TestContract11ANamespaceLeavesRoomToRemember(t *testing.T) {
+	for _, n := range []int{24, 100, 1000} {
+		now := time.Unix(10_000, 0)
+		table := newTable(func() time.Time { return now })
+		var services []lb.Key
+		for i := range n {
+			services = append(services, lb.Key{Namespace: "many", Name: fmt.Sprint(i)})
+		}
+		other := []lb.Key{{Namespace: "shop", Name: "web"}}
+		table.take(withAffinity(slices.Concat(services, other)))
+		comeTo(table, services)
+		of := table.remembered.all
+		if each := comeTo(table, other); each[0] < maxRemembered*3/4 || table.remembered.all > maxRememberedTogether {
+			t.Errorf("%d are remembered of %d Services of one namespace, %d of one of another", of, n, each[0])
+		}
+	}
+}
+
+// What the clients that are remembered took of memory is given back when they are forgotten.
+func TestContract11WhatIsForgottenTakesNoMemory(t *testing.T) {
+	heap := func() int {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	for _, how := range []string{"their time is over", "the Service has no affinity any more"} {
+		now := time.Unix(10_000, 0)
+		table := newTable(func() time.Time { return now })
+		var services []lb.Key
+		for i := range 20 {
+			services = append(services, lb.Key{Namespace: fmt.Sprint(i), Name: "web"})
+		}
+		table.take(withAffinity(services))
+		before := heap()
+		comeTo(table, services)
+		full := heap()
+		if how == "their time is over" {
+			now = now.Add(time.Hour)
+			table.sweep()
+		} else {
+			for _, s := range table.services {
+				table.remember(way{service: s}, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddrPort("10.0.0.1:1"))
+			}
+		}
+		if after := heap(); table.remembered.all != 0 || after-before > (full-before)/4 {
+			t.Errorf("%s: %d are left, and %d of %d bytes", how, table.remembered.all, after-before, full-before)
+		}
+		runtime.KeepAlive(table)
+	}
+}
+
+// A Service that is not relayed for a moment keeps what it remembers while it has connections, until its time is over.
+func TestARemovedServiceRemembers(t *testing.T) {
+	now := time.Unix(10_000, 0)
+	table := newTable(func() time.Time { return now })
+	services := []lb.Key{{Name: "web"}}
+	m := withAffinity(services)
+	table.take(m)
+	comeTo(table, services)
+	if !table.services[id{services[0], lb.UDP}].admit(netip.MustParseAddr("10.0.0.1"), 1, 1) {
+		t.Fatal("it has no connection")
+	}
+	m.Services[0].Relayed = nil
+	table.take(m)
+	if table.sweep(); table.remembered.all != maxRemembered {
+		t.Errorf("%d are remembered while it is not relayed", table.remembered.all)
+	}
+	now = now.Add(time.Hour)
+	if table.sweep(); table.remembered.all != 0 {
+		t.Errorf("%d are remembered when their time is over", table.remembered.all)
 	}
 }

@@ -236,7 +236,8 @@ func TestContract9OnlyToARelayThatIsThere(t *testing.T) {
 		t.Errorf("at first it hears %+v", m)
 	}
 	g.leads(7)
-	if st := g.State(); !st.Connected || st.Services != 2 || len(st.Leads) != 1 {
+	g.until("it says so", func() bool { return len(g.State().Leads) == 1 }) // a moment after the kernel
+	if st := g.State(); !st.Connected || st.Services != 2 {
 		t.Errorf("%+v", st)
 	}
 	g.Update(map[lb.Key]*plan.Relayed{web: nil, {Name: "never"}: nil})
