@@ -35,7 +35,9 @@ func (c *controller) writePools(ctx context.Context, p plan.Plan,
 		}
 		status.Pending, status.Writer = shown.Pending, shown.Writer
 		if _, ok := c.base(pool); ok {
-			status.Pending = c.openReservations(name)
+			// All that the write leaves or leaves out counts as reserved by this controller from then on, so another
+			// one must catch up before it changes that.
+			status.Pending, status.Writer = c.openReservations(name), c.writer
 		}
 		if shows(shown, status) {
 			continue
@@ -59,6 +61,12 @@ func (c *controller) writePool(ctx context.Context, pool lb.Pool, status lb.Pool
 	base, ok := c.base(pool)
 	if ok {
 		pool.Version = base
+		r := c.registries[pool.Name] // what the write leaves out may be gone, whether its answer comes or not
+		r.reservations = slices.DeleteFunc(slices.Clone(r.reservations), func(have lb.PendingReservation) bool {
+			return !slices.ContainsFunc(status.Pending, func(kept lb.PendingReservation) bool {
+				return sameReservation(have, kept)
+			})
+		})
 	}
 	writeCtx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()

@@ -30,8 +30,10 @@ func randomRun(t *testing.T, seed uint64, controllers int) {
 	if controllers > 1 {
 		controllers += r.IntN(2)
 	}
-	failures := []failure{conflict, refused, lost, forbidden, stall, stall, stall, nil, nil}
 	c := newCluster()
+	deny := func(key lb.Key) (error, bool) { return c.refuse(key), false } // an admission webhook, now and then
+	failures := []failure{conflict, refused, lost, forbidden, deny, deny, stall, stall, stall, nil, nil}
+	c.webhook = true
 	c.addPool("p", "10.0.0.0/28")
 	c.before = func() {
 		// What was sent earlier arrives at any time, also between two writes of another controller.

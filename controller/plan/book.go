@@ -28,6 +28,9 @@ type Book struct {
 	// asking has the Services that wait for an address by name.
 	asking map[netip.Addr]map[*entry]bool
 	kept   keptAddresses
+	// left has who left an address to others last of those that it was given to: clients may know it, even if it
+	// was given to none of the others.
+	left map[netip.Addr]lb.Key
 
 	// dirty are those to be decided, as far as their own mark still says so. Lists, not maps: a map
 	// that was once large takes as long to go through as it did then.
@@ -81,6 +84,7 @@ func NewBook(config Config, services int) *Book {
 		config: config, entries: make(map[lb.Key]*entry, services), holders: make(map[netip.Addr]*sharers, services),
 		shares:  map[string]*shared{},
 		asking:  map[netip.Addr]map[*entry]bool{},
+		left:    map[netip.Addr]lb.Key{},
 		kept:    keptAddresses{at: map[netip.Addr]lb.Released{}, of: map[lb.Key][]netip.Addr{}},
 		summary: Summary{Pending: map[lb.Reason]int{}},
 	}

@@ -43,13 +43,21 @@ func (b *Book) lose(e *entry, addr netip.Addr, given bool, now time.Time) {
 	// namespace.
 	b.freed = true
 	if len(others) > 0 {
+		if given {
+			b.left[addr] = e.Key
+		}
 		return
 	}
+	last := e.Key
+	if !given {
+		last, given = b.left[addr]
+	}
+	delete(b.left, addr)
 	b.pools.assigned(addr, -1)
 	if _, kept := b.kept.at[addr]; kept {
 		// It was to be given, and was never seen to be.
 	} else if pool := b.pools.of(addr); given && pool != nil && pool.Quarantine != 0 {
-		b.kept.add(lb.Released{Addr: addr, Service: e.Key, At: now.UTC().Truncate(time.Second)}, b.pools)
+		b.kept.add(lb.Released{Addr: addr, Service: last, At: now.UTC().Truncate(time.Second)}, b.pools)
 	} else {
 		b.pools.occupied(addr, false)
 	}

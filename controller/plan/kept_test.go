@@ -124,3 +124,45 @@ func TestContract11QuarantineListsAFewOfMany(t *testing.T) {
 		t.Errorf("the newest is not listed, %v", last)
 	}
 }
+
+// A Service leaves an address to one that has found it and that the API server refuses, so that it was never given to
+// that one. Clients know the address all the same, so it is kept for the one that was given it.
+func TestContract11ASharedAddressIsKeptForTheLastThatWasGivenIt(t *testing.T) {
+	for _, moves := range []bool{false, true} {
+		w := newWorld(Config{})
+		newPool("p", "10.0.0.1-10.0.0.1")(w)
+		edit("p", func(p *lb.Pool) { p.Quarantine = time.Hour })(w)
+		w.book.SetPools(w.pools, w.nodes)
+		set := func(name string, tweaks ...func(*lb.Service)) lb.Service {
+			service(name, tweaks...)(w)
+			s := w.services[key(name)]
+			w.book.Set(s, Pending{}, w.now)
+			return s
+		}
+		get := func(name string) []netip.Addr { return w.book.Plan(w.now).Services[key(name)].Addresses }
+		set("given", shares("k", 80), holds("10.0.0.1"))
+		get("given")
+		denied := set("denied", shares("k", 81))
+		underWay := Pending{UID: denied.UID, Version: denied.Version, Addresses: get("denied")}
+		if len(underWay.Addresses) != 1 {
+			t.Fatalf("what shares the address gets %v", underWay.Addresses)
+		}
+		w.book.Set(denied, underWay, w.now)
+		w.book.Delete(key("given"), w.now)
+		if moves { // it goes on as the only one that has the address
+			underWay.Possible = []netip.Addr{netip.MustParseAddr("10.0.0.9")}
+			w.book.Set(denied, underWay, w.now)
+		}
+		w.book.Plan(w.now)
+		w.book.Refuse(denied.Key, true, true)
+		w.book.Set(denied, Pending{}, w.now)
+		set("stranger")
+		if got := get("stranger"); got != nil {
+			t.Errorf("moves=%v: a stranger gets %v within the quarantine", moves, got)
+		}
+		set("given", shares("k", 80), holds())
+		if got := get("given"); !slices.Equal(got, underWay.Addresses) {
+			t.Errorf("moves=%v: who was given the address gets %v when it returns", moves, got)
+		}
+	}
+}
