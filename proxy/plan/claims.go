@@ -251,8 +251,9 @@ func (c *Claims) settleAddress(addr netip.Addr, was, now claim, gains map[lb.Key
 
 // bars reports whether the holder of an address, as a cluster IP or VIP, keeps it from a Service that asks for it as an
 // external IP. Who has a VIP has all of it against other tenants: its clients may try another port or protocol, as for
-// HTTP/3. Only who listed the address and port before the Service with the VIP was there goes on, where an administrator
-// allows the address by name: elsewhere tenants would list others' VIPs, and wait until their Services are made anew.
+// HTTP/3. Only who listed the address and port before the Service with the VIP was there goes on, where an
+// administrator allows the address by name: elsewhere tenants would list others' VIPs, and wait until their Services
+// are made anew.
 func (c *Claims) bars(addr netip.Addr, holder, external claim) bool {
 	if holder.claimant == nil {
 		return false

@@ -366,8 +366,8 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 // port makes it write one for each packet.
 const maxLines = 50
 
-// unlabelled is how memberlist logs a connection that ended before anything came. Speakers open such ones to see whether
-// each other's kernels answer: a speaker that was frozen meets all of them at once.
+// unlabelled is how memberlist logs a connection that ended before anything came. Speakers open such ones to see
+// whether each other's kernels answer: a speaker that was frozen meets all of them at once.
 const unlabelled = `discarding stream with unacceptable label "":`
 
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:
