@@ -120,13 +120,6 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 	}
 	before := c.external
 	c.external, c.own, c.taken = external, ownSet, true
-	if !slices.Equal(before.Allowed, external.Allowed) {
-		for s := range c.externals {
-			for at := range s.slots() {
-				c.elect(at)
-			}
-		}
-	}
 	var keys []lb.Key
 	for key, s := range c.claiming {
 		if c.externals[s] || !slices.Equal(before.soleVIPs(s.vips), external.soleVIPs(s.vips)) {
@@ -244,22 +237,16 @@ func (c *Claims) settleAddress(addr netip.Addr, was, now claim, gains map[lb.Key
 	for s := range c.watching[addr] {
 		gains[s.key] = gains[s.key] || slices.ContainsFunc(s.portsAt(addr), func(at slot) bool {
 			owner := c.owners[at]
-			return owner.claimant == s && c.bars(addr, was, owner) != c.bars(addr, now, owner)
+			return owner.claimant == s && was.bars(s) != now.bars(s)
 		})
 	}
 }
 
 // bars reports whether the holder of an address, as a cluster IP or VIP, keeps it from a Service that asks for it as an
 // external IP. Who has a VIP has all of it against other tenants: its clients may try another port or protocol, as for
-// HTTP/3. Only who listed the address and port before the Service with the VIP was there goes on, where an
-// administrator allows the address by name: elsewhere tenants would list others' VIPs, and wait until their Services
-// are made anew.
-func (c *Claims) bars(addr netip.Addr, holder, external claim) bool {
-	if holder.claimant == nil {
-		return false
-	}
-	older := c.external.allows(addr) && external.since != 0 && external.since < holder.Created*1000
-	return holder.kind == ClusterIP || holder.key.Namespace != external.key.Namespace && !older
+// HTTP/3. That somebody listed the address before says nothing: a tenant may list what others get tomorrow.
+func (c claim) bars(s *claimant) bool {
+	return c.claimant != nil && (c.kind == ClusterIP || c.key.Namespace != s.key.Namespace)
 }
 
 // portsAt returns the slots that the Service may ask for at one of its external IPs.
@@ -353,9 +340,8 @@ func (c *Claims) touch(at slot, touched map[slot]claim) {
 // come last.
 func (c *Claims) precedes(at slot, a, b claim) bool {
 	if a.kind == ExternalIP && b.kind == ExternalIP {
-		holder := c.owners[slot{addr: at.addr}]
-		if barred := c.bars(at.addr, holder, b); c.bars(at.addr, holder, a) != barred {
-			return barred
+		if holder := c.owners[slot{addr: at.addr}]; holder.bars(a.claimant) != holder.bars(b.claimant) {
+			return holder.bars(b.claimant)
 		}
 	}
 	return a.precedes(b)

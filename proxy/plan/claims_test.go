@@ -190,16 +190,12 @@ x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address
 				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_009_000))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
 x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
-		{"another port of a VIP, listed before its Service was created, or created anew", ExternalIPs{},
+		{"another port of a VIP, listed before its Service was created, also where a list allows the address",
+			ExternalIPs{Deny: true, Allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
 				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_008_999))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Cluster
 x: ExternalIPRefused: spec.externalIPs: 192.0.2.1 is the load balancer's address of a Service of another namespace`},
-		{"the same, where the address is allowed", ExternalIPs{Deny: true,
-			Allowed: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}},
-			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
-				tenant("dev/x", 1, external("192.0.2.1"), at(81), listedAt("192.0.2.1", 1_000_000, "81/TCP", 1_008_999))},
-			"web: LoadBalancer 192.0.2.1:80/tcp Cluster\nx: ExternalIP 192.0.2.1:81/tcp Cluster"},
 		{"the same port as a younger VIP", ExternalIPs{},
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1")),
 				tenant("dev/x", 1, external("192.0.2.1"), listedAt("192.0.2.1", 1_000_000, "80/TCP", 1_000_000))},

@@ -97,7 +97,7 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 			"type LoadBalancer can request it", addr, pool)
 	}
 	switch {
-	case e.allows(addr):
+	case slices.ContainsFunc(e.Allowed, func(network netip.Prefix) bool { return network.Contains(addr) }):
 		return nil
 	case e.Deny:
 		return lb.Refuse(lb.ReasonExternalIPRefused,
@@ -125,11 +125,6 @@ func (e ExternalIPs) Refuse(addr netip.Addr) *lb.Refusal {
 	return nil
 }
 
-// allows reports whether an administrator has listed a network of the address.
-func (e ExternalIPs) allows(addr netip.Addr) bool {
-	return slices.ContainsFunc(e.Allowed, func(network netip.Prefix) bool { return network.Contains(addr) })
-}
-
 func compareOwn(o Own, addr netip.Addr) int { return o.Addr.Compare(addr) }
 
 func compareHostless(u lb.Unassignable, addr netip.Addr) int { return u.Addr.Compare(addr) }
@@ -141,13 +136,8 @@ func (c *Claims) refuse(s *claimant, protocol lb.Protocol, f Frontend) *lb.Refus
 	if why := c.external.Refuse(f.Addr); why != nil {
 		return why
 	}
-	wish := claim{claimant: s, kind: ExternalIP}
-	holder, held := c.owners[slot{addr: f.Addr}]
-	if held {
-		wish.since = s.listing.Since(f.Addr, protocol, f.Port)
-	}
-	switch {
-	case !c.bars(f.Addr, holder, wish):
+	switch holder := c.owners[slot{addr: f.Addr}]; {
+	case !holder.bars(s):
 	case holder.kind == ClusterIP:
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the cluster IP of %s", f.Addr, holder.about(s))
 	case c.owners[slotOf(protocol, f.Addr, f.Port)].kind == ExternalIP: // else it is the port of the VIP
