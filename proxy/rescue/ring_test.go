@@ -19,7 +19,6 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/nstest"
-	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
 func TestChooseOnARing(t *testing.T) {
@@ -611,49 +610,6 @@ func TestContract9ANodeWithoutARingEndsOthers(t *testing.T) {
 		reset(t, conn)
 		r.actors[2] = with
 		r.set(t, 2, around(0, 1))
-	}
-}
-
-// A node may remember where it moved a connection that had the addresses and ports of one of now, and that another node
-// knew. On a ring the one of now is found all the same: wherever it is, wherever it arrives, whoever remembers what.
-func TestContract5WhatIsRememberedOfOldPortsMisleadsNobody(t *testing.T) {
-	r := newRack(t, 3)
-	for i := range r.nodes { // so that each can remember each other
-		for k := range r.nodes {
-			if k != i {
-				r.set(t, i, around(k))
-			}
-		}
-	}
-	r.all(t)
-	port := 1100
-	for _, at := range []addresses{v4, v6} {
-		h := headerOf(lb.FamilyOf(addr(at.vip)))
-		address := func(i int) netip.Addr { return addr(strings.TrimSuffix(at.a, "1") + strconv.Itoa(i+1)) }
-		for _, memory := range []func(netip.Addr) nft.Set{h.flows, h.fresh} {
-			for holder := range r.nodes {
-				for misled := range r.nodes {
-					to := 3 - holder - misled // the other one
-					if misled == holder {
-						continue
-					}
-					port++
-					r.point(t, at.vip, r.macs[holder])
-					conn := r.dialFrom(t, port, at.vip)
-					writeRules(t, r.nodes[misled], fmt.Sprintf("add element %s %s %s { %s . %d . %s . 80 }", nftFamily(h),
-						tableName, memory(address(to)).Name, at.client, port, at.vip))
-					for arrival := range r.nodes {
-						r.point(t, at.vip, r.macs[arrival])
-						if n := lost([]net.Conn{conn}); n > 0 {
-							t.Errorf("%s: the connection of node %d was lost at node %d, as node %d remembers that node %d had it",
-								at.vip, holder, arrival, misled, to)
-							break
-						}
-					}
-					reset(t, conn)
-				}
-			}
-		}
 	}
 }
 

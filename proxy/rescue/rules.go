@@ -30,7 +30,6 @@ const (
 	prefixTo      = "to-"
 	prefixVIPs    = "vips-"
 	prefixFlows   = "flows-"
-	prefixOnRing  = "on-ring-"
 )
 
 // TableName is the name of the tables, one in the family ip and one in ip6.
@@ -92,9 +91,6 @@ func (h header) addresses(name string) nft.Set {
 }
 
 func (h header) vips(node netip.Addr) nft.Set { return h.addresses(name(prefixVIPs, node)) }
-
-// onRing are the VIPs on whose ring a target is.
-func (h header) onRing(node netip.Addr) nft.Set { return h.addresses(name(prefixOnRing, node)) }
 
 // ringOf names the set of VIPs whose packets may pass through so many nodes; all are in setRing too.
 func ringOf(hops int) string { return fmt.Sprint(prefixRing, hops) }
@@ -234,7 +230,8 @@ func (h header) strayRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
 	for _, node := range nodes {
-		h.recall(&all, t, node)
+		all.add("", h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
+		all.add("", h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
 	}
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
@@ -248,25 +245,6 @@ func (h header) strayRules(t *table) []nft.Rule {
 		all.add("ring changes", isTCP(expr.CmpOpEq), h.isFor(setRing), expr.Drop())
 	}
 	return all
-}
-
-// recall adds the rules for packets of connections that are remembered to have gone to a node. On a ring all nodes are
-// asked in order, so the memory says nothing of the others there. It may be of an older connection, with the addresses
-// and ports of this one: who followed it would leave out the node that knows this one.
-func (h header) recall(all *rules, t *table, node netip.Addr) {
-	remembered := expr.Join(h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
-	briefly := expr.Join(h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
-	if len(t.ring) == 0 {
-		all.add("", remembered)
-		all.add("", briefly)
-		return
-	}
-	elsewhere := h.isNotFor(h.onRing(node).Name)
-	all.add("", elsewhere, remembered)
-	all.add("", elsewhere, briefly)
-	if len(t.targets[node]) > 0 {
-		all.add("", h.isFor(name(prefixVIPs, node)), remembered)
-	}
 }
 
 // errorRules return the rules for ICMP errors about packets of connections that this node does not know. They
