@@ -313,6 +313,8 @@ func (a *Actor) countTargets() {
 type edit struct {
 	vip      netip.Addr
 	from, to []netip.Addr // the targets whose set it leaves and enters
+	// leaves and joins are the targets that are on its ring no longer, and now.
+	leaves, joins []netip.Addr
 	// hops are how many nodes packets on its ring passed through, and do; 0 without a ring.
 	hops struct{ from, to int }
 }
@@ -349,12 +351,17 @@ func (a *Actor) adjust() bool {
 			continue // the node has no such family
 		}
 		e := edit{vip: vip}
-		aimed := t.of(vip)
+		aimed, joined := t.of(vip), having(t.onRing, vip)
 		e.hops.from = t.hops[vip]
 		t.remove(vip, before, j)
 		if now, is := a.all[vip]; is {
 			t.add(vip, now, j)
+			if t.hops[vip] > 0 {
+				t.join(vip, now)
+			}
 		}
+		on := having(t.onRing, vip)
+		e.leaves, e.joins = without(joined, on), without(on, joined)
 		aims := t.of(vip)
 		e.from, e.to = without(aimed, aims), without(aims, aimed)
 		e.hops.to = t.hops[vip]
@@ -511,6 +518,7 @@ func same(family lb.Family, have held, want *table) bool {
 	return slices.Equal(have.rules, nft.UserData(h.strayRules(want))) &&
 		slices.Equal(have.limits, h.limitsOf(want.limit)) &&
 		slices.Equal(have.errors, nft.UserData(h.errorRules(want))) &&
+		slices.Equal(have.recalls, nft.UserData(h.recallRules(want))) &&
 		slices.Equal(have.segments, nft.UserData(h.segmentRules(want))) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true }) &&
 		!slices.ContainsFunc(want.nodes(), func(node netip.Addr) bool {

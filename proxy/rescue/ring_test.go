@@ -19,6 +19,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
 func TestChooseOnARing(t *testing.T) {
@@ -79,6 +80,7 @@ type rack struct {
 	nodes  []*nstest.NS
 	actors []*Actor
 	macs   []string
+	conns  []net.Conn // one for each VIP, of node 2
 }
 
 func newRack(t *testing.T, n int) *rack {
@@ -631,5 +633,101 @@ func TestContract5APacketAmidAChangeOfTheRingIsNotRefused(t *testing.T) {
 			t.Errorf("%s: the connection was lost", at.vip)
 		}
 		reset(t, conn)
+	}
+}
+
+// A node may remember where it moved a connection that had the addresses and ports of one of now, and that another node
+// knew. On a ring the one of now is found all the same: wherever it is, wherever it arrives, whoever remembers what.
+func TestContract5WhatIsRememberedOfOldPortsMisleadsNobody(t *testing.T) {
+	r := newRack(t, 3)
+	for i := range r.nodes { // so that each can remember each other
+		for k := range r.nodes {
+			if k != i {
+				r.set(t, i, around(k))
+			}
+		}
+	}
+	r.all(t)
+	port := 1100
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		address := func(i int) netip.Addr { return addr(strings.TrimSuffix(at.a, "1") + strconv.Itoa(i+1)) }
+		for _, memory := range []func(netip.Addr) nft.Set{h.flows, h.fresh} {
+			for holder := range r.nodes {
+				for misled := range r.nodes {
+					to := 3 - holder - misled // the other one
+					if misled == holder {
+						continue
+					}
+					port++
+					r.point(t, at.vip, r.macs[holder])
+					conn := r.dialFrom(t, port, at.vip)
+					writeRules(t, r.nodes[misled], fmt.Sprintf("add element %s %s %s { %s . %d . %s . 80 }", nftFamily(h),
+						tableName, memory(address(to)).Name, at.client, port, at.vip))
+					for arrival := range r.nodes {
+						r.point(t, at.vip, r.macs[arrival])
+						if n := lost([]net.Conn{conn}); n > 0 {
+							t.Errorf("%s: the connection of node %d was lost at node %d, as node %d remembers that node %d had it",
+								at.vip, holder, arrival, misled, to)
+							break
+						}
+					}
+					reset(t, conn)
+				}
+			}
+		}
+	}
+}
+
+// A right memory names the next node on the way, which may have left the ring, or may have come back to it without the
+// rules of rescue. The connection is found in both cases.
+func TestContract5WhatIsRememberedIsFollowedFirst(t *testing.T) {
+	for name, change := range map[string]func(*testing.T, *rack){
+		"the next node has left the ring": func(t *testing.T, r *rack) {
+			r.remember(t)
+			r.set(t, 0, around(2))
+		},
+		"a node is back and has no rules": func(t *testing.T, r *rack) {
+			r.set(t, 0, around(2))
+			r.remember(t)
+			r.nodes[1].Run(t, "nft", "delete", "table", "ip", tableName)
+			r.nodes[1].Run(t, "nft", "delete", "table", "ip6", tableName)
+			r.set(t, 0, around(1, 2))
+		},
+		"the holder has left the ring": func(t *testing.T, r *rack) {
+			r.remember(t)
+			r.set(t, 0, around(1))
+			r.set(t, 1, around(0))
+		},
+		"a node is back that knows one ring only": func(t *testing.T, r *rack) {
+			r.set(t, 0, around(2))
+			r.remember(t)
+			r.set(t, 1, around(0))
+			r.set(t, 0, around(1, 2))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRack(t, 3)
+			r.all(t)
+			for i, at := range []addresses{v4, v6} {
+				r.point(t, at.vip, r.macs[2])
+				r.conns = append(r.conns, r.dialFrom(t, 1091+i, at.vip))
+			}
+			change(t, r)
+			r.remember(t)
+		})
+	}
+}
+
+// remember has node 0 move the connections, and fails the test if it does not find their node.
+func (r *rack) remember(t *testing.T) {
+	t.Helper()
+	for i, at := range []addresses{v4, v6} {
+		r.point(t, at.vip, r.macs[0])
+		for range 2 {
+			if n := lost(r.conns[i : i+1]); n > 0 {
+				t.Errorf("%s: the connection is lost", at.vip)
+			}
+		}
 	}
 }

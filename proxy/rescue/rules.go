@@ -22,6 +22,8 @@ const (
 	tableName   = "landfall-rescue"
 	chainStrays = "strays"
 	chainErrors = "errors"
+	// chainRecall moves packets that begin a ring here to where their connections are remembered to have gone.
+	chainRecall = "recall"
 	setPeers    = "peers"
 	setRing     = "ring"
 	// chainSegments keeps clients from sending larger segments than fit into the tunnel.
@@ -30,6 +32,7 @@ const (
 	prefixTo      = "to-"
 	prefixVIPs    = "vips-"
 	prefixFlows   = "flows-"
+	prefixOnRing  = "on-ring-"
 )
 
 // TableName is the name of the tables, one in the family ip and one in ip6.
@@ -91,6 +94,9 @@ func (h header) addresses(name string) nft.Set {
 }
 
 func (h header) vips(node netip.Addr) nft.Set { return h.addresses(name(prefixVIPs, node)) }
+
+// onRing are the VIPs on whose ring a target is.
+func (h header) onRing(node netip.Addr) nft.Set { return h.addresses(name(prefixOnRing, node)) }
 
 // ringOf names the set of VIPs whose packets may pass through so many nodes; all are in setRing too.
 func ringOf(hops int) string { return fmt.Sprint(prefixRing, hops) }
@@ -229,9 +235,27 @@ func (h header) strayRules(t *table) []nft.Rule {
 	// Also where this node has no ring: another one may have.
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
+	for _, end := range []int{spent, spentInDoubt} {
+		for _, hops := range t.lengths() {
+			all.add("ring begins, recall", h.isFor(ringOf(hops)), h.isTTL(expr.CmpOpEq, byte(end+misled(hops))),
+				expr.Jump(chainRecall))
+		}
+		h.cap(&all, t, end)
+	}
 	for _, node := range nodes {
-		all.add("", h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
-		all.add("", h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
+		to, first := h.remembered(node)
+		if !ring {
+			all.add("", to)
+			all.add("", first)
+			continue
+		}
+		// Within the ring a packet goes round in order, whatever is remembered.
+		off := h.isNotFor(h.onRing(node).Name)
+		all.add("", off, to)
+		all.add("", off, first)
+		if len(t.targets[node]) > 0 {
+			all.add("", h.isFor(name(prefixVIPs, node)), to)
+		}
 	}
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
@@ -247,6 +271,29 @@ func (h header) strayRules(t *table) []nft.Rule {
 	return all
 }
 
+// remembered matches packets of connections that are remembered to have gone to a node, for long or for short, and
+// sends them there.
+func (h header) remembered(node netip.Addr) (long, short expr.List) {
+	return expr.Join(h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node))),
+		expr.Join(h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
+}
+
+// recallRules return the rules of the chain of packets that begin a ring here. What is remembered may be of an older
+// connection with the same addresses and ports: the packet then comes to all others from the node to which it went by
+// mistake.
+func (h header) recallRules(t *table) []nft.Rule {
+	var all rules
+	if len(t.ring) == 0 {
+		return nil
+	}
+	for _, node := range t.nodes() {
+		long, short := h.remembered(node)
+		all.add("", long)
+		all.add("", short)
+	}
+	return all
+}
+
 // errorRules return the rules for ICMP errors about packets of connections that this node does not know. They
 // go round as stray packets do, and nothing is remembered of them.
 func (h header) errorRules(t *table) []nft.Rule {
@@ -254,7 +301,8 @@ func (h header) errorRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
 	if len(t.ring) > 0 {
 		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
-		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops))
+		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops), func(hops int) int { return hops })
+		h.cap(&all, t, spent)
 		all.add("ring ends", h.isFor(setRing), h.span(expr.CmpOpNeq, spent+1, spent+maxHops), expr.Drop())
 	}
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept()) // of a ring that this node does not have
@@ -291,26 +339,28 @@ func (h header) inTunnel() expr.List {
 	return expr.CameIn(expr.CmpOpEq, lb.TunnelName(h.family))
 }
 
-// enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
+// misled is how often a packet on a ring may be moved whose first move goes by a memory: once more than round the ring,
+// as the memory may be wrong.
+func misled(hops int) int { return min(hops+1, maxHops) }
+
+// enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there. It may be one to recall.
 func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
-	h.beginRing(all, t, notMarked)
-	h.cap(all, t, spentInDoubt)
+	h.beginRing(all, t, notMarked, misled)
 	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
 	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
 		h.editTTL(255, doubt))
 }
 
-// beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more nodes to ask
-// than the ring has: whoever can send to a node can choose its TTL.
-func (h header) beginRing(all *rules, t *table, notMarked expr.List) {
+// beginRing adds the rules that set the TTL of a packet that enters a ring here, for as many moves as there may be.
+func (h header) beginRing(all *rules, t *table, notMarked expr.List, moves func(hops int) int) {
 	for _, hops := range t.lengths() {
 		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
-			h.setTTL(byte(spent+hops)))
+			h.setTTL(byte(spent+moves(hops))))
 	}
-	h.cap(all, t, spent)
 }
 
-// cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL.
+// cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL:
+// whoever can send to a node can choose it.
 func (h header) cap(all *rules, t *table, end int) {
 	for _, hops := range t.lengths() {
 		if hops < maxHops {
