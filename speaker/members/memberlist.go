@@ -366,10 +366,6 @@ func (m *Members) process(n *memberlist.Node) plan.Process {
 // port makes it write one for each packet.
 const maxLines = 50
 
-// unlabelled is how memberlist logs a connection that ended before anything came. Speakers open such ones to see
-// whether each other's kernels answer: a speaker that was frozen meets all of them at once.
-const unlabelled = `discarding stream with unacceptable label "":`
-
 // logBridge passes memberlist's log lines on. Its levels say how bad something is for the library:
 // a node that does not answer is its daily work.
 type logBridge struct {
@@ -400,7 +396,7 @@ func (b *logBridge) Write(line []byte) (int, error) {
 		level = slog.LevelInfo // a speaker may be heard of before its Node
 	}
 	for _, daily := range []string{"Failed fallback TCP ping", "Failed to send", "Push/Pull with", "Refuting", "Suspect",
-		"Marking", unlabelled} {
+		"Marking"} {
 		if strings.HasPrefix(text, daily) {
 			level = slog.LevelDebug // what comes of it is logged as a node that is gone or live
 		}

@@ -548,10 +548,6 @@ func TestLogBridgeLevels(t *testing.T) {
 		{"[ERR] memberlist: Failed fallback TCP ping: timeout",
 			`level=DEBUG msg="gossip: Failed fallback TCP ping: timeout"`},
 		{"[DEBUG] memberlist: Stream connection from=1.2.3.4", `level=DEBUG msg="gossip: Stream connection from=1.2.3.4"`},
-		{`[ERR] memberlist: discarding stream with unacceptable label "": from=1.2.3.4:5`,
-			`level=DEBUG msg="gossip: discarding stream with unacceptable label \"\": from=1.2.3.4:5"`},
-		{`[ERR] memberlist: discarding stream with unacceptable label "x": from=1.2.3.4:5`,
-			`level=WARN msg="gossip: discarding stream with unacceptable label \"x\": from=1.2.3.4:5"`},
 		{"[INFO] memberlist: something", `level=INFO msg="gossip: something"`},
 	} {
 		bridge.Print(c[0])
