@@ -30,6 +30,7 @@ const (
 	prefixTo      = "to-"
 	prefixVIPs    = "vips-"
 	prefixFlows   = "flows-"
+	prefixOnRing  = "on-ring-"
 )
 
 // TableName is the name of the tables, one in the family ip and one in ip6.
@@ -91,6 +92,9 @@ func (h header) addresses(name string) nft.Set {
 }
 
 func (h header) vips(node netip.Addr) nft.Set { return h.addresses(name(prefixVIPs, node)) }
+
+// onRing are the VIPs on whose ring a target is.
+func (h header) onRing(node netip.Addr) nft.Set { return h.addresses(name(prefixOnRing, node)) }
 
 // ringOf names the set of VIPs whose packets may pass through so many nodes; all are in setRing too.
 func ringOf(hops int) string { return fmt.Sprint(prefixRing, hops) }
@@ -230,8 +234,7 @@ func (h header) strayRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
 	for _, node := range nodes {
-		all.add("", h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
-		all.add("", h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
+		h.recall(&all, t, node)
 	}
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
@@ -245,6 +248,25 @@ func (h header) strayRules(t *table) []nft.Rule {
 		all.add("ring changes", isTCP(expr.CmpOpEq), h.isFor(setRing), expr.Drop())
 	}
 	return all
+}
+
+// recall adds the rules for packets of connections that are remembered to have gone to a node. On a ring all nodes are
+// asked in order, so that says nothing of those on it. It may have been an older connection, with the same addresses
+// and ports: who followed that would leave out the node that knows this one.
+func (h header) recall(all *rules, t *table, node netip.Addr) {
+	long := expr.Join(h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
+	short := expr.Join(h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
+	if len(t.ring) == 0 {
+		all.add("", long)
+		all.add("", short)
+		return
+	}
+	offRing := h.isNotFor(h.onRing(node).Name)
+	all.add("", offRing, long)
+	all.add("", offRing, short)
+	if len(t.targets[node]) > 0 {
+		all.add("", h.isFor(name(prefixVIPs, node)), long) // the next one in order
+	}
 }
 
 // errorRules return the rules for ICMP errors about packets of connections that this node does not know. They
@@ -300,12 +322,16 @@ func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
 		h.editTTL(255, doubt))
 }
 
-// beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more nodes to ask
-// than the ring has: whoever can send to a node can choose its TTL.
+// moves is how often a packet on a ring is moved at most: once more than there are nodes to ask, as a node on its way
+// may have left the ring that remembers where it went, or that knows it.
+func moves(hops int) int { return min(hops+1, maxHops) }
+
+// beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more moves than a
+// ring of that length needs: whoever can send to a node can choose its TTL.
 func (h header) beginRing(all *rules, t *table, notMarked expr.List) {
 	for _, hops := range t.lengths() {
 		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
-			h.setTTL(byte(spent+hops)))
+			h.setTTL(byte(spent+moves(hops))))
 	}
 	h.cap(all, t, spent)
 }
@@ -313,9 +339,9 @@ func (h header) beginRing(all *rules, t *table, notMarked expr.List) {
 // cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL.
 func (h header) cap(all *rules, t *table, end int) {
 	for _, hops := range t.lengths() {
-		if hops < maxHops {
-			all.add("ring, with too many to ask", h.isFor(ringOf(hops)),
-				h.span(expr.CmpOpEq, byte(end+hops+1), byte(end+maxHops)), h.setTTL(byte(end+hops)))
+		if left := moves(hops); left < maxHops {
+			all.add("ring, with too many moves", h.isFor(ringOf(hops)),
+				h.span(expr.CmpOpEq, byte(end+left+1), byte(end+maxHops)), h.setTTL(byte(end+left)))
 		}
 	}
 }
