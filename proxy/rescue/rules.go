@@ -276,7 +276,7 @@ func (h header) errorRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
 	if len(t.ring) > 0 {
 		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
-		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops))
+		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops), 0)
 		all.add("ring ends", h.isFor(setRing), h.span(expr.CmpOpNeq, spent+1, spent+maxHops), expr.Drop())
 	}
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept()) // of a ring that this node does not have
@@ -315,31 +315,31 @@ func (h header) inTunnel() expr.List {
 
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
 func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
-	h.beginRing(all, t, notMarked)
-	h.cap(all, t, spentInDoubt)
+	h.beginRing(all, t, notMarked, spare)
+	h.cap(all, t, spentInDoubt, spare)
 	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
 	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
 		h.editTTL(255, doubt))
 }
 
-// moves is how often a packet on a ring is moved at most: once more than there are nodes to ask, as a node on its way
-// may have left the ring that remembers where it went, or that knows it.
-func moves(hops int) int { return min(hops+1, maxHops) }
+// spare is how often a stray packet on a ring is moved beyond the nodes to ask: a node on its way may have left the ring
+// that remembers where it went, or that knows its connection.
+const spare = 1
 
 // beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more moves than a
 // ring of that length needs: whoever can send to a node can choose its TTL.
-func (h header) beginRing(all *rules, t *table, notMarked expr.List) {
+func (h header) beginRing(all *rules, t *table, notMarked expr.List, spare int) {
 	for _, hops := range t.lengths() {
 		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
-			h.setTTL(byte(spent+moves(hops))))
+			h.setTTL(byte(spent+min(hops+spare, maxHops))))
 	}
-	h.cap(all, t, spent)
+	h.cap(all, t, spent, spare)
 }
 
 // cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL.
-func (h header) cap(all *rules, t *table, end int) {
+func (h header) cap(all *rules, t *table, end, spare int) {
 	for _, hops := range t.lengths() {
-		if left := moves(hops); left < maxHops {
+		if left := hops + spare; left < maxHops {
 			all.add("ring, with too many moves", h.isFor(ringOf(hops)),
 				h.span(expr.CmpOpEq, byte(end+left+1), byte(end+maxHops)), h.setTTL(byte(end+left)))
 		}
