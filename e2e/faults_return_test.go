@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -39,7 +40,7 @@ var absences = []absence{
 		t.Helper()
 		unplug(t, l, node)
 		for _, program := range []string{"speaker", "proxy"} {
-			if err := l.Agent(program, node).Kill(); err != nil {
+			if err := errors.Join(l.Agent(program, node).Kill(), l.Agent(program, node).Boot()); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -291,7 +291,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		ProbeInterval: profile.ProbeInterval})
 	talk = members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
-		Born: time.Now(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,
+		Born: time.Now(), Boot: bootID(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,
 		Changed: s.changes.markVIPs, Ended: s.runner.PokeNow,
 	})
 	s.from.members, s.from.liveness = talk, alive
@@ -432,6 +432,12 @@ func (o outlived) Run(ctx context.Context) error {
 
 // Busy returns for how long one of them has been at one thing.
 func (o outlived) Busy() time.Duration { return max(o.first.Busy(), o.last.Busy()) }
+
+// bootID returns what tells the boot that the kernel is in from others, "" if it does not say.
+func bootID() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id))
+}
 
 // bindAddress returns the address given or waits for this node's own.
 func bindAddress(given netip.Addr, self string,

@@ -185,7 +185,7 @@ func (f modelFeed) Tell(u lb.FeedUpdate) {
 // modelLiveness is what became of the speakers that gossip has lost.
 type modelLiveness struct{ *modelNode }
 
-func (l modelLiveness) Set(nodes map[string][]netip.Addr) { l.Live.Keep(nodes) }
+func (l modelLiveness) Set(nodes map[string][]netip.Addr) { l.Live.Keep(nodes, l.w.Now) }
 
 func (l modelLiveness) ConfirmAfter(after time.Time) {
 	if l.Live.ConfirmAfter(after) {

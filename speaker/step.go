@@ -382,7 +382,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		return
 	}
 	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff(),
-		Gates: s.phase.gates}
+		Booted: s.rooms.partition.Speakers().Booted, Gates: s.phase.gates}
 	if nodes {
 		all := s.from.nodes.All()
 		f.Addresses = addresses(all)

@@ -102,6 +102,24 @@ func (a *Agent) StartOnFullDisk() error {
 	return err
 }
 
+// Boot has the process see another boot of the kernel, with an ID of its own, from its next start on.
+func (a *Agent) Boot() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	file, err := os.CreateTemp(filepath.Dir(a.lab.logPath(a.Name())), "boot-")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(file, file.Name())
+	if err = errors.Join(err, file.Chmod(0o644), file.Close()); err != nil {
+		return err
+	}
+	const id = "/proc/sys/kernel/random/boot_id"
+	mounts := slices.DeleteFunc(slices.Clone(a.spec.Mounts), func(m mount) bool { return m.To == id })
+	a.spec.Mounts = append(mounts, mount{From: file.Name(), To: id})
+	return nil
+}
+
 // Stop sends SIGTERM and waits until the process has ended. A process that outlives the pod's grace
 // period is killed. That, and an exit status other than 0, is an error.
 func (a *Agent) Stop() error {

@@ -47,6 +47,8 @@ type table struct {
 	// pass through.
 	ring []netip.Addr
 	hops map[netip.Addr]int
+	// onRing has, for each target, the VIPs on whose ring it is, sorted.
+	onRing map[netip.Addr][]netip.Addr
 	// limit is Deps.Limit.
 	limit int
 	// carried has, for each target behind a router, the interface of the tunnel to it. segment is the
@@ -97,6 +99,7 @@ func (j judge) near(node netip.Addr) bool { return j.reachable(node) && !j.neigh
 
 func newTable() *table {
 	return &table{targets: map[netip.Addr][]netip.Addr{}, hops: map[netip.Addr]int{}, carried: map[netip.Addr]int{},
+		onRing:   map[netip.Addr][]netip.Addr{},
 		previous: map[netip.Addr]int{}, others: map[netip.Addr]int{}}
 }
 
@@ -122,6 +125,9 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 				t.peers = append(t.peers, n.MAC)
 			}
 		}
+	}
+	for _, vip := range t.ring {
+		t.join(vip, all[vip])
 	}
 	for node := range t.previous {
 		t.peers = append(t.peers, j.neighbors[node].MAC)
@@ -157,6 +163,15 @@ func (t *table) add(vip netip.Addr, o Origins, j judge) {
 	if found && len(o.Ring) > 0 {
 		t.ring, t.hops[vip] = insert(t.ring, vip), o.hops(j)
 		t.spread[t.hops[vip]]++
+	}
+}
+
+// join notes which targets are on the ring of a VIP.
+func (t *table) join(vip netip.Addr, o Origins) {
+	for _, node := range o.Ring {
+		if _, target := t.targets[node]; target {
+			t.onRing[node] = insert(t.onRing[node], vip)
+		}
 	}
 }
 
@@ -200,6 +215,11 @@ func (t *table) remove(vip netip.Addr, o Origins, j judge) {
 		t.ring = drop(t.ring, vip)
 		t.spread[t.hops[vip]]--
 		delete(t.hops, vip)
+		for _, node := range o.Ring {
+			if t.onRing[node] = drop(t.onRing[node], vip); len(t.onRing[node]) == 0 {
+				delete(t.onRing, node)
+			}
+		}
 	}
 }
 
@@ -237,8 +257,11 @@ func (t *table) long(hops int) (vips []netip.Addr) {
 }
 
 // of returns the targets for a VIP.
-func (t *table) of(vip netip.Addr) (nodes []netip.Addr) {
-	for node, vips := range t.targets {
+func (t *table) of(vip netip.Addr) []netip.Addr { return having(t.targets, vip) }
+
+// having returns the nodes that have a VIP among theirs.
+func having(all map[netip.Addr][]netip.Addr, vip netip.Addr) (nodes []netip.Addr) {
+	for node, vips := range all {
 		if _, found := slices.BinarySearchFunc(vips, vip, netip.Addr.Compare); found {
 			nodes = append(nodes, node)
 		}
@@ -269,7 +292,8 @@ func (t *table) nodes() []netip.Addr {
 
 func (t *table) equal(other *table) bool {
 	return maps.EqualFunc(t.targets, other.targets, slices.Equal) && slices.Equal(t.peers, other.peers) &&
-		slices.Equal(t.ring, other.ring) && maps.Equal(t.hops, other.hops) && t.limit == other.limit &&
+		slices.Equal(t.ring, other.ring) && maps.Equal(t.hops, other.hops) &&
+		maps.EqualFunc(t.onRing, other.onRing, slices.Equal) && t.limit == other.limit &&
 		maps.Equal(t.carried, other.carried) && t.segment == other.segment
 }
 

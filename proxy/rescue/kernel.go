@@ -145,13 +145,15 @@ func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 	}
 	for node := range have.sent {
 		ours[h.vips(node).Name] = h.vips(node).Shape()
+		ours[h.onRing(node).Name] = h.onRing(node).Shape()
 	}
 	for name, shape := range sets {
 		_, aims := h.nodeOf(prefixVIPs, name)
+		_, rings := h.nodeOf(prefixOnRing, name)
 		if _, is := hopsOf(name); is {
 			ours[name] = h.addresses(name).Shape()
 		}
-		if should, known := ours[name]; known && shape != should || !known && aims {
+		if should, known := ours[name]; known && shape != should || !known && (aims || rings) {
 			names = append(names, name)
 		}
 	}
@@ -180,6 +182,9 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	}
 	for node := range have.sent {
 		t.targets[node] = addresses(h.vips(node))
+		if vips := addresses(h.onRing(node)); len(vips) > 0 {
+			t.onRing[node] = vips
+		}
 	}
 	peers, err := readKeys(l, sets, h.peers())
 	for _, key := range peers {
@@ -245,7 +250,9 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	h.writeLimits(w.Batch, want.limit, have)
 	for _, node := range want.nodes() {
 		all = append(all, sets{h.vips(node), keysOf(have.table.targets[node], netip.Addr.AsSlice),
-			keysOf(want.targets[node], netip.Addr.AsSlice)})
+			keysOf(want.targets[node], netip.Addr.AsSlice)},
+			sets{h.onRing(node), keysOf(have.table.onRing[node], netip.Addr.AsSlice),
+				keysOf(want.onRing[node], netip.Addr.AsSlice)})
 		if _, there := written[node]; !there || !slices.Equal(have.moving[node], h.moving(want, node)) {
 			w.AddSet(h.flows(node))
 			w.AddSet(h.fresh(node))
@@ -280,7 +287,8 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 				w.RemoveRules(chain)
 				w.RemoveChain(chain)
 			}
-			for _, set := range []nft.Set{h.vips(node), h.flows(node), h.fresh(node)} {
+			w.AddSet(h.onRing(node)) // releases before it had none
+			for _, set := range []nft.Set{h.vips(node), h.onRing(node), h.flows(node), h.fresh(node)} {
 				w.RemoveSet(set.Name)
 			}
 		}
@@ -323,6 +331,14 @@ func (k Kernel) edit(family lb.Family, edits []edit) error {
 		}
 		for _, node := range e.from {
 			name := h.vips(node).Name
+			remove[name] = append(remove[name], key)
+		}
+		for _, node := range e.joins {
+			name := h.onRing(node).Name
+			add[name] = append(add[name], key)
+		}
+		for _, node := range e.leaves {
+			name := h.onRing(node).Name
 			remove[name] = append(remove[name], key)
 		}
 		if e.hops.from == e.hops.to {

@@ -293,6 +293,7 @@ func (a *Actor) apply() error {
 	var errs []error
 	for _, family := range a.families {
 		if err := a.sync(family); err != nil {
+			delete(a.written, family) // what it has is not what is wanted
 			errs = append(errs, fmt.Errorf("%s: %w", family, err))
 		}
 	}
@@ -313,6 +314,8 @@ func (a *Actor) countTargets() {
 type edit struct {
 	vip      netip.Addr
 	from, to []netip.Addr // the targets whose set it leaves and enters
+	// leaves and joins are the targets that are on its ring no longer, and now.
+	leaves, joins []netip.Addr
 	// hops are how many nodes packets on its ring passed through, and do; 0 without a ring.
 	hops struct{ from, to int }
 }
@@ -349,12 +352,17 @@ func (a *Actor) adjust() bool {
 			continue // the node has no such family
 		}
 		e := edit{vip: vip}
-		aimed := t.of(vip)
+		aimed, joined := t.of(vip), having(t.onRing, vip)
 		e.hops.from = t.hops[vip]
 		t.remove(vip, before, j)
 		if now, is := a.all[vip]; is {
 			t.add(vip, now, j)
+			if t.hops[vip] > 0 {
+				t.join(vip, now)
+			}
 		}
+		on := having(t.onRing, vip)
+		e.leaves, e.joins = without(joined, on), without(on, joined)
 		aims := t.of(vip)
 		e.from, e.to = without(aimed, aims), without(aims, aimed)
 		e.hops.to = t.hops[vip]

@@ -187,6 +187,7 @@ type fakeKernel struct {
 	table     table
 	neighbor  map[netip.Addr]links.Neighbor
 	fail      error // of the next write
+	unread    error // of the next load
 	loads     int
 	writes    int
 	edits     int
@@ -203,6 +204,10 @@ type fakeKernel struct {
 
 func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
 	k.loads++
+	if err := k.unread; err != nil {
+		k.unread = nil
+		return held{}, err
+	}
 	have := k.have
 	if all {
 		have.table = k.table
@@ -218,7 +223,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		return err
 	}
 	k.table = table{targets: map[netip.Addr][]netip.Addr{}, peers: slices.Clone(want.peers),
-		ring: slices.Clone(want.ring), hops: maps.Clone(want.hops)}
+		ring: slices.Clone(want.ring), hops: maps.Clone(want.hops), onRing: maps.Clone(want.onRing)}
 	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}, moving: map[netip.Addr][]string{}}
 	for _, node := range want.nodes() {
 		k.table.targets[node] = slices.Clone(want.targets[node])
@@ -492,6 +497,33 @@ func TestContract5ANodeThatIsCutOffKeepsItsTargets(t *testing.T) {
 	step("together again", 2, 1)
 	k.neighbor[node], k.neighbor[other] = links.Neighbor{Failed: true}, links.Neighbor{Failed: true}
 	step("they do not answer this time", 0, 0)
+}
+
+// What could not be read is not taken for written by the next step, nor confirmed.
+func TestContract6AFailedLookIsRepeated(t *testing.T) {
+	vip, other, node := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1")
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{node: there(1)}}
+	deps := fakeDeps
+	var confirmed []uint64
+	deps.Confirmed = func(number uint64) { confirmed = append(confirmed, number) }
+	a := newActor(deps, k)
+	a.set(from(vip.String(), node.String()))
+	if _, err := a.step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a.set(from(vip.String(), node.String(), other.String(), node.String()))
+	a.Confirm(1)
+	a.looked = time.Time{} // it is time for a look
+	k.unread = errors.New("no buffer")
+	if _, err := a.step(t.Context()); err == nil || len(confirmed) > 0 {
+		t.Fatalf("the look has failed: %v, confirmed %v", err, confirmed)
+	}
+	if _, err := a.step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := k.table.targets[node]; !slices.Contains(got, other) || !slices.Equal(confirmed, []uint64{1}) {
+		t.Errorf("the kernel has %v, confirmed %v", got, confirmed)
+	}
 }
 
 // BenchmarkChange has one of many VIPs on a ring move, in memory.

@@ -19,6 +19,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/nft"
 )
 
 func TestChooseOnARing(t *testing.T) {
@@ -196,7 +197,7 @@ func TestContract5ConnectionsAreFoundRoundTheRing(t *testing.T) {
 	}
 }
 
-// What no node knows goes round once, and is refused once.
+// What no node knows goes round once, back to where it came from, and is refused once.
 func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 	r := newRack(t, 4)
 	r.all(t)
@@ -214,7 +215,7 @@ func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 		if n := refused(conns); n != len(conns) {
 			t.Errorf("%d of %d connections were refused that no node knows", n, len(conns))
 		}
-		if n := r.packets(t) - before; n != len(conns)*(len(r.nodes)-1) {
+		if n := r.packets(t) - before; n != len(conns)*len(r.nodes) {
 			t.Errorf("%s: %d packets were moved for %d connections among %d nodes", at.vip, n, len(conns), len(r.nodes))
 		}
 		if n := r.resets(t) - resets; n != len(conns) {
@@ -228,7 +229,7 @@ func TestContract11AMarkedPacketGoesRoundOnce(t *testing.T) {
 	r := newRack(t, 3)
 	r.all(t)
 	for _, at := range []addresses{v4, v6} {
-		for _, ttl := range []int{spent + len(r.nodes), spent + maxHops, spentInDoubt + len(r.nodes),
+		for _, ttl := range []int{spent + len(r.nodes) + 1, spent + maxHops, spentInDoubt + len(r.nodes) + 1,
 			spentInDoubt + maxHops} {
 			r.point(t, at.vip, r.macs[2])
 			conns := r.dial(t, at.vip, 1)
@@ -237,7 +238,7 @@ func TestContract11AMarkedPacketGoesRoundOnce(t *testing.T) {
 			before := r.packets(t)
 			sendWith(t, conns[0], ttl)
 			time.Sleep(100 * time.Millisecond) // the client sends again after 200 ms
-			if n := r.packets(t) - before; n == 0 || n > 2*(len(r.nodes)-1) {
+			if n := r.packets(t) - before; n == 0 || n > 2*len(r.nodes) {
 				t.Errorf("%s: a packet with a TTL of %d was moved %d times among %d nodes", at.vip, ttl, n, len(r.nodes))
 			}
 			reset(t, conns[0])
@@ -613,6 +614,49 @@ func TestContract9ANodeWithoutARingEndsOthers(t *testing.T) {
 	}
 }
 
+// A node may remember where it moved a connection that had the addresses and ports of one of now, and that another node
+// knew. On a ring the one of now is found all the same: wherever it is, wherever it arrives, whoever remembers what.
+func TestContract5WhatIsRememberedOfOldPortsMisleadsNobody(t *testing.T) {
+	r := newRack(t, 3)
+	for i := range r.nodes { // so that each can remember each other
+		for k := range r.nodes {
+			if k != i {
+				r.set(t, i, around(k))
+			}
+		}
+	}
+	r.all(t)
+	port := 1100
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		address := func(i int) netip.Addr { return addr(strings.TrimSuffix(at.a, "1") + strconv.Itoa(i+1)) }
+		for _, memory := range []func(netip.Addr) nft.Set{h.flows, h.fresh} {
+			for holder := range r.nodes {
+				for misled := range r.nodes {
+					to := 3 - holder - misled // the other one
+					if misled == holder {
+						continue
+					}
+					port++
+					r.point(t, at.vip, r.macs[holder])
+					conn := r.dialFrom(t, port, at.vip)
+					writeRules(t, r.nodes[misled], fmt.Sprintf("add element %s %s %s { %s . %d . %s . 80 }", nftFamily(h),
+						tableName, memory(address(to)).Name, at.client, port, at.vip))
+					for arrival := range r.nodes {
+						r.point(t, at.vip, r.macs[arrival])
+						if n := lost([]net.Conn{conn}); n > 0 {
+							t.Errorf("%s: the connection of node %d was lost at node %d, as node %d remembers that node %d had it",
+								at.vip, holder, arrival, misled, to)
+							break
+						}
+					}
+					reset(t, conn)
+				}
+			}
+		}
+	}
+}
+
 // A packet that meets the rules while the next node of its VIP changes, which the kernel looks up in one set after the
 // other, is not refused.
 func TestContract5APacketAmidAChangeOfTheRingIsNotRefused(t *testing.T) {
@@ -632,4 +676,72 @@ func TestContract5APacketAmidAChangeOfTheRingIsNotRefused(t *testing.T) {
 		}
 		reset(t, conn)
 	}
+}
+
+// Where a connection has gone is remembered by each node on its way. If one of these has left the ring since, the
+// packet goes there all the same, and on from there to the node that knows the connection; which may be the one that
+// has left.
+func TestContract5ANodeThatHasLeftTheRingIsAskedAllTheSame(t *testing.T) {
+	for name, leave := range map[string]func(*testing.T, *rack){
+		"one on the way": func(t *testing.T, r *rack) {
+			r.set(t, 0, around(2, 3))
+			r.set(t, 2, around(3, 0))
+			r.set(t, 3, around(0, 2))
+		},
+		"the holder": func(t *testing.T, r *rack) {
+			r.set(t, 0, around(1, 2))
+			r.set(t, 1, around(2, 0))
+			r.set(t, 2, around(0, 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRack(t, 4)
+			r.all(t)
+			const holder = 3
+			conns := map[string]net.Conn{}
+			found := func(arrival int) {
+				t.Helper()
+				for vip, conn := range conns {
+					r.point(t, vip, r.macs[arrival])
+					for range 2 {
+						if n := lost([]net.Conn{conn}); n > 0 {
+							t.Errorf("%s: the connection was lost at node %d", vip, arrival)
+						}
+					}
+				}
+			}
+			for _, at := range []addresses{v4, v6} {
+				r.point(t, at.vip, r.macs[holder])
+				conns[at.vip] = r.dial(t, at.vip, 1)[0]
+			}
+			found(0)
+			leave(t, r)
+			for arrival := range r.nodes {
+				found(arrival)
+			}
+		})
+	}
+}
+
+// A release whose rules know nothing of the rings of targets can take over from this one, and remove a target: no chain
+// but that of stray packets, which it writes anew, has rules about them.
+func TestContract6AnOlderReleaseTakesOver(t *testing.T) {
+	r := newRack(t, 3)
+	r.all(t)
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		target := addr(at.b)
+		var text strings.Builder
+		for _, format := range []string{"flush chain %s %s strays", "flush chain %s %s errors"} {
+			fmt.Fprintf(&text, format+"\n", nftFamily(h), tableName)
+		}
+		for _, chain := range []string{name(prefixNew, target), name(prefixTo, target)} {
+			fmt.Fprintf(&text, "flush chain %[1]s %[2]s %[3]s\ndelete chain %[1]s %[2]s %[3]s\n", nftFamily(h), tableName, chain)
+		}
+		for _, set := range []nft.Set{h.vips(target), h.flows(target), h.fresh(target)} {
+			fmt.Fprintf(&text, "delete set %s %s %s\n", nftFamily(h), tableName, set.Name)
+		}
+		writeRules(t, r.nodes[0], text.String())
+	}
+	r.set(t, 0, around(1, 2)) // and this one from that
 }

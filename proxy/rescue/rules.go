@@ -30,6 +30,7 @@ const (
 	prefixTo      = "to-"
 	prefixVIPs    = "vips-"
 	prefixFlows   = "flows-"
+	prefixOnRing  = "on-ring-"
 )
 
 // TableName is the name of the tables, one in the family ip and one in ip6.
@@ -91,6 +92,9 @@ func (h header) addresses(name string) nft.Set {
 }
 
 func (h header) vips(node netip.Addr) nft.Set { return h.addresses(name(prefixVIPs, node)) }
+
+// onRing are the VIPs on whose ring a target is.
+func (h header) onRing(node netip.Addr) nft.Set { return h.addresses(name(prefixOnRing, node)) }
 
 // ringOf names the set of VIPs whose packets may pass through so many nodes; all are in setRing too.
 func ringOf(hops int) string { return fmt.Sprint(prefixRing, hops) }
@@ -230,8 +234,7 @@ func (h header) strayRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
 	for _, node := range nodes {
-		all.add("", h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
-		all.add("", h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
+		h.recall(&all, t, node)
 	}
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
@@ -247,6 +250,25 @@ func (h header) strayRules(t *table) []nft.Rule {
 	return all
 }
 
+// recall adds the rules for packets of connections that are remembered to have gone to a node. On a ring all nodes are
+// asked in order, so that says nothing of those on it. It may have been an older connection, with the same addresses
+// and ports: who followed that would leave out the node that knows this one.
+func (h header) recall(all *rules, t *table, node netip.Addr) {
+	long := expr.Join(h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
+	short := expr.Join(h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
+	if len(t.ring) == 0 {
+		all.add("", long)
+		all.add("", short)
+		return
+	}
+	offRing := h.isNotFor(h.onRing(node).Name)
+	all.add("", offRing, long)
+	all.add("", offRing, short)
+	if len(t.targets[node]) > 0 {
+		all.add("", h.isFor(name(prefixVIPs, node)), long) // the next one in order
+	}
+}
+
 // errorRules return the rules for ICMP errors about packets of connections that this node does not know. They
 // go round as stray packets do, and nothing is remembered of them.
 func (h header) errorRules(t *table) []nft.Rule {
@@ -254,7 +276,7 @@ func (h header) errorRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
 	if len(t.ring) > 0 {
 		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
-		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops))
+		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops), 0)
 		all.add("ring ends", h.isFor(setRing), h.span(expr.CmpOpNeq, spent+1, spent+maxHops), expr.Drop())
 	}
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept()) // of a ring that this node does not have
@@ -293,29 +315,33 @@ func (h header) inTunnel() expr.List {
 
 // enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
 func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
-	h.beginRing(all, t, notMarked)
-	h.cap(all, t, spentInDoubt)
+	h.beginRing(all, t, notMarked, spare)
+	h.cap(all, t, spentInDoubt, spare)
 	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
 	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
 		h.editTTL(255, doubt))
 }
 
-// beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more nodes to ask
-// than the ring has: whoever can send to a node can choose its TTL.
-func (h header) beginRing(all *rules, t *table, notMarked expr.List) {
+// spare is how often a stray packet on a ring is moved beyond the nodes to ask: a node on its way may have left the ring
+// that remembers where it went, or that knows its connection.
+const spare = 1
+
+// beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more moves than a
+// ring of that length needs: whoever can send to a node can choose its TTL.
+func (h header) beginRing(all *rules, t *table, notMarked expr.List, spare int) {
 	for _, hops := range t.lengths() {
 		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
-			h.setTTL(byte(spent+hops)))
+			h.setTTL(byte(spent+min(hops+spare, maxHops))))
 	}
-	h.cap(all, t, spent)
+	h.cap(all, t, spent, spare)
 }
 
 // cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL.
-func (h header) cap(all *rules, t *table, end int) {
+func (h header) cap(all *rules, t *table, end, spare int) {
 	for _, hops := range t.lengths() {
-		if hops < maxHops {
-			all.add("ring, with too many to ask", h.isFor(ringOf(hops)),
-				h.span(expr.CmpOpEq, byte(end+hops+1), byte(end+maxHops)), h.setTTL(byte(end+hops)))
+		if left := hops + spare; left < maxHops {
+			all.add("ring, with too many moves", h.isFor(ringOf(hops)),
+				h.span(expr.CmpOpEq, byte(end+left+1), byte(end+maxHops)), h.setTTL(byte(end+left)))
 		}
 	}
 }

@@ -24,6 +24,9 @@ type Facts struct {
 	Foreign []string
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
+	// Booted are the nodes that have booted since this one met them, with the last boot of each: they know
+	// no connection from before.
+	Booted map[string]uint64
 	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
 	CutOff bool
 	// Gates is set if the views say what is unannounced. When it changes, the step has to have a view of
@@ -54,6 +57,7 @@ type State struct {
 	// zero time for one from which it does so now.
 	foreign map[string]time.Time
 	dead    []string
+	booted  map[string]uint64
 	cutOff  bool
 	gates   bool
 	vips    map[netip.Addr]*vip
@@ -117,6 +121,10 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 func (s *State) meet(now time.Time, f Facts) (changed bool) {
 	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead) || s.cutOff != f.CutOff || s.gates != f.Gates
 	s.self, s.dead, s.cutOff, s.gates = f.Self, f.Dead, f.CutOff, f.Gates
+	if !maps.Equal(s.booted, f.Booted) {
+		s.forget(f.Booted)
+		s.booted, changed = f.Booted, true
+	}
 	if f.Addresses != nil && !maps.EqualFunc(s.addresses, f.Addresses, slices.Equal) {
 		s.addresses, changed = f.Addresses, true
 	}
@@ -126,6 +134,22 @@ func (s *State) meet(now time.Time, f Facts) (changed bool) {
 	before := len(s.foreign)
 	maps.DeleteFunc(s.foreign, func(_ string, until time.Time) bool { return !until.IsZero() && now.After(until) })
 	return changed || len(s.foreign) != before
+}
+
+// forget takes nodes out of all rings that have booted since the last step. They join again as others do:
+// once they announce the VIP, as before that they may lack the rules that pass on what they do not know.
+func (s *State) forget(booted map[string]uint64) {
+	for node, boot := range booted {
+		if s.booted[node] == boot {
+			continue
+		}
+		for _, v := range s.vips {
+			if v.ring != nil {
+				delete(v.ring.announce, node)
+				delete(v.ring.last, node)
+			}
+		}
+	}
 }
 
 // meetForeign takes in from which nodes another product announces, and reports whether there are more.

@@ -53,6 +53,8 @@ func view(text string) *View {
 			v.Routable = true
 		case how == "arp":
 			v.Claims[node] = plan.Claim{Answering: true}
+		case how == "held":
+			v.Claims[node] = plan.Claim{Answering: true, Held: true}
 		case how == "bgp":
 			v.Claims[node] = plan.Claim{Reason: lb.ReasonNoAdvertisement, Routes: "tor"}
 		default:
@@ -60,6 +62,15 @@ func view(text string) *View {
 		}
 	}
 	return v
+}
+
+// booted counts how often each node has booted.
+func booted(words string) map[string]uint64 {
+	all := map[string]uint64{}
+	for node := range strings.FieldsSeq(words) {
+		all[node]++
+	}
+	return all
 }
 
 // said writes what the proxy is told of a VIP: "a; ring c b", by the nodes' names.
@@ -96,6 +107,7 @@ func TestStory(t *testing.T) {
 		after time.Duration
 		view  string
 		dead  string
+		boots string // the nodes that have booted so far, one word for each time
 		want  string
 		same  bool // nothing is told
 	}
@@ -124,6 +136,18 @@ func TestStory(t *testing.T) {
 			{what: "announced no more", after: lb.FlowMemory, view: "c own", want: "; ring c", same: true},
 			{what: "nor by this node", after: lb.FlowMemory, view: "c", want: "; ring c", same: true},
 			{what: "and that is over", after: 1, view: "c", want: ""},
+		},
+		"over BGP, and nodes boot": {
+			{what: "all announce it", view: "a:bgp c:bgp own routable", want: "; ring c a"},
+			{what: "a is dead", view: "c:bgp own routable", dead: "a", want: "; ring c"},
+			{what: "it has booted", view: "c:bgp own routable", boots: "a", want: "; ring c"},
+			{what: "what it announced before is reserved", view: "a:held c:bgp own routable", boots: "a", want: "a; ring c"},
+			{what: "it announces", view: "a:bgp c:bgp own routable", boots: "a", want: "a; ring c a"},
+			{what: "its speaker is restarted", view: "a:held c:bgp own routable", boots: "a", want: "a; ring c a", same: true},
+			{what: "it boots anew", view: "c:bgp own routable", boots: "a a", want: "a; ring c"},
+			{what: "c too, before it was missed", view: "own routable", boots: "a a c", want: "a; ring"},
+			{what: "both announce it", view: "a:bgp c:bgp own routable", boots: "a a c", want: "a; ring c a"},
+			{what: "both stop", view: "own routable", boots: "a a c", want: "a; ring c a", same: true},
 		},
 		"over the LAN": {
 			{what: "all claim", view: "a c owner=b", want: ""},
@@ -160,7 +184,7 @@ func TestStory(t *testing.T) {
 		var u lb.FeedUpdate
 		for i, c := range story {
 			now = now.Add(c.after)
-			f := Facts{Self: "b", Dead: strings.Fields(c.dead)}
+			f := Facts{Self: "b", Dead: strings.Fields(c.dead), Booted: booted(c.boots)}
 			if i == 0 {
 				f.Addresses = all
 			}
@@ -289,16 +313,21 @@ func TestRingIsBounded(t *testing.T) {
 // TestOrderAndRepetition plays random events: what is told in the end does not depend on whether
 // the VIPs came in one step, one by one, in reverse, or twice.
 func TestOrderAndRepetition(t *testing.T) {
-	words := []string{"a", "a:arp", "a:bgp", "c", "c:arp", "c:bgp", "d:arp", "owner=a", "owner=b", "owner=c", "own",
-		"rival=a", "lacks=Backends", "routable"}
+	words := []string{"a", "a:arp", "a:bgp", "a:held", "c", "c:arp", "c:bgp", "d:arp", "owner=a", "owner=b", "owner=c",
+		"own", "rival=a", "lacks=Backends", "routable"}
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		var one, single, reversed, twice State
 		now := epoch
 		var u lb.FeedUpdate
+		boots := ""
 		for range 30 {
 			now = now.Add(time.Duration(r.IntN(40)) * time.Minute)
 			f := Facts{Self: "b", Addresses: nodes(), Dead: [][]string{nil, nil, nil, {"c"}}[r.IntN(4)]}
+			if r.IntN(8) == 0 {
+				boots += " a"
+			}
+			f.Booted = booted(boots)
 			events := map[netip.Addr]*View{}
 			for _, vip := range []netip.Addr{vip1, vip2, vip6} {
 				var text []string

@@ -25,7 +25,7 @@ func (s *State) spread(now time.Time, addr netip.Addr, v *vip, view View) (chang
 	if k == nil {
 		k = &ring{last: map[string]time.Time{}}
 	}
-	k.note(now, view)
+	k.note(now, view, s.booted)
 	if now.Sub(k.routed) > lb.FlowMemory {
 		if !view.Routable {
 			had := v.ring != nil
@@ -40,13 +40,15 @@ func (s *State) spread(now time.Time, addr netip.Addr, v *vip, view View) (chang
 }
 
 // note takes in who announces the VIP now. A node that does so no more stays in the ring for as
-// long as proxies remember a silent connection.
-func (k *ring) note(now time.Time, view View) {
+// long as proxies remember a silent connection. Of a node that has booted, what is reserved for it does
+// not count.
+func (k *ring) note(now time.Time, view View, booted map[string]uint64) {
 	routed := view.Announced
 	announce := map[string]bool{}
 	for node, claim := range view.Claims {
 		routed = routed || claim.Routes != ""
-		if claim.Answering || claim.Routes != "" {
+		_, again := booted[node]
+		if claim.Routes != "" || claim.Answering && !(claim.Held && again) {
 			announce[node] = true
 			k.last[node] = now
 		}

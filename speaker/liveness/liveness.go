@@ -84,7 +84,7 @@ func New(opts Options) *Actor {
 
 // Set says which other nodes the cluster has, by name.
 func (a *Actor) Set(nodes map[string][]netip.Addr) {
-	a.change(func(s *State, _ time.Time) { s.Keep(nodes) })
+	a.change(func(s *State, now time.Time) { s.Keep(nodes, now) })
 }
 
 // Joined takes in that a process takes part in gossip. Gossip calls it, like the methods after it,

@@ -50,6 +50,7 @@ type State struct {
 	interval time.Duration // between two probes of gossip by one node
 	ring     int           // successors on the ring whose paths this node watches
 	nodes    map[string]*peer
+	boots    boots
 	previous reserved  // for this node, by the others
 	turn     uint64    // counts the draws of nodes that are asked as witnesses
 	doubting time.Time // since when answers count of those asked while this node may be cut off
@@ -127,6 +128,7 @@ func (l *State) Joined(p plan.Process, now time.Time) {
 	lost := n.phase == absent && n.met
 	n.Process, n.phase, n.met, n.dead = p, live, true, false
 	n.alarm, n.condemned = alarm{}, false
+	l.boots.met(p.Node, p.Boot)
 	if p.Heard == (plan.Point{}) {
 		return
 	}
@@ -204,7 +206,8 @@ func (l *State) Recalled(born uint64, now time.Time) {
 }
 
 // Keep forgets the nodes that are no longer in the cluster.
-func (l *State) Keep(nodes map[string][]netip.Addr) {
+func (l *State) Keep(nodes map[string][]netip.Addr, now time.Time) {
+	l.boots.keep(nodes, now)
 	maps.DeleteFunc(l.nodes, func(name string, n *peer) bool {
 		_, ok := nodes[name]
 		return !ok && n.phase == absent
@@ -418,7 +421,7 @@ func (l *State) Speakers(now time.Time) plan.Speakers {
 		slices.Sort(names)
 	}
 	s := plan.SpeakersOf(l.self, heard, alive, known, dead)
-	s.Confirmed = l.confirmed
+	s.Confirmed, s.Booted = l.confirmed, l.boots.again
 	return s
 }
 

@@ -58,7 +58,7 @@ func (s *story) do(step string) Verdict {
 		for _, name := range words[1:] {
 			nodes[name] = nil
 		}
-		s.Keep(nodes)
+		s.Keep(nodes, s.now)
 	case words[0] == "confirm":
 		s.ConfirmAfter(s.now)
 	case words[0] == "recalled":

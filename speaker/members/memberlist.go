@@ -84,7 +84,9 @@ func (d delegate) NodeMeta(limit int) []byte {
 	defer d.m.pulses.Begin()()
 	d.m.mu.Lock()
 	defer d.m.mu.Unlock()
-	return meta{born: uint64(d.m.opts.Born.UnixNano()), macs: d.m.ownMACs, wire: farewellVersion}.encode(limit)
+	own := meta{born: uint64(d.m.opts.Born.UnixNano()), boot: bootOf(d.m.opts.Boot), macs: d.m.ownMACs,
+		wire: farewellVersion}
+	return own.encode(limit)
 }
 
 func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
@@ -352,7 +354,8 @@ func (m *Members) welcome(n *memberlist.Node) {
 
 // process describes the process behind a member. It needs mu.
 func (m *Members) process(n *memberlist.Node) plan.Process {
-	p := plan.Process{Node: n.Name, Born: metaOf(n).born}
+	said := metaOf(n)
+	p := plan.Process{Node: n.Name, Born: said.born, Boot: said.boot}
 	if addr, ok := netip.AddrFromSlice(n.Addr); ok {
 		p.Addr = netip.AddrPortFrom(addr.Unmap(), n.Port)
 	}

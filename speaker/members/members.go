@@ -39,7 +39,9 @@ type Options struct {
 	// decrypt. Without keys gossip is not encrypted. See SetKeys.
 	Keys [][]byte
 	// Born tells this process from earlier ones on the node: the time of its start.
-	Born    time.Time
+	Born time.Time
+	// Boot is the ID of the boot that this node's kernel is in; "" if that is not known.
+	Boot    string
 	Profile Profile // the zero value stands for LAN
 	// Alone is how long a node calls the others, if they do not answer at all, before it takes itself
 	// for the only one.

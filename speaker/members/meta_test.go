@@ -10,11 +10,11 @@ import (
 
 func FuzzMeta(f *testing.F) {
 	f.Add([]byte(nil))
-	f.Add(meta{born: 1, macs: []string{"02:00:00:00:00:01"}}.encode(memberlist.MetaMaxSize))
+	f.Add(meta{born: 1, boot: bootMask, macs: []string{"02:00:00:00:00:01"}}.encode(memberlist.MetaMaxSize))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m := metaOf(&memberlist.Node{Meta: b})
 		again := metaOf(&memberlist.Node{Meta: m.encode(len(b) + bornSize)})
-		if again.born != m.born || !slices.Equal(again.macs, m.macs) {
+		if again.born != m.born || again.boot != m.boot || !slices.Equal(again.macs, m.macs) {
 			t.Fatalf("%+v is read back as %+v", m, again)
 		}
 	})
@@ -26,6 +26,18 @@ func TestMetaLeavesOutWhatDoesNotFit(t *testing.T) {
 	got := metaOf(&memberlist.Node{Meta: m.encode(bornSize + 2*macSize + 1)})
 	if want := []string{"02:00:00:00:00:01", "02:00:00:00:00:02"}; got.born != 7 || !slices.Equal(got.macs, want) {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestMetaTellsBootsApart(t *testing.T) {
+	first, second := bootOf("3b0c8ae4-b0a2-4e43-9d5b-3c4b5ad4cd6c"), bootOf("d51d7f0f-7a86-4d9c-8e0e-0a8a3b1a5a0e")
+	if first == 0 || first == second || bootOf("") != 0 {
+		t.Fatalf("%x, %x", first, second)
+	}
+	m := meta{born: 7, boot: first, macs: []string{"02:00:00:00:00:01"}, wire: farewellVersion}
+	got := metaOf(&memberlist.Node{Meta: m.encode(memberlist.MetaMaxSize)})
+	if got.boot != first || got.wire != m.wire || !slices.Equal(got.macs, m.macs) {
+		t.Errorf("%+v, want %+v", got, m)
 	}
 }
 

@@ -15,6 +15,7 @@ type Process struct {
 	Node string
 	Addr netip.AddrPort // where it speaks gossip
 	Born uint64         // when it was started; a later process of the node has a higher number
+	Boot uint64         // tells the boots of the node's kernel apart; 0 if it does not say
 	// Heard is the newest claim of the node that has arrived, maybe one of an earlier process; the
 	// zero Point for none.
 	Heard Point

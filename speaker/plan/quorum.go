@@ -18,6 +18,9 @@ type Speakers struct {
 	// Silent are the missing nodes whose kernel is silent too; sorted. Dead are the same, but none
 	// without a majority, as it may be this node that is cut off.
 	Silent, Dead []string
+	// Booted are the nodes that have booted since this one met them, with the last boot of each; see
+	// Process.Boot. Never changed in place.
+	Booted map[string]uint64
 	// Confirmed is the last moment after which the kernels of all Silent were asked once more, and were silent still;
 	// the zero time if they never were.
 	Confirmed time.Time
