@@ -282,6 +282,12 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:30080/tcp is the node port of a S
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1"), local), tenant("dev/x", 1, external("172.31.0.1"), at(32000))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Local
 x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a Service of another namespace`},
+		{"the node's own address with one's own node port, which another listed before", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, onNodePort(30080), external("172.31.0.1"), at(30080)),
+				tenant("dev/x", 1, external("172.31.0.1"), at(30080))},
+			`web: FrontendInUse: spec.externalIPs: 172.31.0.1:30080/tcp is kept for the node port of this Service
+web: NodePort 30080/tcp Cluster
+x: FrontendInUse: spec.externalIPs: 172.31.0.1:30080/tcp is the node port of a Service of another namespace`},
 		{"the node's own address with another port", ExternalIPs{}, []lb.Service{tenant("shop/web", 9, onNodePort(30080)),
 			tenant("dev/x", 1, external("172.31.0.1"), at(443))},
 			"web: NodePort 30080/tcp Cluster\nx: ExternalIP 172.31.0.1:443/tcp Cluster"},
