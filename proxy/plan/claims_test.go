@@ -552,15 +552,22 @@ func TestContract11ClaimsDoNotDependOnTheWay(t *testing.T) {
 		got := map[lb.Key]Service{}
 		rules := []ExternalIPs{{}, {Deny: true}, {Pools: map[string][]lb.Range{"a": {{From: addr("192.0.2.1"),
 			To: addr("192.0.2.1")}}}}}
-		rule, own := rules[0], []netip.Addr(nil)
+		rule, own, ipv6 := rules[0], []netip.Addr(nil), seed%2 == 1
 		for range 40 {
 			var concerned, told []lb.Key
 			if r.IntN(8) == 0 {
 				rule = rules[r.IntN(len(rules))]
 				own = []netip.Addr{addr("172.31.0.1")}
+				if ipv6 {
+					rule, own = rule.in6(), all6(own)
+				}
 				concerned = claims.Configure(rule, own)
 			} else {
-				p := New(randomTenant(r), slice("1 here"), here)
+				tenants := []lb.Service{randomTenant(r)}
+				if ipv6 {
+					tenants = servicesIn6(tenants)
+				}
+				p := New(tenants[0], slice("1 here"), here)
 				if r.IntN(4) == 0 {
 					p = Service{Key: p.Key}
 				}
