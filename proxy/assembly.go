@@ -435,9 +435,11 @@ func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func()
 func newPreflight(p *proxy, set settings, parameters kernelParameters, strict, noTunnel func() string,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
+	ports := portReuse{parameters: parameters}
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, nodeCIDR: set.nodeCIDR,
 		acceptForwarded: set.acceptForwarded, log: p.log, chains: forwardChains, inputs: inputChains, accept: accepter.Set,
-		strict: strict, noTunnel: noTunnel, routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
+		reusePorts: ports.set, strict: strict, noTunnel: noTunnel,
+		routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
 			return links.RoutesTo(netns.None(), pods)
 		}}
 	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})

@@ -44,9 +44,11 @@ type host struct {
 	// noTunnel says why connections are not passed on to nodes behind routers.
 	noTunnel func() string
 	// accept writes to a chain, and reports whether it had to.
-	accept   func(context.Context, plan.ForwardChain, plan.Acceptance) (changed bool, err error)
-	failures loop.Failures
-	routing  loop.Failures
+	accept func(context.Context, plan.ForwardChain, plan.Acceptance) (changed bool, err error)
+	// reusePorts has the kernel reuse source ports of connections that have ended, or sets that back.
+	reusePorts func(bool)
+	failures   loop.Failures
+	routing    loop.Failures
 	// relayAway is set if no relay was connected at the last look: one that restarts is away for a moment.
 	relayAway bool
 	// relayPorts are those that the last relay accepted at.
@@ -200,9 +202,13 @@ func (h *host) forwarding(ctx context.Context, facts *plan.Host) {
 // relaying looks at the relay, and has the rules not lead there where another program drops that.
 func (h *host) relaying(facts *plan.Host) {
 	if h.proxy.to.relay == nil {
+		h.reusePorts(false) // which a predecessor with a relay may have set
 		return
 	}
 	st := h.proxy.to.relay.State()
+	if known := h.proxy.ready() == nil; known || st.Services > 0 {
+		h.reusePorts(st.Services > 0)
+	}
 	if len(st.Ports) > 0 {
 		h.relayPorts = st.Ports // one that is away comes back to them: what drops them is dropping still
 	}

@@ -18,7 +18,7 @@ func TestAFirewallIsNotForgottenWhileTheRelayIsAway(t *testing.T) {
 	b.run()
 	f.state = relayfeed.State{Connected: true, Ports: map[lb.Family]uint16{lb.IPv4: 7484}}
 	log := slog.New(slog.DiscardHandler)
-	h := host{proxy: b.proxy, parameters: kernelParameters{t.TempDir(), log}, log: log,
+	h := host{proxy: b.proxy, parameters: kernelParameters{t.TempDir(), log}, log: log, reusePorts: func(bool) {},
 		chains: func(context.Context) ([]plan.ForwardChain, error) { return nil, nil },
 		inputs: func() ([]plan.ForwardChain, error) {
 			return []plan.ForwardChain{{Family: "ip", Table: "filter", Name: "INPUT", Drops: true}}, nil

@@ -33,7 +33,7 @@ func TestHostLooks(t *testing.T) {
 	var wanted []plan.Acceptance
 	var asked []netip.Addr
 	kinds, strict, noTunnel := map[netip.Addr]lb.RouteKind{}, "", ""
-	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log,
+	h := host{proxy: b.proxy, parameters: kernelParameters{folder, log}, log: log, reusePorts: func(bool) {},
 		podNetworks: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		chains: func(context.Context) ([]plan.ForwardChain, error) {
 			if failed != nil {

@@ -429,7 +429,7 @@ func TestContract9RelayBehindAFirewall(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	chains := []plan.ForwardChain{{Family: "ip", Table: "filter", Name: "INPUT", Drops: true}}
 	var failed error
-	h := host{proxy: b.proxy, parameters: kernelParameters{t.TempDir(), log}, log: log,
+	h := host{proxy: b.proxy, parameters: kernelParameters{t.TempDir(), log}, log: log, reusePorts: func(bool) {},
 		chains: func(context.Context) ([]plan.ForwardChain, error) { return nil, nil },
 		inputs: func() ([]plan.ForwardChain, error) { return chains, failed },
 		routes: func([]netip.Addr) (map[netip.Addr]lb.RouteKind, error) { return nil, nil },

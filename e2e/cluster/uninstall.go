@@ -272,7 +272,8 @@ func (c *Cluster) traces(ctx context.Context) ([]string, error) {
 			{"ip", "rule", "show"},
 			{"ip", "-6", "rule", "show"},
 			{"sh", "-c", "grep -H . /proc/sys/net/ipv4/conf/*/route_localnet /proc/sys/net/ipv4/conf/*/arp_* " +
-				"/proc/sys/net/ipv4/conf/*/rp_filter /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal | grep -v 'veth' || true"},
+				"/proc/sys/net/ipv4/conf/*/rp_filter /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal " +
+				"/proc/sys/net/ipv4/tcp_tw_reuse | grep -v 'veth' || true"},
 			{"sh", "-c", "tc filter show dev eth0 ingress; ls /run/landfall /sys/fs/bpf/landfall 2>/dev/null || true"},
 		} {
 			out, err := n.Run(ctx, show...)

@@ -90,7 +90,7 @@ func convertForwardedService(o *corev1.Service) (lb.Key, lb.Service) {
 	s.Unkept.SourceRanges = len(o.Spec.LoadBalancerSourceRanges) - len(ranges)
 	s.SourceRanges, s.InvalidRange = sourceRanges(ranges)
 	s.HealthCheckNodePort = uint16(o.Spec.HealthCheckNodePort)
-	annotation := func(name string) string { return kept(o.Annotations[name]) }
+	annotation := func(name string) string { return kept(strings.TrimSpace(o.Annotations[name])) }
 	s.Scheduler, s.Failover = annotation(lb.AnnotationScheduler), annotation(lb.AnnotationFailover)
 	s.Relay, s.RelayProxyProtocol = annotation(lb.AnnotationRelay), annotation(lb.AnnotationRelayProxyProtocol)
 	s.Forwarding = annotation(lb.AnnotationForwarding)

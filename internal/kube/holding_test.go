@@ -165,6 +165,18 @@ func TestProbesAreRead(t *testing.T) {
 	}
 }
 
+// Blanks at the ends of an annotation, which YAML shows to nobody, do not count.
+func TestBlanksAroundAnnotations(t *testing.T) {
+	o := testService()
+	o.Annotations = map[string]string{lb.AnnotationRelay: "true ", lb.AnnotationRelayProxyProtocol: " v2\n",
+		lb.AnnotationScheduler: "mh\t", lb.AnnotationFailover: " ", lb.AnnotationForwarding: " direct"}
+	_, s := convertForwardedService(o)
+	got := []string{s.Relay, s.RelayProxyProtocol, s.Scheduler, s.Failover, s.Forwarding}
+	if want := []string{"true", "v2", "mh", "", "direct"}; !slices.Equal(got, want) {
+		t.Errorf("read %q, want %q", got, want)
+	}
+}
+
 // TestContract11StatusesAreReadToALimit, by every program, and written anew by the controller.
 func TestContract11StatusesAreReadToALimit(t *testing.T) {
 	o := testService()

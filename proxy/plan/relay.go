@@ -237,6 +237,9 @@ func RelayIgnored(svc lb.Service, hasRelay bool) string {
 	case !slices.ContainsFunc(svc.Ports, isRelayable):
 		return fmt.Sprintf("annotation %s: only TCP and UDP are relayed, and the Service has no port of these",
 			lb.AnnotationRelay)
+	case wrong && unknown == "":
+		return fmt.Sprintf("annotation %s: %.80q has a comma too many; connections are not relayed", lb.AnnotationRelay,
+			svc.Relay)
 	case wrong:
 		return fmt.Sprintf("annotation %s: %.80q is neither true, false nor the name or number of a port of TCP or UDP "+
 			"of the Service; connections are not relayed", lb.AnnotationRelay, unknown)

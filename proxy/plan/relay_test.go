@@ -212,7 +212,7 @@ func TestRelayIgnored(t *testing.T) {
 		{relay: "80, http", proxyProtocol: "v2", hasRelay: true},
 		{relay: "yes", hasRelay: true, want: `"yes" is neither true, false nor the name or number of a port of TCP or UDP`},
 		{relay: "http,htps", hasRelay: true, want: `"htps" is neither`},
-		{relay: "http,", hasRelay: true, want: `"" is neither`},
+		{relay: "http,", hasRelay: true, want: `"http," has a comma too many`},
 		{relay: strings.Repeat("http, ", 42), hasRelay: true, want: "longer than 250 bytes"},
 		{relay: "http,dns", hasRelay: true},
 		{relay: "http", hasRelay: true, tune: func(s *lb.Service) { s.Ports[0].Name = "" }, want: `"http" is neither`},
