@@ -89,7 +89,7 @@ var rules = []rule{
 
 // KubeProxy is what kube-proxy's configuration means for Landfall.
 type KubeProxy struct {
-	// Mode is kube-proxy's: iptables, nftables or ipvs.
+	// Mode is kube-proxy's: iptables, nftables, ipvs or, until Kubernetes 1.25, userspace.
 	Mode string
 	// Values are the chart values, from the top.
 	Values map[string]any
@@ -140,6 +140,13 @@ func ReadKubeProxy(config map[string]any) KubeProxy {
 		k.readScheduler(config, proxy)
 		k.note("until kube-proxy --cleanup has run on a node, its interface kube-ipvs0 has the addresses of all Services: " +
 			"set ipvs.strictARP, or the node's kernel answers ARP for addresses that another node announces")
+	case "userspace":
+		k.set("relay.enabled", true)
+		k.note("kube-proxy's userspace mode tried another backend when one did not answer. Landfall's relay does " +
+			"that, with proxy.mode auto in nftables mode or, on older kernels, in iptables mode. relay.enabled runs it, " +
+			"for Services that ask for it: kubectl -n NAMESPACE annotate service NAME landfall.dev/relay=true")
+		k.note("kube-proxy's userspace mode took backends in turn, and Landfall draws them at random: set " +
+			"proxy.scheduler, or the annotation landfall.dev/scheduler of Services, to round-robin for turns")
 	case "iptables":
 	default:
 		k.note("mode %s is not known here, and is taken for iptables", k.Mode)
@@ -168,6 +175,15 @@ var schedulers = map[string]string{"rr": "round-robin", "wrr": "weighted-round-r
 	"mh": "source-hash", "dh": "destination-hash", "lc": "least-connections", "wlc": "weighted-least-connections",
 	"sed": "shortest-expected-delay", "nq": "never-queue"}
 
+// nearest has, for IPVS' other schedulers, the one of Landfall that comes nearest, and how it differs.
+var nearest = map[string]string{
+	"lblc":  "destination-hash, where an address of the Service keeps its backend even if that is overloaded",
+	"lblcr": "destination-hash, where an address of the Service has one backend, not a set of them",
+	"fo":    "destination-hash, where an address of the Service has one backend while it is there, but not the heaviest",
+	"ovf":   "weighted-least-connections, which fills all backends alike, not one after the other",
+	"twos":  "weighted-least-connections, which compares all backends, not two drawn at random",
+}
+
 func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 	scheduler, _ := dig(config, "ipvs", "scheduler").(string)
 	if scheduler == "" {
@@ -181,7 +197,11 @@ func (k *KubeProxy) readScheduler(config, proxy map[string]any) {
 			lb.NftablesSince)
 		return
 	}
-	k.note("IPVS' scheduler %s has no equivalent: Landfall picks a backend at random", scheduler)
+	hint := ""
+	if near, ok := nearest[scheduler]; ok {
+		hint = "; set proxy.scheduler for the nearest, " + near
+	}
+	k.note("IPVS' scheduler %s has no equivalent: Landfall picks a backend at random%s", scheduler, hint)
 }
 
 // NoteOldKernels adds a note if a scheduler has no effect on some of these nodes, as their kernels are too old for

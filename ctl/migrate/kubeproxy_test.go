@@ -121,7 +121,28 @@ nodePortAddresses: null
 			name:   "a scheduler of IPVS that only IPVS has",
 			config: `{mode: ipvs, ipvs: {scheduler: lblc}}`,
 			values: "{}", lines: []string{"ipvs.scheduler: mapped", "mode: mapped"},
-			notes: []string{"lblc has no equivalent", "kube-ipvs0"},
+			notes: []string{"lblc has no equivalent: Landfall picks a backend at random; set proxy.scheduler for the nearest, " +
+				"destination-hash", "kube-ipvs0"},
+		},
+		{
+			name:   "another scheduler of IPVS that only IPVS has",
+			config: `{mode: ipvs, ipvs: {scheduler: twos}}`,
+			values: "{}", lines: []string{"ipvs.scheduler: mapped", "mode: mapped"},
+			notes: []string{"twos has no equivalent: Landfall picks a backend at random; set proxy.scheduler for the nearest, " +
+				"weighted-least-connections", "kube-ipvs0"},
+		},
+		{
+			name:   "a scheduler that nobody knows",
+			config: `{mode: ipvs, ipvs: {scheduler: novel}}`,
+			values: "{}", lines: []string{"ipvs.scheduler: mapped", "mode: mapped"},
+			notes: []string{"novel has no equivalent: Landfall picks a backend at random", "kube-ipvs0"},
+		},
+		{
+			name:   "userspace, of Kubernetes before 1.26",
+			config: `{mode: userspace, clusterCIDR: "10.0.0.0/8", iptables: {masqueradeBit: 3}}`,
+			values: `{proxy: {clusterCIDR: "10.0.0.0/8"}, relay: {enabled: true}}`,
+			lines:  []string{"clusterCIDR: proxy.clusterCIDR", "iptables.masqueradeBit: not in use", "mode: mapped"},
+			notes:  []string{"kubectl -n NAMESPACE annotate service NAME landfall.dev/relay=true", "round-robin for turns"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
