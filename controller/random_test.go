@@ -19,8 +19,11 @@ func TestContract8RandomRestarts(t *testing.T) {
 // should prevent: they are slow, see late what the others write, and what they have sent may arrive
 // when they have long given up.
 func TestContract8RandomTogether(t *testing.T) {
-	// Those that find a controller that reserves without catching up with the Services.
-	found := []uint64{786, 869, 1031, 1121, 1250}
+	found := []uint64{
+		1009, 1613, 1926, 2238, // a controller that reserves without catching up with the Services
+		685, 1114, 2456, 2608, // one that counts beside another's reservation without becoming its writer
+		1169, 1672, 1877, // one that counts on a reservation that its last write left out
+	}
 	seeds.Run(t, seeds.Of(600, 3000), found, func(t *testing.T, seed uint64) { randomRun(t, seed, 2) })
 }
 
@@ -33,7 +36,7 @@ func randomRun(t *testing.T, seed uint64, controllers int) {
 	c := newCluster()
 	deny := func(key lb.Key) (error, bool) { return c.refuse(key), false } // an admission webhook, now and then
 	failures := []failure{conflict, refused, lost, forbidden, deny, deny, stall, stall, stall, nil, nil}
-	c.webhook = true
+	c.webhook, c.invalid = true, map[lb.Key]bool{}
 	c.addPool("p", "10.0.0.0/28")
 	c.before = func() {
 		// What was sent earlier arrives at any time, also between two writes of another controller.
@@ -50,7 +53,7 @@ func randomRun(t *testing.T, seed uint64, controllers int) {
 	for i := range 60 {
 		which := r.IntN(controllers)
 		p := processes[which]
-		switch r.IntN(14) {
+		switch r.IntN(15) {
 		case 0, 1, 2:
 			s := service(fmt.Sprintf("s%d", i))
 			if r.IntN(2) == 0 {
@@ -90,6 +93,11 @@ func randomRun(t *testing.T, seed uint64, controllers int) {
 			if len(all) > 0 {
 				c.touch(all[r.IntN(len(all))])
 			}
+		case 14: // the webhook refuses a Service until this comes up for it again
+			if len(all) > 0 {
+				k := key(all[r.IntN(len(all))])
+				c.invalid[k] = !c.invalid[k]
+			}
 		}
 		_, _ = processes[r.IntN(controllers)].step(t.Context())
 		c.check(t)
@@ -98,12 +106,14 @@ func randomRun(t *testing.T, seed uint64, controllers int) {
 		}
 	}
 	c.fail()
+	clear(c.invalid)
 	for len(c.stalled) > 0 {
 		c.arrive(0)
 		c.check(t)
 	}
 	for range 3 {
 		for _, p := range processes {
+			p.clock = p.clock.Add(maxUnwritable) // those that were refused are tried again
 			p.settle(t)
 		}
 	}

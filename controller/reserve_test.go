@@ -6,19 +6,28 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// A controller drops the reservation of another one, as the Service is gone. It is the last writer of the
-// reservations then: the other must not take them for its own.
-func TestContract8WhoDropsAReservationIsItsWriter(t *testing.T) {
+// stalledReservation returns a cluster in which a controller has reserved an address for the Service a, and is waiting
+// for the answer to its write to the Service.
+func stalledReservation(t *testing.T) (*cluster, *process) {
+	t.Helper()
 	c := newCluster()
 	c.addPool("p", "10.0.0.0/28")
 	c.put(service("a"))
-	other, p := newProcess(c), newProcess(c)
-	other.takeOver(t)
+	p := newProcess(c)
+	p.takeOver(t)
 	c.fail(nil, stall)
-	_, _ = other.step(t.Context())
-	if pool := c.pools["p"].Status; len(pool.Pending) != 1 || pool.Writer != other.writer {
+	_, _ = p.step(t.Context())
+	if pool := c.pools["p"].Status; len(pool.Pending) != 1 || pool.Writer != p.writer {
 		t.Fatalf("%s reserved %v", pool.Writer, pool.Pending)
 	}
+	return c, p
+}
+
+// A controller drops the reservation of another one, as the Service is gone. It is the last writer of the
+// reservations then: the other must not take them for its own.
+func TestContract8WhoDropsAReservationIsItsWriter(t *testing.T) {
+	c, other := stalledReservation(t)
+	p := newProcess(c)
 	c.remove("a")
 	p.takeOver(t)
 	_, _ = p.step(t.Context())
@@ -55,13 +64,8 @@ func TestContract8AReservationThatMayBeGoneAllowsNoWrite(t *testing.T) {
 // A controller writes the counts of a pool beside the reservation of another one, which it has adopted. From then on
 // it may act on that reservation, so the other must catch up before it drops it.
 func TestContract8WhoCountsBesideAReservationIsItsWriter(t *testing.T) {
-	c := newCluster()
-	c.addPool("p", "10.0.0.0/28")
-	c.put(service("a"))
-	other, p := newProcess(c), newProcess(c)
-	other.takeOver(t)
-	c.fail(nil, stall)
-	_, _ = other.step(t.Context())
+	c, _ := stalledReservation(t)
+	p := newProcess(c)
 	pool := c.pools["p"]
 	pool.Status.AssignedIPv4 = "2" // as before another Service was deleted
 	c.pools["p"] = pool

@@ -112,6 +112,11 @@ func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 	}
 	m.config = migrate.PlanKubeProxy(config, m.set, f.choices)
 	m.config.NoteOldKernels(nodes)
+	services, err := readObjects(reading, client, nil, servicesPath)
+	if err != nil {
+		return nil, o.late(reading, client, err)
+	}
+	m.config.NoteExternalIPs(services, nodes)
 	m.installer = newInstaller(client, o.user, f, stdout, m.config.Values)
 	return m, nil
 }

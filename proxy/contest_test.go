@@ -124,18 +124,26 @@ func TestContract11TheOlderHolderOfAVIPGoesOn(t *testing.T) {
 // An old Service that adds an external IP does not take its port from a younger one that serves it: not before
 // the controller has seen it list the address, not after, and not from a proxy that starts.
 func TestContract11TheHolderOfAnExternalIPGoesOn(t *testing.T) {
-	const address = "198.51.100.7"
+	for _, family := range []struct{ address, another string }{
+		{"198.51.100.7", "198.51.100.8"}, {"2001:db8:51::7", "2001:db8:51::8"}} {
+		t.Run(family.address, func(t *testing.T) { theHolderGoesOn(t, family.address, family.another) })
+	}
+}
+
+func theHolderGoesOn(t *testing.T, address, another string) {
 	list := func(b *bench, name string, created time.Time, listed lb.Listing, ips ...string) {
 		b.list(name, created, 80, ips...)
 		svc, _ := b.services.Get(key(name))
 		svc.Listed = listed
+		svc.ClusterIPs = append(slices.Clone(svc.ClusterIPs), netip.AddrFrom16([16]byte{0: 0xfd, 15: name[0]}))
 		b.services.Set(key(name), svc)
 	}
+	frontend := netip.AddrPortFrom(netip.MustParseAddr(address), 80).String()
 	old := time.Time{}.Add(-time.Hour)
-	holder, first := lb.Listing{address: 5000, "80/TCP": 5000}, lb.Listing{"198.51.100.8": 1000, "80/TCP": 1000}
-	later := lb.Listing{"198.51.100.8": 1000, "80/TCP": 1000, address: 6000}
+	holder, first := lb.Listing{address: 5000, "80/TCP": 5000}, lb.Listing{another: 1000, "80/TCP": 1000}
+	later := lb.Listing{another: 1000, "80/TCP": 1000, address: 6000}
 	b := newBench(t)
-	list(b, "aaa", old, first, "198.51.100.8")
+	list(b, "aaa", old, first, another)
 	list(b, "zzz", time.Time{}, holder, address)
 	b.synced()
 	b.run()
@@ -150,14 +158,14 @@ func TestContract11TheHolderOfAnExternalIPGoesOn(t *testing.T) {
 				t.Errorf("%s serves the external IP: %v", name, got)
 			}
 		}
-		if want := "aaa FrontendInUse here: spec.externalIPs: " + address + ":80/tcp is in use by Service default/zzz"; len(
+		if want := "aaa FrontendInUse here: spec.externalIPs: " + frontend + "/tcp is in use by Service default/zzz"; len(
 			b.warnings) != 1 || b.warnings[0] != want {
 			t.Errorf("Events %v", b.warnings)
 		}
 	}
 	for _, listed := range []lb.Listing{first, later} {
 		b.order = nil
-		list(b, "aaa", old, listed, "198.51.100.8", address)
+		list(b, "aaa", old, listed, another, address)
 		b.run()
 		if slices.Contains(b.order, "rules zzz") || slices.Contains(b.order, "feed zzz") {
 			t.Errorf("the holder was touched: %v", b.order)
@@ -165,7 +173,7 @@ func TestContract11TheHolderOfAnExternalIPGoesOn(t *testing.T) {
 		check(b)
 	}
 	started := newBench(t)
-	list(started, "aaa", old, later, "198.51.100.8", address)
+	list(started, "aaa", old, later, another, address)
 	list(started, "zzz", time.Time{}, holder, address)
 	started.synced()
 	started.run()

@@ -136,7 +136,7 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 	f.external, f.own, f.lans = s.externalIPs, own, lansOf(interfaces)
 	f.networks = networksOf(f.lans)
 	f.external.Pools, f.external.Networks = from.pools.All(), serviceNetworks(from.networks.All(), s.serviceNetworks)
-	f.config.ServiceNetworks, _ = s.unshared(from)
+	f.config.ServiceNetworks, _ = plan.OnlyServices(f.external.Networks, from.nodes.All(), s.pods.Prefixes)
 	f.external.APIServers = s.allAPIServers(from)
 	for _, r := range from.routers.All() {
 		f.external.Routers = append(f.external.Routers, r.Addr)
@@ -195,11 +195,6 @@ func serviceNetworks(all map[string][]netip.Prefix, given []netip.Prefix) []neti
 	}
 	slices.SortFunc(networks, netip.Prefix.Compare)
 	return slices.Compact(networks)
-}
-
-// unshared returns the Service networks in which connections to unused addresses are refused, and the others.
-func (s settings) unshared(from sources) ([]netip.Prefix, []plan.SharedNetwork) {
-	return plan.OnlyServices(serviceNetworks(from.networks.All(), s.serviceNetworks), from.nodes.All(), s.pods.Prefixes)
 }
 
 // nodePortAddresses returns the node's addresses that serve node ports, for the families that are

@@ -77,7 +77,9 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 			facts.NotForwarding[family] = "net." + strings.ReplaceAll(parameter, "/", ".")
 		}
 	}
-	_, facts.Shared = h.proxy.settings.unshared(from)
+	settings := h.proxy.settings
+	networks := serviceNetworks(from.networks.All(), settings.serviceNetworks)
+	_, facts.Shared = plan.OnlyServices(networks, from.nodes.All(), settings.pods.Prefixes)
 	facts.Routes = h.podRoutes(node, interfaces, from.nodes.All(), from.slices.All())
 	facts.Strict, facts.NoTunnel = h.strict(), h.noTunnel()
 	facts.Connections, facts.Most = h.parameters.number(parameterCount), h.parameters.number(parameterMax)

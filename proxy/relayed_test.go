@@ -207,7 +207,7 @@ func TestContract11RelayedServicesOfANamespaceHaveRoomTogether(t *testing.T) {
 	b, f := newRelayBench(t)
 	web, next, other := key("web"), key("next"), lb.Key{Namespace: "other", Name: "web"}
 	b.run()
-	b.relayShares = plan.NewShares(plan.RelayNeeds(b.records[web].live) + 1)
+	b.relayShares = plan.NewWholeShares(plan.RelayNeeds(b.records[web].live) + 1)
 	b.mark(web)
 	b.run()
 	b.put("next", "198.51.100.2", "10.0.0.2")
@@ -259,7 +259,7 @@ func TestContract11WhatIsRelayedNoMoreKeepsNoRoom(t *testing.T) {
 	b, _ := newRelayBench(t)
 	web, next := key("web"), key("next")
 	b.run()
-	b.relayShares = plan.NewShares(2*plan.RelayNeeds(b.records[web].live) - 1)
+	b.relayShares = plan.NewWholeShares(2*plan.RelayNeeds(b.records[web].live) - 1)
 	b.mark(web)
 	b.run()
 	b.put("next", "198.51.100.2", "10.0.0.2")
@@ -286,6 +286,48 @@ func TestContract11WhatIsRelayedNoMoreKeepsNoRoom(t *testing.T) {
 	want("next is deleted", true, false)
 }
 
+// A Service that is relayed stays so while it changes, as in a rolling update, although its namespace is full. If that
+// takes more than there is, it is as before when it needs no more than before: no younger one has taken its place.
+func TestContract11ARollKeepsItsPlaceAtTheRelay(t *testing.T) {
+	b, _ := newRelayBench(t)
+	b.run()
+	needs := plan.RelayNeeds(b.records[key("web")].live)
+	b.relayShares = plan.NewWholeShares(2 * needs)
+	put := func(name string, created int64, address string, endpoints ...string) {
+		b.put(name, address, endpoints...)
+		svc, _ := b.services.Get(key(name))
+		svc.Created = time.Unix(created, 0)
+		b.services.Set(key(name), svc)
+		b.relayed(name, "true")
+	}
+	want := func(what string, relayed ...string) {
+		t.Helper()
+		for range 3 { // each is planned, and then who waits
+			b.run()
+			b.rules.confirm()
+		}
+		for _, name := range []string{"web", "api", "late"} {
+			if is := b.rules.wanted[key(name)].Relay; is != slices.Contains(relayed, name) {
+				t.Errorf("%s: %s is relayed: %v; it needs %d", what, name, is, b.records[key(name)].relayNeeds)
+			}
+		}
+	}
+	put("web", 1000, "198.51.100.1", "10.0.0.1")
+	b.run()
+	put("api", 2000, "198.51.100.2", "10.0.0.2")
+	b.run()
+	put("late", 3000, "198.51.100.3", "10.0.0.3")
+	want("there is room for two", "web", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.1", "10.0.0.4")
+	want("the oldest rolls", "web", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.4")
+	want("it has done so", "web", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.4", "10.0.0.5", "10.0.0.6")
+	want("it grows too much", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.4")
+	want("it is as before", "web", "api")
+}
+
 // At a start the oldest Services of a namespace get the room at the relay, whatever they are called, with a bound of the
 // rules or without.
 func TestContract6TheOldestGetRoomAtTheRelay(t *testing.T) {
@@ -302,7 +344,7 @@ func TestContract6TheOldestGetRoomAtTheRelay(t *testing.T) {
 				}
 				b.services.Set(key(name), svc)
 			}
-			b.relayShares = plan.NewShares(5)
+			b.relayShares = plan.NewWholeShares(5)
 			b.synced()
 			b.run()
 			for _, name := range []string{"a", "z"} {

@@ -170,9 +170,7 @@ func (p *proxy) relayRoom(r *record, s plan.Service) {
 		return
 	}
 	fits, next := p.relayShares.Set(s.Key, s.Age, r.relayNeeds)
-	if !fits { // the rules serve it, so others may have what it had
-		p.relayShares.Set(s.Key, s.Age, 0)
-		_, next = p.relayShares.Set(s.Key, s.Age, r.relayNeeds)
+	if !fits {
 		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, p.relayShares.Limit())
 	}
 	if next != nil {

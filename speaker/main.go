@@ -304,7 +304,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	nearby := neighbors.New(neighbors.Options{Log: rt.Log})
 	sessions := bgp.New(bgp.Options{Log: rt.Log, Hostname: rt.NodeName, Listen: f.bgpListen, Prepare: nearby.Resolve,
 		Changed: s.runner.Poke})
-	rt.Metrics.MustRegister(sessions)
+	rt.Metrics.MustRegister(sessions, newEmptyConnections(talk.Empty))
 	s.beats = newBeats(profile.BeatInterval, func() (netip.Addr, map[netip.Addr]string) {
 		return talk.Address(), alive.Ring()
 	})

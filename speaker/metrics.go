@@ -60,6 +60,14 @@ func (p *packets) Probe(iface string, ahead bool) {
 	p.probes.WithLabelValues(iface, strconv.FormatBool(ahead)).Inc()
 }
 
+// newEmptyConnections shows how many connections other nodes have closed without a message.
+func newEmptyConnections(count func() uint64) prometheus.CounterFunc {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "landfall_speaker_gossip_empty_connections_total",
+		Help: "Connections to the port of gossip that other nodes have closed without a message.",
+	}, func() float64 { return float64(count()) })
+}
+
 // collector shows the speaker's state as metrics at the time of asking, so that nothing is left
 // over from what was.
 type collector struct {

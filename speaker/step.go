@@ -182,8 +182,9 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	f.Contact.Asked, f.Contact.Took = s.to.witness.Contact()
 	f.Contact.Met, f.ReturnHold = s.from.members.Met(), s.opts.returnHold
 	s.phase.wakes, f.Woke = s.from.wakes()
-	was := s.rooms.partition.Estranged()
+	was, booted := s.rooms.partition.Estranged(), s.rooms.partition.Speakers().Booted
 	news, changed, again := s.rooms.partition.Step(now, f)
+	changed = changed || !maps.Equal(booted, speakers.Booted) // which forgets what they have announced
 	if is := s.rooms.partition.Estranged(); is != was {
 		logEstranged(s.log, is, f)
 	}

@@ -356,15 +356,17 @@ func (b *Book) due() []*entry {
 		e.dirty = false
 	}
 	slices.SortFunc(due, func(x, y *entry) int {
-		if x.refused != y.refused {
-			if y.refused {
-				return -1
-			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(x.born, y.born), Older(&x.Service, &y.Service))
+		return cmp.Or(cmp.Compare(x.turn(), y.turn()), cmp.Compare(x.born, y.born), Older(&x.Service, &y.Service))
 	})
 	return due
+}
+
+// turn is less for those that are decided first.
+func (e *entry) turn() int {
+	if e.refused {
+		return 1
+	}
+	return 0
 }
 
 // decision decides for one Service if it is or was ours.

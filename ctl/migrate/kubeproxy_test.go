@@ -199,3 +199,49 @@ func TestReadKubeProxyNamesWhatItDoesNotKnow(t *testing.T) {
 		t.Errorf("notes %q", k.Notes)
 	}
 }
+
+// The plan says which Services list external IPs that Landfall does not serve, or that one node may not.
+func TestExternalIPsAreNoted(t *testing.T) {
+	node := func(name, addresses string) Object {
+		return decodeOne(t, "{apiVersion: v1, kind: Node, metadata: {name: "+name+"}, status: {addresses: ["+addresses+"]}}")
+	}
+	service := func(name, spec string) Object {
+		return decodeOne(t, "{apiVersion: v1, kind: Service, metadata: {name: "+name+", namespace: shop}, spec: {"+spec+"}}")
+	}
+	nodes := []Object{
+		node("n1", `{type: InternalIP, address: 172.18.0.2}, {type: InternalIP, address: "fd00::2"}, `+
+			"{type: Hostname, address: n1}"),
+		node("n2", "{type: InternalIP, address: 172.18.0.3}, {type: ExternalIP, address: 198.51.100.3}"),
+	}
+	many := []Object{}
+	for _, name := range strings.Fields("g f e d c b a") {
+		many = append(many, service(name, "externalIPs: [203.0.113.9]"))
+	}
+	const ofNodes, interfaces = "no external IP that is an address of a Node: ", "an address of one of its interfaces, " +
+		"which the API does not show: "
+	for name, c := range map[string]struct {
+		services []Object
+		want     []string
+	}{
+		"none": {[]Object{service("web", "type: ClusterIP"),
+			service("away", "type: ExternalName, externalIPs: [172.18.0.2]")}, nil},
+		"of Nodes": {[]Object{service("web", `externalIPs: [172.18.0.2, "fd00:0::2"]`),
+			service("api", "externalIPs: [198.51.100.3]")},
+			[]string{ofNodes + "shop/api 198.51.100.3 (Node n2); shop/web 172.18.0.2 (Node n1) fd00::2 (Node n1). List"}},
+		"both": {[]Object{service("web", `externalIPs: [172.18.0.3, 203.0.113.10, "2001:db8::7"]`)},
+			[]string{ofNodes + "shop/web 172.18.0.3 (Node n2). List", interfaces + "shop/web 203.0.113.10 2001:db8::7. Look"}},
+		"seven Services": {many, []string{interfaces + "shop/a 203.0.113.9; shop/b 203.0.113.9; shop/c 203.0.113.9; " +
+			"shop/d 203.0.113.9; shop/e 203.0.113.9; and 2 more. Look"}},
+		"no address": {[]Object{service("web", "externalIPs: [x, 7]")}, nil},
+		"seven addresses": {[]Object{service("web",
+			"externalIPs: [10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5, 10.0.0.6, 10.0.0.7]")},
+			[]string{interfaces + "shop/web 10.0.0.1 10.0.0.2 10.0.0.3 10.0.0.4 10.0.0.5 and 2 more. Look"}},
+	} {
+		var k KubeProxy
+		k.NoteExternalIPs(c.services, nodes)
+		same := slices.EqualFunc(k.Notes, c.want, strings.Contains)
+		if !same {
+			t.Errorf("%s: %q, want %q", name, k.Notes, c.want)
+		}
+	}
+}

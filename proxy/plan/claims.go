@@ -485,9 +485,13 @@ func (c *Claims) grant(s *claimant, protocol lb.Protocol, f Frontend) (got bool,
 		}
 	}
 	owner := c.owners[slotOf(protocol, f.Addr, f.Port)]
+	_, nodePort := c.nodePortAt(protocol, f)
 	switch {
 	case owner.claimant == s:
 		return owner.kind == f.Kind, nil
+	case f.Kind == ExternalIP && owner.kind == ExternalIP && nodePort: // its own, so the owner is refused, too
+		return false, lb.Refuse(lb.ReasonFrontendInUse, "%s %s/%s is kept for the node port of this Service",
+			f.Kind.field(), netip.AddrPortFrom(f.Addr, f.Port), protocol.Lower())
 	case f.Kind == NodePort:
 		return false, lb.Refuse(lb.ReasonFrontendInUse, "node port %d/%s is in use by %s", f.Port, protocol.Lower(),
 			owner.about(s))

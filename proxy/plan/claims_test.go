@@ -282,6 +282,12 @@ x: FrontendInUse: spec.externalIPs: 172.31.0.1:30080/tcp is the node port of a S
 			[]lb.Service{tenant("shop/web", 9, vip("192.0.2.1"), local), tenant("dev/x", 1, external("172.31.0.1"), at(32000))},
 			`web: LoadBalancer 192.0.2.1:80/tcp Local
 x: FrontendInUse: spec.externalIPs: 172.31.0.1:32000/tcp is the node port of a Service of another namespace`},
+		{"the node's own address with one's own node port, which another listed before", ExternalIPs{},
+			[]lb.Service{tenant("shop/web", 9, onNodePort(30080), external("172.31.0.1"), at(30080)),
+				tenant("dev/x", 1, external("172.31.0.1"), at(30080))},
+			`web: FrontendInUse: spec.externalIPs: 172.31.0.1:30080/tcp is kept for the node port of this Service
+web: NodePort 30080/tcp Cluster
+x: FrontendInUse: spec.externalIPs: 172.31.0.1:30080/tcp is the node port of a Service of another namespace`},
 		{"the node's own address with another port", ExternalIPs{}, []lb.Service{tenant("shop/web", 9, onNodePort(30080)),
 			tenant("dev/x", 1, external("172.31.0.1"), at(443))},
 			"web: NodePort 30080/tcp Cluster\nx: ExternalIP 172.31.0.1:443/tcp Cluster"},
@@ -546,15 +552,22 @@ func TestContract11ClaimsDoNotDependOnTheWay(t *testing.T) {
 		got := map[lb.Key]Service{}
 		rules := []ExternalIPs{{}, {Deny: true}, {Pools: map[string][]lb.Range{"a": {{From: addr("192.0.2.1"),
 			To: addr("192.0.2.1")}}}}}
-		rule, own := rules[0], []netip.Addr(nil)
+		rule, own, ipv6 := rules[0], []netip.Addr(nil), seed%2 == 1
 		for range 40 {
 			var concerned, told []lb.Key
 			if r.IntN(8) == 0 {
 				rule = rules[r.IntN(len(rules))]
 				own = []netip.Addr{addr("172.31.0.1")}
+				if ipv6 {
+					rule, own = rule.in6(), all6(own)
+				}
 				concerned = claims.Configure(rule, own)
 			} else {
-				p := New(randomTenant(r), slice("1 here"), here)
+				tenants := []lb.Service{randomTenant(r)}
+				if ipv6 {
+					tenants = servicesIn6(tenants)
+				}
+				p := New(tenants[0], slice("1 here"), here)
 				if r.IntN(4) == 0 {
 					p = Service{Key: p.Key}
 				}

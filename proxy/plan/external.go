@@ -144,9 +144,16 @@ func (c *Claims) refuse(s *claimant, protocol lb.Protocol, f Frontend) *lb.Refus
 		return lb.Refuse(lb.ReasonExternalIPRefused, "spec.externalIPs: %s is the load balancer's address of %s", f.Addr,
 			holder.about(s))
 	}
-	if owner, owned := c.owners[slotOf(protocol, netip.Addr{}, f.Port)]; owned && owner.claimant != s && c.own[f.Addr] {
+	if owner, owned := c.nodePortAt(protocol, f); owned && owner.claimant != s {
 		return lb.Refuse(lb.ReasonFrontendInUse, "spec.externalIPs: %s/%s is the node port of %s",
 			netip.AddrPortFrom(f.Addr, f.Port), protocol.Lower(), owner.about(s))
 	}
 	return nil
+}
+
+// nodePortAt returns who has a frontend at an address of the node as a node port, if anybody has: nobody else gets it as
+// an external IP.
+func (c *Claims) nodePortAt(protocol lb.Protocol, f Frontend) (owner claim, owned bool) {
+	owner, owned = c.owners[slotOf(protocol, netip.Addr{}, f.Port)]
+	return owner, owned && c.own[f.Addr]
 }

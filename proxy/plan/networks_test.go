@@ -33,6 +33,7 @@ func TestContract11ServiceNetworksWithNodesOrPods(t *testing.T) {
 		"10.1.0.0/24":                "10.1.0.0/24: 10.1.0.1, an address of the Node a,",
 		"10.2.0.0/16 10.96.0.0/12":   "10.96.0.0/12 10.2.0.0/16: 10.2.0.1, an address of the Node b,",
 		"10.3.0.0/16":                "10.3.0.0/16: 10.3.1.0/24, the network of pods on the Node b,",
+		"10.0.0.0/14":                "10.0.0.0/14: 10.1.0.1, an address of the Node a,",
 		"10.3.1.128/25":              "10.3.1.128/25: 10.3.1.0/24, the network of pods on the Node b,",
 		"10.3.2.0/24":                "10.3.2.0/24",
 		"10.4.1.0/24":                "10.4.1.0/24: 10.4.0.0/16, the network of pods,",
@@ -50,5 +51,20 @@ func TestContract11ServiceNetworksWithNodesOrPods(t *testing.T) {
 		if got := strings.Join(got, " "); got != want {
 			t.Errorf("%s: %s, want %s", networks, got, want)
 		}
+	}
+}
+
+// BenchmarkOnlyServices is part of each step of a proxy.
+func BenchmarkOnlyServices(b *testing.B) {
+	nodes := map[string]lb.Node{}
+	for i := range 1000 {
+		nodes[fmt.Sprintf("node-%d", i)] = lb.Node{
+			Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})},
+			PodCIDRs:  []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 4 + byte(i>>8), byte(i), 0}), 24)},
+		}
+	}
+	networks := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:96::/108")}
+	for b.Loop() {
+		OnlyServices(networks, nodes, nil)
 	}
 }

@@ -286,7 +286,7 @@ const RelayLease = 3 * time.Second
 const maxRelayed = 4096
 
 // MaxRelayedTogether is how many frontends and endpoints the relayed Services of a namespace have at most, those of
-// each port counted: relay and proxy hold all of them.
+// each port counted, and a quarter more of those that grow: relay and proxy hold all of them.
 const MaxRelayedTogether = 1 << 18
 
 // RelayNeeds returns how many of these the relay is told of a Service.

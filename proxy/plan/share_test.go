@@ -2,7 +2,9 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -110,4 +112,172 @@ func TestSharesWithoutLimit(t *testing.T) {
 	if fits, next := s.Set(of("shop", "web"), Age{}, 1<<40); !fits || next != nil || len(s.namespaces) > 0 {
 		t.Errorf("fits %v, next %v, %d namespaces", fits, next, len(s.namespaces))
 	}
+}
+
+// step is one of a story about Shares that serve a Service whole or not at all.
+type step struct {
+	what, name string
+	created    int64
+	needs      int
+	fits       bool
+	next       string
+}
+
+// wholeStory tells the story of a namespace with room for 8, and for 2 more of those that have a place.
+func wholeStory() []step {
+	return []step{
+		{"the first one", "web", 5, 4, true, ""},
+		{"as much as there is room for", "api", 6, 4, true, ""},
+		{"no room", "new", 8, 1, false, ""},
+		{"one with a place rolls", "web", 5, 5, true, ""},
+		{"and is as before", "web", 5, 4, true, ""},
+		{"it gets smaller, and another one is next", "web", 5, 3, true, "new"},
+		{"that gets the room", "new", 8, 1, true, ""},
+		{"the first one is as before all the same", "web", 5, 4, true, ""},
+		{"no room for a young one", "late", 9, 1, false, ""},
+		{"two roll at once", "api", 6, 5, true, ""},
+		{"the second has no room, and a younger one does not get its place", "web", 5, 5, false, ""},
+		{"as it asks again", "late", 9, 1, false, ""},
+		{"so the second has it when it is as before", "web", 5, 4, true, ""},
+		{"the first that rolled is, too", "api", 6, 4, true, ""},
+		{"the second grows too much", "web", 5, 6, false, ""},
+		{"an older one takes what it needs of its place", "old", 1, 2, true, ""},
+		{"an older one does not take less than it needs", "mid", 3, 3, false, ""},
+		{"a part is too little for the one that grew", "web", 5, 4, false, ""},
+		{"one goes, and the oldest is next", "api", 6, 0, true, "mid"},
+		{"that gets the room, and the one with a part of its place is next", "mid", 3, 3, true, "web"},
+		{"that is served again", "web", 5, 4, true, ""},
+		{"by itself it is too large, so its place is for all", "web", 5, 9, false, "late"},
+		{"also for the young one", "late", 9, 1, true, ""},
+	}
+}
+
+// TestContract11APlaceGoesToOlderOnesOnly tells the story of Shares that serve a Service whole or not at all.
+func TestContract11APlaceGoesToOlderOnesOnly(t *testing.T) {
+	s := newWatched(t, 8)
+	for _, step := range wholeStory() {
+		fits, next := s.set(of("shop", step.name), Age{Created: step.created}, step.needs)
+		got := ""
+		if next != nil {
+			got = next.Name
+		}
+		if fits != step.fits || got != step.next {
+			t.Errorf("%s: fits %v, next %q; want %v, %q", step.what, fits, got, step.fits, step.next)
+		}
+	}
+}
+
+// Whatever the order of the same story is, places hold.
+func TestContract11APlaceGoesToOlderOnesOnlyInAnyOrder(t *testing.T) {
+	story := wholeStory()
+	backwards := slices.Clone(story)
+	slices.Reverse(backwards)
+	last := map[string]step{}
+	for _, step := range story {
+		last[step.name] = step
+	}
+	squashed := slices.DeleteFunc(slices.Clone(story), func(s step) bool { return s != last[s.name] })
+	for _, steps := range [][]step{story, backwards, squashed, slices.Concat(story, story),
+		slices.Concat(backwards, squashed)} {
+		s := newWatched(t, 8)
+		for _, step := range steps {
+			s.settle(of("shop", step.name), Age{Created: step.created}, step.needs)
+		}
+	}
+	random := rand.New(rand.NewPCG(1, 1))
+	for range 300 {
+		random.Shuffle(len(story), func(i, j int) { story[i], story[j] = story[j], story[i] })
+		s := newWatched(t, 8)
+		for _, step := range story {
+			s.settle(of("shop", step.name), Age{Created: step.created}, step.needs)
+		}
+	}
+}
+
+// Services come, change and go at random, and places hold.
+func TestContract11WholeSharesHold(t *testing.T) {
+	for seed := range uint64(100) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		s := newWatched(t, 100)
+		for range 200 {
+			n := random.IntN(12)
+			needs := random.IntN([]int{15, 40, 120}[random.IntN(3)])
+			s.settle(of(fmt.Sprint("ns-", random.IntN(2)), fmt.Sprint(n)), Age{Created: int64(n % 7)}, needs)
+		}
+	}
+}
+
+// watched are Shares that serve a Service whole or not at all, with all that was asked of them.
+type watched struct {
+	*Shares
+	t     *testing.T
+	asked map[lb.Key]wish
+}
+
+func newWatched(t *testing.T, limit int) watched {
+	return watched{NewWholeShares(limit), t, map[lb.Key]wish{}}
+}
+
+// settle has a Service need so much, and those that are next get their room. Then none waits for room that there is.
+func (w watched) settle(key lb.Key, age Age, needs int) {
+	w.t.Helper()
+	for _, next := w.set(key, age, needs); next != nil; {
+		fits, another := w.set(*next, w.asked[*next].Age, w.asked[*next].needs)
+		if !fits {
+			w.t.Fatalf("%s is next and finds no room", next)
+		}
+		next = another
+	}
+	for namespace, of := range w.namespaces {
+		for key, one := range of.waiting {
+			room := w.limit - of.used
+			if of.held[key] > 0 {
+				room += w.growth
+			}
+			for other, o := range of.waiting {
+				if (waiter{one.Age, key}).compare(waiter{o.Age, other}) < 0 {
+					room += of.held[other]
+				}
+			}
+			if one.needs-of.held[key] <= room {
+				w.t.Fatalf("%s has %d in use: %s has %d and waits for %d", namespace, of.used, key, of.held[key], one.needs)
+			}
+		}
+	}
+}
+
+// set has a Service need so much, and checks who has lost a place by that.
+func (w watched) set(key lb.Key, age Age, needs int) (fits bool, next *lb.Key) {
+	w.t.Helper()
+	before, used := map[lb.Key]int{}, 0
+	if of := w.namespaces[key.Namespace]; of != nil {
+		before, used = maps.Clone(of.held), of.used
+	}
+	w.asked[key] = wish{age, needs}
+	fits, next = w.Set(key, age, needs)
+	of := w.namespaces[key.Namespace]
+	if of == nil {
+		of = &share{}
+	}
+	total := 0
+	for _, n := range of.held {
+		total += n
+	}
+	if total != of.used || total > w.limit+w.growth {
+		w.t.Fatalf("%d are held of %d, and %d counted", total, w.limit, of.used)
+	}
+	for other, had := range before {
+		one, waits := of.waiting[other]
+		switch {
+		case of.held[other] == had:
+		case other != key && (!waits || (waiter{age, key}).compare(waiter{one.Age, other}) > 0):
+			w.t.Fatalf("%s takes the place of %s", key, other)
+		case other == key && !fits && needs <= w.limit:
+			w.t.Fatalf("%s loses its place", key)
+		}
+	}
+	if had := before[key]; had > 0 && !fits && needs <= w.limit && used-had+needs <= w.limit+w.growth {
+		w.t.Fatalf("%s has %d and gets no %d, of %d in use", key, had, needs, used)
+	}
+	return fits, next
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -41,9 +42,11 @@ type service struct {
 	clients map[netip.Addr]int
 	// remembered are the backends of clients, by port and client, with session affinity.
 	remembered map[remembering]remembered
-	swept      time.Time
-	suspects   map[netip.AddrPort]time.Time
-	lines      loop.Lines // of the access log
+	// mostRemembered is how many of these there have been at a sweep since the map was made: it has memory for as many.
+	mostRemembered int
+	swept          time.Time
+	suspects       map[netip.AddrPort]time.Time
+	lines          loop.Lines // of the access log
 }
 
 type remembering struct {
@@ -285,16 +288,21 @@ func (m *memory) room(s *service) int {
 	return 0
 }
 
-// sweep forgets the clients of a Service, which is locked, whose time is over.
+// sweep forgets the clients of a Service, which is locked, whose time is over. A map keeps the memory of what is
+// deleted from it, so once fewer than half are left of the most that there were, they get a new one.
 func (s *service) sweep(now time.Time, affinity time.Duration) {
 	s.swept = now
-	left := map[remembering]remembered{} // a map keeps the memory of what is deleted from it
+	s.mostRemembered = max(s.mostRemembered, len(s.remembered))
 	for who, m := range s.remembered {
-		if now.Sub(m.last) < affinity {
-			left[who] = m
+		if now.Sub(m.last) >= affinity {
+			delete(s.remembered, who)
 		}
 	}
-	s.remembered = left
+	if n := len(s.remembered); n < s.mostRemembered/2 {
+		left := make(map[remembering]remembered, n)
+		maps.Copy(left, s.remembered)
+		s.remembered, s.mostRemembered = left, n
+	}
 }
 
 // sweep forgets the clients of all Services whose time is over.

@@ -323,14 +323,16 @@ func TestContract11ANamespaceLeavesRoomToRemember(t *testing.T) {
 	}
 }
 
+// heap returns how many bytes are in use.
+func heap() int {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
+}
+
 // What the clients that are remembered took of memory is given back when they are forgotten.
 func TestContract11WhatIsForgottenTakesNoMemory(t *testing.T) {
-	heap := func() int {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int(m.HeapAlloc)
-	}
 	for _, how := range []string{"their time is over", "the Service has no affinity any more"} {
 		now := time.Unix(10_000, 0)
 		table := newTable(func() time.Time { return now })
@@ -354,6 +356,78 @@ func TestContract11WhatIsForgottenTakesNoMemory(t *testing.T) {
 			t.Errorf("%s: %d are left, and %d of %d bytes", how, table.remembered.all, after-before, full-before)
 		}
 		runtime.KeepAlive(table)
+	}
+}
+
+// It is given back too where each sweep forgets only a third of those that are left.
+func TestContract11WhatIsForgottenLittleByLittleTakesNoMemory(t *testing.T) {
+	now := time.Unix(10_000, 0)
+	table := newTable(func() time.Time { return now })
+	var services []lb.Key
+	for i := range 20 {
+		services = append(services, lb.Key{Namespace: fmt.Sprint(i), Name: "web"})
+	}
+	table.take(withAffinity(services))
+	before := heap()
+	comeTo(table, services)
+	full := heap()
+	for range 10 {
+		for _, s := range table.services {
+			i := 0
+			for who, m := range s.remembered {
+				if i++; i%3 == 0 {
+					m.last = now.Add(-time.Hour)
+					s.remembered[who] = m
+				}
+			}
+		}
+		table.sweep()
+	}
+	left, after := table.remembered.all, heap()
+	if left == 0 || left > len(services)*maxRemembered/50 || after-before > (full-before)/10 {
+		t.Errorf("%d are left, and %d of %d bytes", left, after-before, full-before)
+	}
+	runtime.KeepAlive(table)
+}
+
+// remembersMany returns a Service that remembers as many clients as it may, every nth of them since an hour.
+func remembersMany(now time.Time, n int) *service {
+	s := &service{remembered: map[remembering]remembered{}}
+	for i := range maxRemembered {
+		last := now
+		if n > 0 && i%n == 0 {
+			last = now.Add(-time.Hour)
+		}
+		s.remembered[remembering{"web", netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}] = remembered{last: last}
+	}
+	return s
+}
+
+// A sweep that finds nothing to forget takes no memory.
+func TestASweepWithNothingToForget(t *testing.T) {
+	now := time.Unix(10_000, 0)
+	s := remembersMany(now, 0)
+	if n := testing.AllocsPerRun(10, func() { s.sweep(now, time.Hour) }); n != 0 {
+		t.Errorf("it allocates %v times", n)
+	}
+}
+
+// BenchmarkSweep is what it takes to look through the clients of a Service, which is locked meanwhile.
+func BenchmarkSweep(b *testing.B) {
+	for _, of := range []struct {
+		over  string
+		every int
+	}{{"none", 0}, {"a tenth", 10}, {"half", 2}, {"all", 1}} {
+		b.Run(of.over, func(b *testing.B) {
+			now := time.Unix(10_000, 0)
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				s := remembersMany(now, of.every)
+				b.StartTimer()
+				s.sweep(now, time.Hour)
+			}
+		})
 	}
 }
 

@@ -166,8 +166,12 @@ func (t *table) add(vip netip.Addr, o Origins, j judge) {
 	}
 }
 
-// join notes which targets are on the ring of a VIP.
+// join notes which targets are on the ring of a VIP: none if it is so long that a packet cannot ask all nodes in order
+// after it has gone where its connection is remembered to be.
 func (t *table) join(vip netip.Addr, o Origins) {
+	if t.hops[vip]+spare > maxHops {
+		return
+	}
 	for _, node := range o.Ring {
 		if _, target := t.targets[node]; target {
 			t.onRing[node] = insert(t.onRing[node], vip)

@@ -101,7 +101,7 @@ func (h header) newRules(node netip.Addr, link int) []nft.Rule {
 	all.add("first packet", h.flow(), expr.NotIn(fresh), expr.Jump(chainUnconfirmed))
 	all.add("", h.flow(), expr.NotIn(fresh), h.share(setFreshShares, freshTimeout),
 		h.dynset(fresh, unix.NFT_DYNSET_OP_ADD))
-	all.move(node, link)
+	all.move(h, node, link)
 	return all
 }
 

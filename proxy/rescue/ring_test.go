@@ -1,6 +1,7 @@
 package rescue
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -744,4 +745,90 @@ func TestContract6AnOlderReleaseTakesOver(t *testing.T) {
 		writeRules(t, r.nodes[0], text.String())
 	}
 	r.set(t, 0, around(1, 2)) // and this one from that
+}
+
+// A node that has booted may be on the ring before it has rules. A connection that was moved past it while it was away
+// does not go there.
+func TestContract5WhatIsRememberedPassesANodeWithoutRules(t *testing.T) {
+	r := newRack(t, 3)
+	for i := range r.nodes {
+		r.set(t, i, around((i+1)%3, (i+2)%3))
+	}
+	r.set(t, 0, around(2)) // as node 1 is away
+	conns := map[string]net.Conn{}
+	for _, at := range []addresses{v4, v6} {
+		r.point(t, at.vip, r.macs[2])
+		conns[at.vip] = r.dial(t, at.vip, 1)[0]
+	}
+	found := func(what string) {
+		t.Helper()
+		for vip, conn := range conns {
+			r.point(t, vip, r.macs[0])
+			for range 2 {
+				if n := lost([]net.Conn{conn}); n > 0 {
+					t.Errorf("%s: the connection is lost %s", vip, what)
+				}
+			}
+		}
+	}
+	found("while a node is away")
+	r.nodes[1].Run(t, "conntrack", "-F")
+	r.nodes[1].Run(t, "nft", "delete", "table", "ip", tableName)
+	r.nodes[1].Run(t, "nft", "delete", "table", "ip6", tableName)
+	r.set(t, 0, around(1, 2))
+	found("once it is back")
+}
+
+// On a ring with as many nodes as a packet may ask, there is no room for a way in order after one by memory: the latter
+// is all there is.
+func TestMemoryIsFollowedOnALongRing(t *testing.T) {
+	vip := addr("192.0.2.1")
+	for _, n := range []int{maxHops - spare, maxHops - spare + 1, maxHops + 4} {
+		var ring []netip.Addr
+		neighbors := map[netip.Addr]links.Neighbor{}
+		for i := range n {
+			node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+			ring, neighbors[node] = append(ring, node), there(byte(i))
+		}
+		got := choose(lb.IPv4, map[netip.Addr]Origins{vip: {Ring: ring}}, judge{neighbors, losses{}}, nil)
+		if _, inOrder := got.onRing[ring[0]]; inOrder != (n+spare <= maxHops) {
+			t.Errorf("%d other nodes: on the ring %v", n, got.onRing)
+		}
+	}
+}
+
+// Two nodes that had a VIP one after the other are each other's previous owner. What neither knows goes to and fro as
+// often as round a ring at most, whatever TTL the client gives it, and however often it comes.
+func TestContract11TwoOwnersDoNotKeepAPacketGoing(t *testing.T) {
+	r := newRack(t, 2)
+	r.set(t, 0, from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"))
+	r.set(t, 1, from(v4.vip, "10.0.0.1", v6.vip, "fd00::1"))
+	for i, node := range r.nodes {
+		node.Do(t, r.actors[i].apply)
+		writeRules(t, node, silent)
+	}
+	for _, at := range []addresses{v4, v6} {
+		moved := 0
+		for round := range 6 {
+			before := r.packets(t)
+			frame := ack(r.macs[round%2], at.vip, 1)
+			if at == v4 {
+				const ttl, sum = 14 + 8, 14 + 10
+				frame[ttl], frame[sum], frame[sum+1] = 255, 0, 0
+				binary.BigEndian.PutUint16(frame[sum:], checksum(frame[14:34]))
+			} else {
+				frame[14+7] = 255
+			}
+			r.send(t, func(yield func([]byte) bool) { yield(frame) })
+			time.Sleep(100 * time.Millisecond)
+			n := r.packets(t) - before
+			if n > maxHops {
+				t.Errorf("%s: packet %d was moved %d times", at.vip, round, n)
+			}
+			moved = max(moved, n)
+		}
+		if moved < 2 {
+			t.Errorf("%s: no packet was moved there and back: the test shows nothing", at.vip)
+		}
+	}
 }

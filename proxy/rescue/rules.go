@@ -210,21 +210,24 @@ func (h header) strayRules(t *table) []nft.Rule {
 	all.add("new connections", flags(expr.CmpOpNeq, syn), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
 	inDoubt := expr.Join(expr.HasBits(expr.State(), expr.CtStateBitINVALID), flags(expr.CmpOpEq, fin|rst))
-	notMarked := h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops)
+	notInDoubt := h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops)
 	endsInDoubt := h.span(expr.CmpOpEq, floor, spentInDoubt)
 	ring := len(t.ring) > 0
 	if ring {
 		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
-		h.enterRing(&all, t, inDoubt, notMarked)
+		all.add("ring begins", h.isFor(setRing), h.unmarked(), h.setTTL(spent+maxHops))
+		all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
+		all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
+			h.editTTL(255, doubt))
 	}
 	for _, node := range nodes { // the previous owner is the only one to ask
-		all.add("", inDoubt, h.isFor(name(prefixVIPs, node)), notMarked, h.setTTL(spentInDoubt+1))
+		all.add("", inDoubt, h.isFor(name(prefixVIPs, node)), notInDoubt, h.setTTL(spentInDoubt+1))
 	}
 	if ring {
 		all.add("ring ends, in doubt", h.isFor(setRing), endsInDoubt, expr.Drop())
 	}
 	all.add("moved here, in doubt", fromPeer(), endsInDoubt, expr.Drop())
-	all.add("", inDoubt, notMarked, expr.Accept()) // of no VIP
+	all.add("", inDoubt, notInDoubt, expr.Accept()) // of no VIP
 	if ring {
 		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
 		all.add("ring ends", isTCP(expr.CmpOpEq), h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent),
@@ -233,9 +236,7 @@ func (h header) strayRules(t *table) []nft.Rule {
 	// Also where this node has no ring: another one may have.
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
-	for _, node := range nodes {
-		h.recall(&all, t, node)
-	}
+	h.recall(&all, t)
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
 	all.add("moved here", fromPeer(), h.offRing(t), expr.Accept())
@@ -250,23 +251,38 @@ func (h header) strayRules(t *table) []nft.Rule {
 	return all
 }
 
-// recall adds the rules for packets of connections that are remembered to have gone to a node. On a ring all nodes are
-// asked in order, so that says nothing of those on it. It may have been an older connection, with the same addresses
-// and ports: who followed that would leave out the node that knows this one.
-func (h header) recall(all *rules, t *table, node netip.Addr) {
-	long := expr.Join(h.flow(), expr.In(name(prefixFlows, node)), expr.Goto(name(prefixTo, node)))
-	short := expr.Join(h.flow(), expr.In(name(prefixFresh, node)), expr.Goto(name(prefixNew, node)))
-	if len(t.ring) == 0 {
-		all.add("", long)
-		all.add("", short)
-		return
+// recall adds the rules for packets of connections that are remembered to have gone to some node. It may have been an
+// older connection, with the same addresses and ports. So on a ring memory is followed at the begin only, and then all
+// nodes are asked in order, but for those that are off the ring: they are asked by memory alone.
+func (h header) recall(all *rules, t *table) {
+	ring := len(t.ring) > 0
+	nodes := t.nodes()
+	if ring {
+		for _, end := range []int{spent, spentInDoubt} {
+			begins := expr.Join(h.span(expr.CmpOpEq, byte(end+maxHops-recalls+1), byte(end+maxHops)), h.isFor(setRing))
+			for _, node := range nodes {
+				all.add("ring begins, recalled", begins, h.remembered(prefixFlows, node), expr.Goto(name(prefixTo, node)))
+				all.add("", begins, h.remembered(prefixFresh, node), expr.Goto(name(prefixNew, node)))
+			}
+			h.cap(all, t, end, spare)
+		}
 	}
-	offRing := h.isNotFor(h.onRing(node).Name)
-	all.add("", offRing, long)
-	all.add("", offRing, short)
-	if len(t.targets[node]) > 0 {
-		all.add("", h.isFor(name(prefixVIPs, node)), long) // the next one in order
+	for _, node := range nodes {
+		var offRing expr.List
+		if ring {
+			offRing = h.isNotFor(h.onRing(node).Name)
+		}
+		all.add("", offRing, h.remembered(prefixFlows, node), expr.Goto(name(prefixTo, node)))
+		all.add("", offRing, h.remembered(prefixFresh, node), expr.Goto(name(prefixNew, node)))
+		if ring && len(t.targets[node]) > 0 { // the next one in order
+			all.add("", h.isFor(name(prefixVIPs, node)), h.remembered(prefixFlows, node), expr.Goto(name(prefixTo, node)))
+		}
 	}
+}
+
+// remembered matches packets of connections that are in a memory of a node.
+func (h header) remembered(memory string, node netip.Addr) expr.List {
+	return append(h.flow(), expr.In(name(memory, node))...)
 }
 
 // errorRules return the rules for ICMP errors about packets of connections that this node does not know. They
@@ -276,7 +292,8 @@ func (h header) errorRules(t *table) []nft.Rule {
 	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
 	if len(t.ring) > 0 {
 		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
-		h.beginRing(&all, t, h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops), 0)
+		all.add("ring begins", h.isFor(setRing), h.unmarked(), h.setTTL(spent+maxHops))
+		h.cap(&all, t, spent, 0) // nothing is remembered of errors
 		all.add("ring ends", h.isFor(setRing), h.span(expr.CmpOpNeq, spent+1, spent+maxHops), expr.Drop())
 	}
 	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept()) // of a ring that this node does not have
@@ -313,37 +330,28 @@ func (h header) inTunnel() expr.List {
 	return expr.CameIn(expr.CmpOpEq, lb.TunnelName(h.family))
 }
 
-// enterRing adds the rules that put a stray packet on a ring, or mark it as in doubt there.
-func (h header) enterRing(all *rules, t *table, inDoubt, notMarked expr.List) {
-	h.beginRing(all, t, notMarked, spare)
-	h.cap(all, t, spentInDoubt, spare)
-	all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
-	all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
-		h.editTTL(255, doubt))
-}
+// recalls is how often memory is followed on a ring: by the first node and by those that follow. It ends before the way
+// in order begins if that has up to maxHops - recalls moves.
+const recalls = 4
 
-// spare is how often a stray packet on a ring is moved beyond the nodes to ask: a node on its way may have left the ring
-// that remembers where it went, or that knows its connection.
+// spare is how often a stray packet on a ring is moved in order beyond the nodes to ask: a node on its way may have
+// left the ring that remembers where it went, or that knows its connection.
 const spare = 1
 
-// beginRing adds the rules that set the TTL of a packet that enters a ring here, or that comes with more moves than a
-// ring of that length needs: whoever can send to a node can choose its TTL.
-func (h header) beginRing(all *rules, t *table, notMarked expr.List, spare int) {
-	for _, hops := range t.lengths() {
-		all.add("ring begins", h.isFor(ringOf(hops)), h.span(expr.CmpOpNeq, spent, spent+maxHops), notMarked,
-			h.setTTL(byte(spent+min(hops+spare, maxHops))))
-	}
-	h.cap(all, t, spent, spare)
-}
-
-// cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL.
+// cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL: those
+// that begin here, and those that say more than they need, as whoever can send to a node can choose its TTL.
 func (h header) cap(all *rules, t *table, end, spare int) {
 	for _, hops := range t.lengths() {
 		if left := hops + spare; left < maxHops {
-			all.add("ring, with too many moves", h.isFor(ringOf(hops)),
+			all.add("ring, in order", h.isFor(ringOf(hops)),
 				h.span(expr.CmpOpEq, byte(end+left+1), byte(end+maxHops)), h.setTTL(byte(end+left)))
 		}
 	}
+}
+
+// unmarked matches TTLs that are none of the protocol's.
+func (h header) unmarked() expr.List {
+	return expr.Join(h.span(expr.CmpOpNeq, spent, spent+maxHops), h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops))
 }
 
 type rules []nft.Rule
@@ -358,7 +366,7 @@ func (h header) toRules(node netip.Addr, link int) []nft.Rule {
 	all.add("to renew", h.flow(), expr.NotIn(setRenewed), h.share(setShares, flowTimeout),
 		h.dynset(name(prefixFlows, node), unix.NFT_DYNSET_OP_UPDATE), h.dynset(setRenewed, unix.NFT_DYNSET_OP_ADD))
 	all.add("", expr.Jump(chainConfirmed))
-	all.move(node, link)
+	all.move(h, node, link)
 	return all
 }
 
@@ -368,9 +376,11 @@ func (h header) dynset(memory string, operation uint32) expr.List {
 	return append(h.flow(), &expr.Dynset{SrcRegKey: expr.Reg, SetName: memory, Operation: operation})
 }
 
-// move moves a packet as it is: a copy goes out to the node, over the tunnel if link is not 0, and
-// this one ends here, so that conntrack forgets it.
-func (r *rules) move(node netip.Addr, link int) {
+// move moves a packet: a copy goes out to the node, over the tunnel if link is not 0, and this one ends here, so that
+// conntrack forgets it. Two nodes that each remember that the other had it would move it for as long as its TTL lasts,
+// so it has one of the protocol's.
+func (r *rules) move(h header, node netip.Addr, link int) {
+	r.add("moved one by one", h.unmarked(), h.setTTL(spent+maxHops))
 	r.add("", copyTo(node, link))
 	r.add("", expr.Drop())
 }

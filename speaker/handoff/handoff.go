@@ -25,7 +25,7 @@ type Facts struct {
 	// Dead are the nodes that have stopped answering, and whose kernels do not answer either.
 	Dead []string
 	// Booted are the nodes that have booted since this one met them, with the last boot of each: they know
-	// no connection from before.
+	// no connection from before. When it changes, the step has to have a view of each VIP.
 	Booted map[string]uint64
 	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
 	CutOff bool

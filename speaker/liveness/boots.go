@@ -1,11 +1,13 @@
 package liveness
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
 // boots knows which nodes have booted since this one met them. The kernel of such a node knows none of
@@ -16,26 +18,27 @@ type boots struct {
 	again map[string]uint64
 }
 
-// boot is the last one of a node, and until when it is known once the node is not in the cluster any
-// more; the zero time before.
+// boot is the last one of a node, the process that told of it, by its start, and until when it is known
+// once the node is not in the cluster any more; the zero time before.
 type boot struct {
-	id    uint64
-	until time.Time
+	id, born uint64
+	until    time.Time
 }
 
-func (b *boots) met(node string, id uint64) {
-	if id == 0 {
+// met takes in which boot a process tells of, if it does. One process has one boot, whatever is said later.
+func (b *boots) met(p plan.Process) {
+	before := b.last[p.Node]
+	if p.Born <= before.born {
 		return
 	}
 	if b.last == nil {
 		b.last = map[string]boot{}
 	}
-	before := b.last[node].id
-	b.last[node] = boot{id: id}
-	if before != 0 && before != id {
+	b.last[p.Node] = boot{id: cmp.Or(p.Boot, before.id), born: p.Born}
+	if before.id != 0 && p.Boot != 0 && before.id != p.Boot {
 		again := map[string]uint64{}
 		maps.Copy(again, b.again)
-		again[node] = id
+		again[p.Node] = p.Boot
 		b.again = again
 	}
 }

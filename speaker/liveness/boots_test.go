@@ -17,6 +17,7 @@ func TestBooted(t *testing.T) {
 	without := map[string][]netip.Addr{"b": nil}
 	l := NewState("m", hold, probeInterval)
 	now := time.Unix(1e9, 0)
+	born := uint64(0)
 	for _, c := range []struct {
 		what  string
 		after time.Duration
@@ -35,7 +36,10 @@ func TestBooted(t *testing.T) {
 	} {
 		now = now.Add(c.after)
 		l.Keep(c.nodes, now)
-		l.Joined(plan.Process{Node: "a", Born: uint64(now.UnixNano()), Boot: c.boot}, now)
+		born++
+		l.Joined(plan.Process{Node: "a", Born: born, Boot: c.boot}, now)
+		l.Joined(plan.Process{Node: "a", Born: born, Boot: 9}, now) // somebody says so of the same process
+		l.Joined(plan.Process{Node: "a", Born: born - 1, Boot: 8}, now)
 		if got := l.Speakers(now).Booted; !maps.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.what, got, c.want)
 		}

@@ -128,7 +128,7 @@ func (l *State) Joined(p plan.Process, now time.Time) {
 	lost := n.phase == absent && n.met
 	n.Process, n.phase, n.met, n.dead = p, live, true, false
 	n.alarm, n.condemned = alarm{}, false
-	l.boots.met(p.Node, p.Boot)
+	l.boots.met(p)
 	if p.Heard == (plan.Point{}) {
 		return
 	}

@@ -71,8 +71,10 @@ type stream struct {
 	net.Conn
 	budget  *budget // that has room for the message; nil for a client that needs none
 	leave   func()  // at the end; nil for nothing
+	empty   func()  // called when the other end has closed it before anything came; nil for nothing
 	closed  sync.Once
 	size    int64 // of the room
+	begun   bool  // Read was called
 	looked  bool
 	refused error
 	head    []byte // what was looked at, and is to be read yet
@@ -80,6 +82,15 @@ type stream struct {
 
 // Read is called by one goroutine at a time.
 func (s *stream) Read(b []byte) (int, error) {
+	n, err := s.read(b)
+	if !s.begun && s.empty != nil && n == 0 && closedEmpty(err) {
+		s.empty()
+	}
+	s.begun = true
+	return n, err
+}
+
+func (s *stream) read(b []byte) (int, error) {
 	if !s.looked {
 		s.looked, s.refused = true, s.look()
 	}

@@ -64,7 +64,7 @@ func (m *Members) config(bind netip.Addr) *memberlist.Config {
 	c.HandoffQueueDepth = 4096
 
 	c.Delegate, c.Events, c.Alive = delegate{m}, events{m}, admission{m}
-	c.Logger = log.New(&logBridge{log: m.opts.Log, refuted: m.refuted}, "", 0)
+	c.Logger = log.New(&logBridge{log: m.opts.Log, refuted: m.refuted, empties: &m.empties}, "", 0)
 	return c
 }
 
@@ -373,7 +373,8 @@ const maxLines = 50
 // a node that does not answer is its daily work.
 type logBridge struct {
 	log     *slog.Logger
-	refuted func() // called when this node has refuted a suspicion
+	refuted func()   // called when this node has refuted a suspicion
+	empties *empties // nil for none
 	lines   loop.Lines
 }
 
@@ -402,6 +403,13 @@ func (b *logBridge) Write(line []byte) (int, error) {
 		"Marking"} {
 		if strings.HasPrefix(text, daily) {
 			level = slog.LevelDebug // what comes of it is logged as a node that is gone or live
+		}
+	}
+	if level == slog.LevelWarn && b.empties.about(text) {
+		level = slog.LevelDebug
+		if n, ok := b.empties.tell(time.Now()); ok {
+			b.log.Info("gossip: nodes have closed connections without a message, as those do that look whether this one "+
+				"answers", "connections", n)
 		}
 	}
 	if !b.log.Enabled(context.Background(), level) {

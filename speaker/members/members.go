@@ -89,9 +89,10 @@ type Members struct {
 	rounds rounds
 	// pulses are of memberlist's goroutines while they are here, and beat is when one of them last
 	// asked what there is to be said.
-	pulses loop.Pulses
-	beat   atomic.Pointer[time.Time]
-	keys   *memberlist.Keyring // nil without encryption
+	pulses  loop.Pulses
+	beat    atomic.Pointer[time.Time]
+	keys    *memberlist.Keyring // nil without encryption
+	empties empties
 	// seeking are the calls to live nodes, and understood counts the whole states that could be read.
 	seeking    sync.WaitGroup
 	understood atomic.Uint64
@@ -310,7 +311,7 @@ func (m *Members) open(bind netip.Addr) (*memberlist.Memberlist, error) {
 	}
 	over := m.opts.transport
 	if over == nil {
-		if over, err = openNetwork(at, m.keys != nil, m.isNode, m.opts.Log); err != nil {
+		if over, err = openNetwork(at, m.keys != nil, m.isNode, &m.empties, m.opts.Log); err != nil {
 			return nil, err
 		}
 	}

@@ -38,7 +38,7 @@ type cable struct {
 var errPulled = errors.New("the cable is pulled")
 
 func newCable(t *testing.T, addr netip.AddrPort) *cable {
-	transport, err := openNetwork(addr, false, noNode, slog.New(slog.DiscardHandler))
+	transport, err := openNetwork(addr, false, noNode, &empties{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

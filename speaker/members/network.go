@@ -39,6 +39,7 @@ type network struct {
 	log       *slog.Logger
 	encrypted bool
 	isNode    func(netip.Addr) bool // whether a node of the cluster has the address
+	empties   *empties              // of nodes
 	nodes     *listen.Room[net.Conn]
 	others    *listen.Room[net.Conn]
 	unproven  budget // of others
@@ -55,7 +56,8 @@ type network struct {
 var _ memberlist.NodeAwareTransport = (*network)(nil)
 
 // openNetwork opens the sockets. It calls isNode from a goroutine of its own.
-func openNetwork(at netip.AddrPort, encrypted bool, isNode func(netip.Addr) bool, log *slog.Logger) (*network, error) {
+func openNetwork(at netip.AddrPort, encrypted bool, isNode func(netip.Addr) bool, empties *empties,
+	log *slog.Logger) (*network, error) {
 	tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
 		return nil, err
@@ -67,7 +69,8 @@ func openNetwork(at netip.AddrPort, encrypted bool, isNode func(netip.Addr) bool
 	if err := udp.SetReadBuffer(receiveBuffer); err != nil {
 		log.Debug("gossip: the kernel does not enlarge the buffer for packets", "error", err)
 	}
-	n := &network{log: log, encrypted: encrypted, isNode: isNode, nodes: listen.NewRoom[net.Conn](maxFromNodes),
+	n := &network{log: log, encrypted: encrypted, isNode: isNode, empties: empties,
+		nodes:  listen.NewRoom[net.Conn](maxFromNodes),
 		others: listen.NewRoom[net.Conn](maxFromOthers), unproven: budget{most: maxUnproven},
 		ofNodes: budget{most: maxOfNodes}, udp: udp, tcp: tcp, packets: make(chan *memberlist.Packet),
 		streams: make(chan net.Conn), done: make(chan struct{})}
@@ -124,8 +127,8 @@ func (n *network) accept() {
 // accepted gives a connection its place, and closes the one that has to leave for it.
 func (n *network) accepted(conn *net.TCPConn) net.Conn {
 	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().WithZone("")
-	room, budget := n.others, &n.unproven
-	if n.isNode(from) {
+	room, budget, node := n.others, &n.unproven, n.isNode(from)
+	if node {
 		room, budget = n.nodes, &n.ofNodes
 	}
 	place, out, full := room.Enter(listen.Client(from), conn)
@@ -136,6 +139,12 @@ func (n *network) accepted(conn *net.TCPConn) net.Conn {
 	s.leave = func() {
 		room.Leave(place)
 		budget.give(s.size)
+		if node {
+			n.empties.remove(conn.RemoteAddr().String())
+		}
+	}
+	if node {
+		s.empty = func() { n.empties.add(conn.RemoteAddr().String()) }
 	}
 	return s
 }

@@ -24,7 +24,7 @@ func openTestNetwork(t testing.TB, last byte, encrypted bool) (*network, netip.A
 func openNetworkOf(t testing.TB, last byte, encrypted bool, isNode func(netip.Addr) bool) (*network, netip.AddrPort) {
 	t.Helper()
 	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 6, byte(rigs.Add(1)), last}), uint16(testPort()))
-	n, err := openNetwork(at, encrypted, isNode, slog.New(slog.DiscardHandler))
+	n, err := openNetwork(at, encrypted, isNode, &empties{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestUnprovenMessagesHaveABound(t *testing.T) {
 func BenchmarkPackets(b *testing.B) {
 	for name, open := range map[string]func(netip.AddrPort) (memberlist.NodeAwareTransport, error){
 		"ours": func(at netip.AddrPort) (memberlist.NodeAwareTransport, error) {
-			return openNetwork(at, true, noNode, slog.New(slog.DiscardHandler))
+			return openNetwork(at, true, noNode, &empties{}, slog.New(slog.DiscardHandler))
 		},
 		"memberlist": func(at netip.AddrPort) (memberlist.NodeAwareTransport, error) {
 			return memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{at.Addr().String()},
