@@ -20,8 +20,9 @@ import (
 // What a relay and its successor on the node say to each other: letters of JSON, each a packet of a unix socket
 // (SOCK_SEQPACKET), with sockets and pipes (SCM_RIGHTS). The successor says hello, and is answered with a hello or a
 // refusal. It says when the relay shall begin. Then it gets letters with sockets and connections, and answers each with
-// Took, by which they become its own. After Swept it has all that could be handed over so far. It says Ready once the
-// proxy knows it.
+// Took, by which they become its own. Before and after, it gets letters with the clients that session affinity
+// remembers, if it has asked for them, and answers none of these. After Swept it has all that could be handed over so
+// far. It says Ready once the proxy knows it.
 //
 // Took is what both go by, and a relay that waits no longer closes its end for reading first: from then on the kernel
 // refuses the answer, and what came before is still there to read. So a connection goes on in exactly one of the two,
@@ -55,6 +56,10 @@ type letter struct {
 	Begin     bool   `json:"begin,omitempty"`
 	Port      uint16 `json:"port,omitempty"`
 	NoSockets bool   `json:"noSockets,omitempty"`
+	// WantsClients asks for the clients that session affinity remembers.
+	WantsClients bool `json:"wantsClients,omitempty"`
+	// Clients are some of them.
+	Clients []handedClient `json:"clients,omitempty"`
 	// Sockets are those that listen; the successor opens its own if they are none.
 	Sockets     []handedSocket     `json:"sockets,omitempty"`
 	Connections []handedConnection `json:"connections,omitempty"`
@@ -114,6 +119,14 @@ func decodeLetter(text []byte, files int) (l letter, err error) {
 	if len(l.Connections) > maxHanded || len(l.Sockets) > 4 {
 		return l, fmt.Errorf("%d connections and %d sockets are too many", len(l.Connections), len(l.Sockets))
 	}
+	if len(l.Clients) > maxHandedClients || len(l.Clients) > 0 && files > 0 {
+		return l, fmt.Errorf("%d clients and %d sockets and pipes in one letter", len(l.Clients), files)
+	}
+	for _, c := range l.Clients {
+		if !c.isValid() {
+			return l, fmt.Errorf("a client that cannot be: %+v", c)
+		}
+	}
 	for _, c := range l.Connections {
 		want += c.files()
 		if c.Out < 0 || c.Back < 0 || c.Out > maxChunk || c.Back > maxChunk || c.OutEnded && c.Out > 0 ||
@@ -136,6 +149,9 @@ type courier struct {
 	oob  [1 << 10]byte
 	// ready is set once the other end has said so.
 	ready bool
+	// wantsClients is set if the other end has asked for them, and clientsSince is from when on those are that it has not.
+	wantsClients bool
+	clientsSince time.Time
 }
 
 // newCourier takes over a connection to a process of the same user.

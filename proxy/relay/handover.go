@@ -110,6 +110,12 @@ func (c *crew) serveSuccessor(conn *net.UnixConn) error {
 	if err != nil || !begin.Begin {
 		return errors.Join(errors.New("the successor does not begin"), err)
 	}
+	p.wantsClients = begin.WantsClients
+	for range 2 { // many take a while, and those of that while are few
+		if err := c.handClients(p); err != nil {
+			return err
+		}
+	}
 	if err := c.handSockets(p, begin); err != nil {
 		return err
 	}
@@ -125,6 +131,9 @@ func (c *crew) serveSuccessor(conn *net.UnixConn) error {
 func (c *crew) handAll(p *courier) error {
 	began := time.Now()
 	n, err := c.sweep(p)
+	if err == nil {
+		err = c.handClients(p) // those that came until the successor accepted
+	}
 	if err == nil {
 		err = p.send(letter{Swept: true})
 	}

@@ -581,10 +581,12 @@ func FuzzDecodeLetter(f *testing.F) {
 	f.Add([]byte(`{"version":1}`), 0)
 	f.Add([]byte(`{"sockets":[{"family":"IPv4"},{"family":"IPv4","udp":true}]}`), 2)
 	f.Add([]byte(`{"connections":[{"client":"192.0.2.1:1","frontend":"192.0.2.2:2","backend":"192.0.2.3:3","out":5}]}`), 3)
+	f.Add([]byte(`{"clients":[{"service":{"namespace":"a","name":"b"},"protocol":"TCP","choices":"c","client":"192.0.2.1",`+
+		`"backend":"192.0.2.3:3","last":"2026-01-01T00:00:00Z"}]}`), 0)
 	f.Fuzz(func(t *testing.T, text []byte, files int) {
 		l, err := decodeLetter(text, files)
-		if err == nil && (len(l.Connections) > maxHanded || files > maxFiles) {
-			t.Errorf("%d connections, %d files", len(l.Connections), files)
+		if err == nil && (len(l.Connections) > maxHanded || files > maxFiles || len(l.Clients) > maxHandedClients) {
+			t.Errorf("%d connections, %d clients, %d files", len(l.Connections), len(l.Clients), files)
 		}
 	})
 }

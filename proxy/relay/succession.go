@@ -161,6 +161,7 @@ func (c *crew) takeFrom(ctx context.Context, p *courier, first bool) error {
 		if l, fds, err = p.receive(within); err != nil {
 			break
 		}
+		c.table.rememberHanded(l.Clients)
 		if len(l.Connections) > 0 {
 			if err = c.takeConnections(p, l.Connections, fds); err == nil {
 				taken += len(l.Connections)
@@ -222,12 +223,18 @@ func (c *crew) openPorts(ctx context.Context) {
 	}
 }
 
-// takeSockets takes the sockets that listen, if the proxy knows this relay; none if the predecessor keeps them.
+// takeSockets takes the sockets that listen, if the proxy knows this relay; none if the predecessor keeps them. Before
+// them come the clients that session affinity remembers, so that they have their backends from the first connection on.
 func (c *crew) takeSockets(p *courier, known bool) (listeners []listener, err error) {
-	if err := p.send(letter{Begin: true, Port: c.options.Port, NoSockets: !known}); err != nil {
+	begin := letter{Begin: true, Port: c.options.Port, NoSockets: !known, WantsClients: c.Ready() == nil}
+	if err := p.send(begin); err != nil {
 		return nil, err
 	}
 	l, fds, err := p.receive(stepWithin)
+	for err == nil && len(l.Clients) > 0 {
+		c.table.rememberHanded(l.Clients)
+		l, fds, err = p.receive(stepWithin)
+	}
 	if err != nil || len(l.Sockets) == 0 {
 		closeAll(fds)
 		return nil, err

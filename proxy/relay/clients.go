@@ -1,0 +1,128 @@
+package relay
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/landfall-lb/landfall/internal/lb"
+)
+
+// maxHandedClients is how many clients a letter has at most, each of 450 bytes at most.
+const maxHandedClients = 128
+
+// handedClient is a client that session affinity remembers.
+type handedClient struct {
+	Service  lb.Key         `json:"service"`
+	Protocol lb.Protocol    `json:"protocol"`
+	Choices  string         `json:"choices,omitempty"` // the name of those of its port
+	Client   netip.Addr     `json:"client"`
+	Backend  netip.AddrPort `json:"backend"`
+	// Last is when its newest connection began.
+	Last time.Time `json:"last"`
+}
+
+func (h handedClient) isValid() bool {
+	return (h.Protocol == lb.TCP || h.Protocol == lb.UDP) && h.Client.IsValid() && h.Backend.IsValid()
+}
+
+// handClients hands over the clients that session affinity remembers, and of those that were handed over before the
+// ones that have come again. It awaits no answer: a client that is lost on the way may get another backend, and no
+// connection ends. A successor of an earlier release does not ask for them.
+func (c *crew) handClients(p *courier) error {
+	if !p.wantsClients {
+		return nil
+	}
+	since := p.clientsSince
+	p.clientsSince = c.deps.Now().Add(-time.Second) // one may be noted a moment after its time was taken
+	some := make([]handedClient, 0, maxHandedClients)
+	send := func() error {
+		defer c.pulses.Begin()()
+		defer func() { some = some[:0] }()
+		return p.send(letter{Clients: some})
+	}
+	for _, s := range c.table.mostRememberedFirst() {
+		for _, one := range s.rememberedSince(since) {
+			if some = append(some, one); len(some) < maxHandedClients {
+				continue
+			}
+			if err := send(); err != nil {
+				return err
+			}
+		}
+	}
+	if len(some) == 0 {
+		return nil
+	}
+	return send()
+}
+
+// mostRememberedFirst returns the Services, those first of whose namespace most clients are remembered, and of one
+// namespace those that have most. In this order all of them find room again, as each namespace and each Service finds
+// at least as much left as when it got what it has.
+func (t *table) mostRememberedFirst() []*service {
+	type counted struct {
+		*service
+		together, own int
+	}
+	t.mu.Lock()
+	all := make([]counted, 0, len(t.services))
+	for _, s := range t.services {
+		all = append(all, counted{service: s})
+	}
+	t.mu.Unlock()
+	for i, s := range all {
+		s.mu.Lock()
+		all[i].own = len(s.remembered)
+		s.mu.Unlock()
+	}
+	t.remembered.mu.Lock()
+	for i, s := range all {
+		all[i].together = t.remembered.of[s.key.Namespace]
+	}
+	t.remembered.mu.Unlock()
+	slices.SortFunc(all, func(a, b counted) int {
+		return cmp.Or(cmp.Compare(b.together, a.together), cmp.Compare(a.key.Namespace, b.key.Namespace),
+			cmp.Compare(b.own, a.own))
+	})
+	services := make([]*service, len(all))
+	for i, s := range all {
+		services[i] = s.service
+	}
+	return services
+}
+
+// rememberedSince returns the clients whose newest connection did not begin before a time.
+func (s *service) rememberedSince(since time.Time) (all []handedClient) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for who, m := range s.remembered {
+		if !m.last.Before(since) {
+			all = append(all, handedClient{s.key, s.protocol, who.choices, who.client, m.backend, m.last})
+		}
+	}
+	return all
+}
+
+// rememberHanded remembers clients of the relay's predecessor, as far as there is room for them: those of Services that
+// the proxy has told of, until their time is over.
+func (t *table) rememberHanded(all []handedClient) {
+	now := t.now()
+	for _, h := range all {
+		t.mu.Lock()
+		s, affinity := t.services[id{h.Service, h.Protocol}], time.Duration(0)
+		if s != nil {
+			affinity = s.Affinity
+		}
+		t.mu.Unlock()
+		last := h.Last
+		if last.After(now) { // the clock was set back
+			last = now
+		}
+		if now.Sub(last) < affinity {
+			w := way{service: s, choices: choices{name: h.Choices}, affinity: affinity}
+			t.rememberSince(w, h.Client, h.Backend, last)
+		}
+	}
+}
