@@ -107,8 +107,7 @@ func (s *settings) prepareLocalnet(ctx context.Context, parameters kernelParamet
 	if !s.loopbackNodePorts {
 		return
 	}
-	err := memory.Mark(ctx)
-	if err != nil {
+	if err := memory.Mark(ctx); err != nil {
 		parameters.log.Warn("cannot note that a kernel parameter is Landfall's", "parameter", "net/"+routeLocalnet, "error",
 			err)
 	}
@@ -117,7 +116,7 @@ func (s *settings) prepareLocalnet(ctx context.Context, parameters kernelParamet
 		parameters.log.Warn("node ports are not reachable at 127.0.0.1")
 		return
 	}
-	s.setRouteLocalnet = err == nil
+	s.setRouteLocalnet = true // with the rules comes the note, also one that failed just now or that others flush
 }
 
 // conntrack writes conntrack's parameters.

@@ -180,7 +180,8 @@ type memory struct{ set, mark error }
 func (m memory) Set(context.Context) (set, needed bool, err error) { return false, false, m.set }
 func (m memory) Mark(context.Context) error                        { return m.mark }
 
-// Where nothing can be noted, or read, node ports work all the same, and nothing is set back.
+// Where nothing can be noted, or read, node ports work all the same. What Landfall has set itself is
+// noted with the rules then; what it does not know about is not set back.
 func TestRouteLocalnetWithoutMemory(t *testing.T) {
 	folder := t.TempDir()
 	file := filepath.Join(folder, routeLocalnet)
@@ -194,7 +195,8 @@ func TestRouteLocalnetWithoutMemory(t *testing.T) {
 		s := settings{loopbackNodePorts: true}
 		broken := errors.New("no lock")
 		s.prepareLocalnet(t.Context(), kernelParameters{folder, slog.New(slog.DiscardHandler)}, memory{broken, broken})
-		if now, err := os.ReadFile(file); err != nil || string(now) != "1\n" || s.setRouteLocalnet || !s.loopbackNodePorts {
+		if now, err := os.ReadFile(file); err != nil || string(now) != "1\n" || s.setRouteLocalnet != (before == "0\n") ||
+			!s.loopbackNodePorts {
 			t.Errorf("before %q: now %q, settings %+v (%v)", before, now, s, err)
 		}
 	}

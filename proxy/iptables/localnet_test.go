@@ -47,6 +47,16 @@ func TestNoteOnRouteLocalnet(t *testing.T) {
 				t.Fatal(err)
 			}
 			expect("repaired", true)
+			if kind == "nft" {
+				ns.Run(t, "nft", "flush", "ruleset")
+			} else {
+				ns.Run(t, "sh", "-c", `for t in filter nat; do "$0" -t $t -F; "$0" -t $t -X; done`, v4.commands.String())
+			}
+			expect("others flush everything", false)
+			if err := settle(a, true); err != nil {
+				t.Fatal(err)
+			}
+			expect("repaired after the flush", true)
 			unset := 0
 			for range 2 {
 				for _, k := range kernels {

@@ -74,6 +74,8 @@ type kernel interface {
 	carry(lb.Family, tunnel.Desired) (tunnel.State, error)
 	uncarry(lb.Family) error
 	loosen(folder string, from []int) (changed []string, err error)
+	// remember has the notes of what loosen has changed say the same in the kernel and in noted.
+	remember(folder string, noted map[string]int) error
 	tighten(folder string) (reset []string, err error)
 }
 
@@ -89,9 +91,10 @@ type Actor struct {
 
 	parameters string
 	warn       func(string)
-	filtered   string // the last error about the parameters
-	warned     string // what warn was last called with
-	tightened  bool   // none is set
+	filtered   string         // the last error about the parameters
+	warned     string         // what warn was last called with
+	tightened  bool           // none is set
+	noted      map[string]int // what rp_filter was before it was changed, by interface
 
 	runner *loop.Runner
 	inbox  actor.Inbox[netip.Addr, *Origins]
@@ -137,7 +140,7 @@ func newActor(deps Deps, k kernel) *Actor {
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
-		floods: map[lb.Family]flood{}, tunnels: map[lb.Family]carrier{},
+		floods: map[lb.Family]flood{}, tunnels: map[lb.Family]carrier{}, noted: map[string]int{},
 		tightened: deps.Parameters == "" || !slices.Contains(deps.Families, lb.IPv4)}
 	a.cluster.handing.known = !deps.Direct
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})

@@ -195,6 +195,7 @@ type fakeKernel struct {
 	loosened  []int
 	tightened int
 	strict    error
+	forgetful error // of remember
 	// carried is what the tunnel was last asked to be, nil if there is none.
 	carried     *tunnel.Desired
 	tunnel      int
@@ -275,6 +276,8 @@ func (k *fakeKernel) loosen(_ string, from []int) ([]string, error) {
 	k.loosened = append(k.loosened, from...)
 	return nil, k.strict
 }
+
+func (k *fakeKernel) remember(string, map[string]int) error { return k.forgetful }
 
 func (k *fakeKernel) tighten(string) ([]string, error) {
 	k.tightened++

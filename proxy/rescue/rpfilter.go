@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -27,7 +28,8 @@ const (
 )
 
 // settingsTable has the interfaces of which Landfall has changed rp_filter, in a set for each value
-// that it had. Like the parameter itself, it is gone when the node starts again.
+// that it had. Like the parameter itself, it is gone when the node starts again. Others may flush it:
+// so the actor remembers what it says, and writes it again.
 var settingsTable = nft.Table{Family: lb.IPv4, Name: "landfall-settings"}
 
 func changedSet(was int) nft.Set {
@@ -60,9 +62,15 @@ func (a *Actor) checkFilters(neighbors map[netip.Addr]links.Neighbor) {
 		a.log.Info("set a kernel parameter, as other nodes move packets here that a strict filter drops", "parameter",
 			"net.ipv4.conf."+name+".rp_filter", "value", loose)
 	}
-	a.filters(err, "connections are lost that other nodes move here")
 	a.warning(err)
+	if noted := a.kernel.remember(a.parameters, a.noted); err == nil && noted != nil {
+		a.filters(noted, cannotRemember)
+		return
+	}
+	a.filters(err, "connections are lost that other nodes move here")
 }
+
+const cannotRemember = "cannot note which kernel parameters are to be set back; trying again"
 
 // warning tells of what cannot be done, once.
 func (a *Actor) warning(err error) {
@@ -91,12 +99,18 @@ func (a *Actor) tighten() {
 	if a.tightened {
 		return
 	}
+	if err := a.kernel.remember(a.parameters, a.noted); err != nil {
+		a.filters(err, cannotRemember)
+		return
+	}
 	reset, err := a.kernel.tighten(a.parameters)
 	for _, name := range reset {
 		a.log.Info("set a kernel parameter back, as routers spread no address over nodes any more", "parameter",
 			"net.ipv4.conf."+name+".rp_filter")
 	}
-	a.tightened = err == nil
+	if a.tightened = err == nil; a.tightened {
+		clear(a.noted)
+	}
 	a.filters(err, "cannot set a kernel parameter back; trying again")
 }
 
@@ -192,6 +206,33 @@ func (k Kernel) noteFilter(name string, was int) error {
 	b.AddSet(changedSet(was))
 	b.AddElements(changedSet(was).Name, nft.Keys(interfaceKey(name)))
 	return b.Commit(k.conn)
+}
+
+// remember takes the kernel's notes, those of a predecessor too, into noted, and notes again what is
+// missing there, as after "nft flush ruleset". Whoever has set a parameter to another value since
+// has it.
+func (k Kernel) remember(folder string, noted map[string]int) error {
+	have, err := readSettings(k.conn)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for name, was := range noted {
+		if _, there := have[name]; there {
+			continue
+		}
+		now, err := readFilter(folder, name)
+		if errors.Is(err, os.ErrNotExist) || err == nil && now != loose {
+			delete(noted, name)
+			continue
+		}
+		if err == nil {
+			err = k.noteFilter(name, was)
+		}
+		errs = append(errs, err)
+	}
+	maps.Copy(noted, have)
+	return errors.Join(errs...)
 }
 
 func (k Kernel) forgetFilters(names ...string) error { return forgetFilters(k.conn, names) }

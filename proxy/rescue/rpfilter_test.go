@@ -49,37 +49,98 @@ func strictNode(t *testing.T) (node *nstest.NS, k Kernel, lan int) {
 }
 
 // TestContract11TheFilterIsStrictAgainWithoutARing: what was set for rings is set back with the
-// last of them, also by a successor, and not while nodes of a ring just do not answer.
+// last of them, also by a successor, and not while nodes of a ring just do not answer. So it is
+// where somebody has flushed the note of what was there before.
 func TestContract11TheFilterIsStrictAgainWithoutARing(t *testing.T) {
 	node, k, _ := strictNode(t)
 	ring := Desired{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {addr("10.0.0.2")}}}
 	deps := Deps{Log: slog.New(slog.DiscardHandler), Families: []lb.Family{lb.IPv4}, Ring: true, Parameters: parameters,
 		Warn: func(text string) { t.Error(text) }}
-	for _, successor := range []bool{false, true} {
+	for _, tt := range []struct {
+		name  string
+		story string // flush, look, down (and up again), restart
+	}{
+		{"the same proxy", "down"},
+		{"a successor", "down restart"},
+		{"flushed", "flush"},
+		{"flushed, and noted again", "flush look"},
+		{"flushed, and a successor", "flush look restart"},
+		{"a successor, and flushed", "restart look flush"},
+		{"flushed twice", "flush look flush look restart"},
+	} {
 		a := newActor(deps, k)
 		a.set(ring)
 		until(t, "the filter is loose", func() bool {
 			node.Do(t, a.apply)
 			return filterIn(t, node, "lan") == "2"
 		})
-		node.Run(t, "ip", "link", "set", "lan", "down")
-		node.Do(t, a.apply)
-		if now := filterIn(t, node, "lan"); now != "2" {
-			t.Errorf("while the link is away the filter is %s", now)
-		}
-		node.Run(t, "ip", "link", "set", "lan", "up")
-		if successor {
-			a = newActor(deps, k)
+		for step := range strings.FieldsSeq(tt.story) {
+			switch step {
+			case "flush":
+				node.Run(t, "nft", "flush", "ruleset")
+			case "look":
+				node.Do(t, a.apply)
+			case "down":
+				node.Run(t, "ip", "link", "set", "lan", "down")
+				node.Do(t, a.apply)
+				if now := filterIn(t, node, "lan"); now != "2" {
+					t.Errorf("%s: while the link is away the filter is %s", tt.name, now)
+				}
+				node.Run(t, "ip", "link", "set", "lan", "up")
+			case "restart":
+				a = newActor(deps, k)
+				a.set(ring)
+			}
 		}
 		a.set(Desired{})
 		node.Do(t, a.apply)
 		if now := filterIn(t, node, "lan"); now != "1" {
-			t.Errorf("by a successor %v: the filter is %s without a ring", successor, now)
+			t.Errorf("%s: the filter is %s without a ring", tt.name, now)
 		}
 		if out := node.Run(t, "nft", "list", "tables"); strings.Contains(out, settingsTable.Name) {
-			t.Errorf("left behind:\n%s", out)
+			t.Errorf("%s: left behind:\n%s", tt.name, out)
+		}
+		node.Run(t, "sysctl", "-qw", "net.ipv4.conf.lan.rp_filter=1")
+	}
+}
+
+// TestContract11AnAdministratorsFilterIsKeptWithoutANote: what the proxy remembers without a note in
+// the kernel holds only while the parameter is as the proxy has set it, and ends with the last ring.
+func TestContract11AnAdministratorsFilterIsKeptWithoutANote(t *testing.T) {
+	node, k, _ := strictNode(t)
+	set := func(value string) { node.Run(t, "sysctl", "-qw", "net.ipv4.conf.lan.rp_filter="+value) }
+	ring := Desired{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {addr("10.0.0.2")}}}
+	a := newActor(Deps{Log: slog.New(slog.DiscardHandler), Families: []lb.Family{lb.IPv4}, Ring: true,
+		Parameters: parameters, Warn: func(text string) { t.Error(text) }}, k)
+	look := func(want Desired) {
+		t.Helper()
+		a.set(want)
+		node.Do(t, a.apply)
+	}
+	expect := func(when, want string) {
+		t.Helper()
+		if now := filterIn(t, node, "lan"); now != want {
+			t.Errorf("%s: the filter is %s, want %s", when, now, want)
 		}
 	}
+	until(t, "the filter is loose", func() bool {
+		look(ring)
+		return filterIn(t, node, "lan") == "2"
+	})
+	node.Run(t, "nft", "flush", "ruleset")
+	set("0")
+	look(ring)
+	set("2")
+	look(Desired{})
+	expect("set by an administrator after the flush", "2")
+	set("1")
+	look(ring)
+	look(Desired{})
+	expect("set back", "1")
+	set("2")
+	look(ring)
+	look(Desired{})
+	expect("set by an administrator before the ring", "2")
 }
 
 // TestContract11AnAdministratorsFilterIsLeftAlone: what is set back is what was there when Landfall
@@ -286,5 +347,32 @@ func TestAStrictFilterIsToldOnce(t *testing.T) {
 	apply(Desired{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {a, b}}})
 	if !slices.Equal(k.loosened, []int{7, 7, 7}) || told != 1 {
 		t.Errorf("on a ring: %v, told %d times", k.loosened, told)
+	}
+}
+
+// TestAFilterIsNotSetBackWithoutItsNotes: while the notes cannot be read, it is unknown what is to be set
+// back. It is tried again, and is no reason to warn of a strict filter.
+func TestAFilterIsNotSetBackWithoutItsNotes(t *testing.T) {
+	a := addr("10.0.0.1")
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{a: {Link: 7, Found: true}}, forgetful: errors.New("busy")}
+	var said strings.Builder
+	deps := fakeDeps
+	deps.Log = slog.New(slog.NewTextHandler(&said, nil))
+	deps.Parameters, deps.Warn = "/proc/sys/net", func(text string) { t.Errorf("warned: %s", text) }
+	actor := newActor(deps, k)
+	for _, want := range []Desired{{Ring: map[netip.Addr][]netip.Addr{addr("192.0.2.1"): {a}}}, {}} {
+		actor.set(want)
+		for range 2 {
+			if err := actor.apply(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !slices.Equal(k.loosened, []int{7, 7}) || k.tightened != 0 || strings.Count(said.String(), "busy") != 1 {
+		t.Errorf("loosened %v, set back %d times:\n%s", k.loosened, k.tightened, said.String())
+	}
+	k.forgetful = nil
+	if err := actor.apply(); err != nil || k.tightened != 1 {
+		t.Errorf("set back %d times, %v", k.tightened, err)
 	}
 }
