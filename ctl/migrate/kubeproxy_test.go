@@ -235,7 +235,7 @@ func TestExternalIPsAreNoted(t *testing.T) {
 		node("n2", "{type: InternalIP, address: 172.18.0.3}, {type: ExternalIP, address: 198.51.100.3}"),
 	}
 	many := []Object{}
-	for _, name := range strings.Fields("g f e d c b a") {
+	for name := range strings.FieldsSeq("g f e d c b a") {
 		many = append(many, service(name, "externalIPs: [203.0.113.9]"))
 	}
 	const ofNodes, interfaces = "no external IP that is an address of a Node: ", "an address of one of its interfaces, " +

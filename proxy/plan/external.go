@@ -151,8 +151,8 @@ func (c *Claims) refuse(s *claimant, protocol lb.Protocol, f Frontend) *lb.Refus
 	return nil
 }
 
-// nodePortAt returns who has a frontend at an address of the node as a node port, if anybody has: nobody else gets it as
-// an external IP.
+// nodePortAt returns who has a frontend at an address of the node as a node port, if anybody has: nobody else gets it
+// as an external IP.
 func (c *Claims) nodePortAt(protocol lb.Protocol, f Frontend) (owner claim, owned bool) {
 	owner, owned = c.owners[slotOf(protocol, netip.Addr{}, f.Port)]
 	return owner, owned && c.own[f.Addr]

@@ -832,3 +832,34 @@ func TestContract11TwoOwnersDoNotKeepAPacketGoing(t *testing.T) {
 		}
 	}
 }
+
+// A node without rules for the VIP forwards what is moved to it, and its router may send that back: the packet comes with
+// a TTL that steps over the end. It ends all the same.
+func TestContract11APacketThatIsRoutedBackEnds(t *testing.T) {
+	r := newRack(t, 3)
+	router := r.nodes[2]
+	for _, node := range r.nodes[1:] {
+		node.Run(t, "nft", "flush", "ruleset")
+		node.Run(t, "sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1", "net.ipv4.conf.all.rp_filter=0",
+			"net.ipv4.conf.eth0.rp_filter=0", "net.ipv4.conf.all.send_redirects=0", "net.ipv4.conf.eth0.send_redirects=0")
+	}
+	for _, at := range []addresses{v4, v6} {
+		third := strings.TrimSuffix(at.a, "1") + "3"
+		r.nodes[1].Run(t, "ip", "route", "replace", at.vip, "via", third)
+		router.Run(t, "ip", "route", "replace", at.vip, "via", at.a)
+	}
+	for what, w := range map[string]Desired{
+		"a previous owner": from(v4.vip, "10.0.0.2", v6.vip, "fd00::2"),
+		"a ring":           around(1),
+	} {
+		r.set(t, 0, w)
+		for i, at := range []addresses{v4, v6} {
+			before := r.packets(t)
+			r.send(t, func(yield func([]byte) bool) { yield(ack(r.macs[0], at.vip, i)) })
+			time.Sleep(200 * time.Millisecond)
+			if n := r.packets(t) - before; n == 0 || n > maxHops {
+				t.Errorf("%s, %s: one packet was moved %d times", what, at.vip, n)
+			}
+		}
+	}
+}

@@ -54,6 +54,9 @@ const (
 	spentInDoubt = spent ^ doubt
 	// Below spentInDoubt a packet only follows connections that nodes remember, down to the floor.
 	floor = spentInDoubt - maxHops
+	// overrun is how far below its end a TTL still counts as one at the end: a node that has no rules may have the packet
+	// routed back here, and each router on the way takes one away.
+	overrun = 15
 )
 
 func name(prefix string, node netip.Addr) string { return prefix + hex.EncodeToString(node.AsSlice()) }
@@ -210,13 +213,13 @@ func (h header) strayRules(t *table) []nft.Rule {
 	all.add("new connections", flags(expr.CmpOpNeq, syn), expr.Accept())
 	all.add("", h.isTTL(expr.CmpOpLt, 2), expr.Accept())
 	inDoubt := expr.Join(expr.HasBits(expr.State(), expr.CtStateBitINVALID), flags(expr.CmpOpEq, fin|rst))
-	notInDoubt := h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops)
-	endsInDoubt := h.span(expr.CmpOpEq, floor, spentInDoubt)
+	notInDoubt := h.span(expr.CmpOpNeq, floor-overrun, spentInDoubt+maxHops)
+	endsInDoubt := h.span(expr.CmpOpEq, floor-overrun, spentInDoubt)
 	ring := len(t.ring) > 0
 	if ring {
 		all.add("out of the tunnel, for another address", h.inTunnel(), h.isNotFor(setRing), expr.Drop())
 		all.add("ring begins", h.isFor(setRing), h.unmarked(), h.setTTL(spent+maxHops))
-		all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent), expr.Drop())
+		all.add("ring ends, in doubt", inDoubt, h.isFor(setRing), h.ends(spent), expr.Drop())
 		all.add("ring, in doubt from here", inDoubt, h.isFor(setRing), h.span(expr.CmpOpEq, spent, spent+maxHops),
 			h.editTTL(255, doubt))
 	}
@@ -230,12 +233,12 @@ func (h header) strayRules(t *table) []nft.Rule {
 	all.add("", inDoubt, notInDoubt, expr.Accept()) // of no VIP
 	if ring {
 		// Not left to what delivers here: with policy Local and no endpoint that would be silence.
-		all.add("ring ends", isTCP(expr.CmpOpEq), h.isFor(setRing), h.isTTL(expr.CmpOpEq, spent),
+		all.add("ring ends", isTCP(expr.CmpOpEq), h.isFor(setRing), h.ends(spent),
 			expr.Refuse(unix.NFT_REJECT_TCP_RST, 0))
 	}
 	// Also where this node has no ring: another one may have.
-	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept())
-	all.add("", h.isTTL(expr.CmpOpEq, floor), expr.Accept())
+	all.add("", h.ends(spent), expr.Accept())
+	all.add("", h.ends(floor), expr.Accept())
 	h.recall(&all, t)
 	// A packet that another node has moved here, of a connection that this node does not know, is not
 	// moved on, lest it go round in circles. On a ring it goes on until its TTL is spent.
@@ -296,7 +299,7 @@ func (h header) errorRules(t *table) []nft.Rule {
 		h.cap(&all, t, spent, 0) // nothing is remembered of errors
 		all.add("ring ends", h.isFor(setRing), h.span(expr.CmpOpNeq, spent+1, spent+maxHops), expr.Drop())
 	}
-	all.add("", h.isTTL(expr.CmpOpEq, spent), expr.Accept()) // of a ring that this node does not have
+	all.add("", h.ends(spent), expr.Accept()) // of a ring that this node does not have
 	all.add("moved here", fromPeer(), h.offRing(t), expr.Accept())
 	for _, node := range t.nodes() {
 		if len(t.targets[node]) > 0 {
@@ -350,9 +353,10 @@ func (h header) cap(all *rules, t *table, end, spare int) {
 }
 
 // unmarked matches TTLs that are none of the protocol's.
-func (h header) unmarked() expr.List {
-	return expr.Join(h.span(expr.CmpOpNeq, spent, spent+maxHops), h.span(expr.CmpOpNeq, floor, spentInDoubt+maxHops))
-}
+func (h header) unmarked() expr.List { return h.span(expr.CmpOpNeq, floor-overrun, spent+maxHops) }
+
+// ends matches TTLs at an end, or at most overrun below.
+func (h header) ends(at byte) expr.List { return h.span(expr.CmpOpEq, at-overrun, at) }
 
 type rules []nft.Rule
 

@@ -252,8 +252,8 @@ func unlike[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[neti
 	}
 }
 
-// sameFound reports whether two maps say the same. The L2 actor shows what has not changed in the same map again, and to
-// compare the contents of hundreds of small maps in each step takes long.
+// sameFound reports whether two maps say the same. The L2 actor shows what has not changed in the same map again, and
+// to compare the contents of hundreds of small maps in each step takes long.
 func sameFound(a, b map[string]string) bool {
 	return reflect.ValueOf(a).UnsafePointer() == reflect.ValueOf(b).UnsafePointer() || maps.Equal(a, b)
 }
