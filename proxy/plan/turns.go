@@ -1,9 +1,6 @@
 package plan
 
-import (
-	"container/heap"
-	"math/rand/v2"
-)
+import "container/heap"
 
 // Turns tells whose turn it is among backends. Those with the same weight come one after the other;
 // one with a weight of 3 comes three times as often as one with 1, and at about the same distances.
@@ -47,7 +44,7 @@ func (t *Turns) Next() int {
 // which depends on seed. Without weights, each n turns are a permutation of the n backends, and in n such permutations
 // each backend has each place once.
 func (t *Turns) Fill(size uint32, seed uint64) []uint16 {
-	s := &shuffle{n: t.n, seed: seed, random: rand.New(rand.NewPCG(seed, uint64(t.n)))}
+	s := &shuffle{n: t.n, seed: seed}
 	table := make([]uint16, size)
 	if len(t.waiting) == 0 {
 		for turn := 0; turn*t.n < len(table); turn++ {
@@ -72,9 +69,8 @@ func (t *Turns) Fill(size uint32, seed uint64) []uint16 {
 
 // shuffle says where in its part of the time each turn is.
 type shuffle struct {
-	n      int
-	seed   uint64
-	random *rand.Rand
+	n    int
+	seed uint64
 	// orders has two permutations for each n turns, which make a Latin square: see place.
 	orders []uint16
 }
@@ -90,7 +86,10 @@ func (s *shuffle) place(backend, turn int) int {
 				s.orders = append(s.orders, uint16(i))
 			}
 			order := s.orders[next:]
-			s.random.Shuffle(s.n, func(i, j int) { order[i], order[j] = order[j], order[i] })
+			for i := s.n - 1; i > 0; i-- {
+				j := Mix(Mix(s.seed)+uint64(next+i)) % uint64(i+1)
+				order[i], order[j] = order[j], order[i]
+			}
 		}
 	}
 	return int(s.orders[first+turn%s.n]+s.orders[first+s.n+backend]) % s.n
