@@ -112,11 +112,12 @@ func readTakeover(ctx context.Context, o options, f migrateOptions, stdout io.Wr
 	}
 	m.config = migrate.PlanKubeProxy(config, m.set, f.choices)
 	m.config.NoteOldKernels(nodes)
-	services, err := readObjects(reading, client, nil, servicesPath)
-	if err != nil {
-		return nil, o.late(reading, client, err)
+	if services, err := readObjects(reading, client, nil, servicesPath); err != nil {
+		m.config.Notes = append(m.config.Notes, "external IPs that Landfall does not serve are not named, as the Services "+
+			"could not be read: "+o.late(reading, client, err).Error())
+	} else {
+		m.config.NoteExternalIPs(services, nodes)
 	}
-	m.config.NoteExternalIPs(services, nodes)
 	m.installer = newInstaller(client, o.user, f, stdout, m.config.Values)
 	return m, nil
 }

@@ -12,6 +12,7 @@ type portReuse struct {
 	parameters kernelParameters
 	failures   loop.Failures
 	restored   bool // nothing of Landfall's is set
+	was        *int // what to set back; nil for nothing
 }
 
 // set enables that, or sets it back.
@@ -24,14 +25,25 @@ func (p *portReuse) set(enabled bool) {
 			k.log.Info("set a kernel parameter, so that connections of the relay keep source ports no longer than they last",
 				"parameter", "net/"+portreuse.Parameter, "value", 1)
 		}
+		if err == nil {
+			p.was, err = portreuse.Keep(k.folder, p.was)
+		}
 		p.restored = false
 		p.failures.Log(k.log, "cannot set a kernel parameter; many short connections through the relay use up the node's "+
 			"source ports to a backend", again, err, "parameter", "net/"+portreuse.Parameter)
 		return
 	}
 	if !p.restored {
-		err := k.restorePortReuse()
-		p.restored = err == nil
+		var err error
+		if p.was != nil {
+			p.was, err = portreuse.Keep(k.folder, p.was)
+		}
+		if err == nil {
+			err = k.restorePortReuse()
+		}
+		if p.restored = err == nil; p.restored {
+			p.was = nil
+		}
 		p.failures.Log(k.log, "cannot set a kernel parameter back; trying again", again, err)
 	}
 }

@@ -80,9 +80,10 @@ func closesFirst(to netip.AddrPort, bytes []byte) error {
 func TestPortReuseIsSetBack(t *testing.T) {
 	for _, tt := range []struct {
 		name, before string
-		story        string // on, off, restart (of the proxy), cleanup; or a value that the administrator sets
-		after        string
-		noted        bool
+		// on, off, restart (of the proxy), cleanup, flush (of all rules); or a value that the administrator sets
+		story string
+		after string
+		noted bool
 	}{
 		{"while something is relayed", "2", "on on", "1", true},
 		{"nothing is relayed any more", "2", "on off off", "2", false},
@@ -94,6 +95,11 @@ func TestPortReuseIsSetBack(t *testing.T) {
 		{"set to something else meanwhile", "2", "on 0 off", "0", false},
 		{"set to something else meanwhile, and again", "2", "on 0 on off", "0", false},
 		{"nothing was relayed", "2", "off cleanup", "2", false},
+		{"all rules are flushed", "2", "on flush off", "2", false},
+		{"flushed, and noted again before a restart", "2", "on flush on restart off", "2", false},
+		{"flushed after a restart", "0", "on restart on flush off", "0", false},
+		{"flushed, and set to something else", "2", "on flush 0 off", "0", false},
+		{"flushed where nothing is Landfall's", "1", "on flush on off", "1", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -108,6 +114,8 @@ func TestPortReuseIsSetBack(t *testing.T) {
 					ns.Do(t, func() error { p.set(step == "on"); return nil })
 				case "restart":
 					p = portReuse{parameters: parameters}
+				case "flush":
+					ns.Run(t, "nft", "flush", "ruleset")
 				case "cleanup":
 					ns.Do(t, func() error { return cleanup(t.Context(), parameters) })
 				default:

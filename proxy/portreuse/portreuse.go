@@ -64,6 +64,31 @@ func Enable(folder string) (changed bool, err error) {
 	return true, nil
 }
 
+// Keep returns what is noted to set back, nil for nothing. If the note is gone, as after `nft flush ruleset`, and the
+// parameter is set still, it is written again from was, which an earlier call returned.
+func Keep(folder string, was *int) (*int, error) {
+	conn, err := nfnetlink.Open()
+	if err != nil {
+		return was, err
+	}
+	defer conn.Close()
+	value, found, err := noted(conn)
+	switch {
+	case err != nil:
+		return was, err
+	case found:
+		return &value, nil
+	case was == nil:
+		return nil, nil
+	}
+	now, err := read(folder)
+	if err == nil && now == on {
+		err = note(conn, *was)
+		return was, err
+	}
+	return nil, err // somebody else's value
+}
+
 // Restore sets the parameter back if Enable has set it, and forgets that. A value that somebody else has set since
 // stays.
 func Restore(folder string) (changed bool, err error) {

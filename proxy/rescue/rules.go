@@ -305,6 +305,7 @@ func (h header) errorRules(t *table) []nft.Rule {
 		if len(t.targets[node]) > 0 {
 			isForNode := h.isFor(name(prefixVIPs, node))
 			all.add("", isForNode, expr.Jump(chainUnconfirmed))
+			all.add("", isForNode, h.unmarked(), h.setTTL(spent+1)) // one hop
 			all.add("", isForNode, copyTo(node, t.carried[node]), expr.Drop())
 		}
 	}
