@@ -28,6 +28,10 @@ type Origins struct {
 	Direct bool
 }
 
+func (o Origins) equal(other Origins) bool {
+	return o.Direct == other.Direct && slices.Equal(o.Previous, other.Previous) && slices.Equal(o.Ring, other.Ring)
+}
+
 // moved returns the previous owners to use.
 func (o Origins) moved() []netip.Addr {
 	if len(o.Ring) > 0 {

@@ -197,7 +197,16 @@ func (a *Actor) take() bool {
 	changes, begun := a.inbox.Take()
 	a.begun = a.begun || begun
 	for vip, now := range changes {
-		before := a.all[vip]
+		before, had := a.all[vip]
+		var next Origins
+		if now != nil {
+			if next = *now; !a.ring {
+				next.Ring = nil
+			}
+			if had && next.equal(before) {
+				continue // the speaker says all anew when nodes come or go
+			}
+		}
 		if _, known := a.changed[vip]; !known {
 			a.changed[vip] = before
 		}
@@ -205,10 +214,6 @@ func (a *Actor) take() bool {
 		if now == nil {
 			delete(a.all, vip)
 			continue
-		}
-		next := *now
-		if !a.ring {
-			next.Ring = nil
 		}
 		a.all[vip] = next
 		a.mention(next, 1)

@@ -559,3 +559,60 @@ func BenchmarkChange(b *testing.B) {
 		})
 	}
 }
+
+// What the speaker says again costs nothing more, and what differs is taken.
+func TestOnlyWhatDiffersIsTaken(t *testing.T) {
+	vip, other, node, next := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1"), addr("10.0.0.2")
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{node: there(1), next: there(2)}}
+	a := newActor(fakeDeps, k)
+	say := func(ring ...netip.Addr) map[netip.Addr]*Origins {
+		return map[netip.Addr]*Origins{vip: {Ring: ring}, other: {Ring: []netip.Addr{node, next}}}
+	}
+	a.Begin(say(node, next))
+	if err := a.apply(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		ring []netip.Addr
+		want int
+	}{{[]netip.Addr{node, next}, 0}, {[]netip.Addr{next, node}, 1}, {[]netip.Addr{next}, 1}, {nil, 1}, {nil, 0}} {
+		a.Update(say(c.ring...))
+		a.take()
+		if got := len(a.changed); got != c.want {
+			t.Errorf("%v: %d VIPs differ, want %d", c.ring, got, c.want)
+		}
+		if !a.adjust() {
+			if err := a.apply(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// BenchmarkAllAgain has the speaker say the same of all VIPs on rings of 17 nodes, as when a node comes that announces
+// none of them.
+func BenchmarkAllAgain(b *testing.B) {
+	var ring []netip.Addr
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	for i := range lb.MaxRing {
+		node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+		ring, k.neighbor[node] = append(ring, node), there(byte(i))
+	}
+	a := newActor(fakeDeps, k)
+	all := map[netip.Addr]*Origins{}
+	for i := range 10_000 {
+		from := i % len(ring)
+		vip := netip.AddrFrom4([4]byte{172, 20, byte(i >> 8), byte(i)})
+		all[vip] = &Origins{Ring: slices.Concat(ring[from:], ring[:from])}
+	}
+	a.Begin(all)
+	if err := a.apply(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		a.Update(all)
+		if !a.adjust() {
+			b.Fatal("it needs a look")
+		}
+	}
+}
