@@ -193,7 +193,8 @@ func TestContract6HandOverToOneThatWantsNoClients(t *testing.T) {
 	g := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
 	g.hearsOf(func(r *plan.Relayed) { r.Affinity = time.Hour }, echo(t, "a"))
 	w, _, _ := g.table.find(target{lb.TCP, frontend})
-	early, late := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	early := netip.MustParseAddr("192.0.2.1")
+	late := map[bool]netip.Addr{false: netip.MustParseAddr("192.0.2.2"), true: netip.MustParseAddr("192.0.2.3")}
 	g.table.rememberSince(w, early, frontend, time.Now().Add(-time.Minute))
 	for _, wants := range []bool{false, true} {
 		p, _ := playSuccessor(t, g.options.HandOver, successionVersion)
@@ -219,7 +220,7 @@ func TestContract6HandOverToOneThatWantsNoClients(t *testing.T) {
 		if l := receive(); len(l.Sockets) == 0 {
 			t.Fatalf("in place of sockets %+v came", l)
 		}
-		g.table.remember(w, late, frontend)
+		g.table.remember(w, late[wants], frontend)
 		if err := p.send(letter{Took: true}); err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +229,7 @@ func TestContract6HandOverToOneThatWantsNoClients(t *testing.T) {
 		}
 		var want []netip.Addr
 		if wants {
-			want = []netip.Addr{early, late}
+			want = []netip.Addr{early, late[false], late[true]}
 			slices.SortFunc(came, netip.Addr.Compare)
 			came = slices.Compact(came)
 		}
