@@ -76,23 +76,19 @@ func numbers(s plan.Scheduler, class uint32) uint32 {
 	return method(s)*methodNumbers + class*classFactor
 }
 
-// slots fills a table of one of plan.SlotSizes with indexes of backends. Groups with different seeds take turns in
-// different orders: see plan.Turns.
-func slots(s plan.Scheduler, backends []target, weights []uint8, size uint32, seed uint64) []uint16 {
-	if !s.Hashes() {
-		return plan.NewTurns(len(backends), weights).Fill(size, seed)
-	}
+// slots fills a table of one of plan.SlotSizes with indexes of backends.
+func slots(s plan.Scheduler, backends []target, weights []uint8, size uint32) []uint16 {
 	hashes := make([]uint64, len(backends))
 	for i, b := range backends {
 		hashes[i] = plan.HashBackend(b.addr, b.port)
 	}
-	return plan.Slots(hashes, weights, size)
+	return plan.Slots(s, hashes, weights, size)
 }
 
 // countedSlots fills a table of the given size for a scheduler that counts, by how many of the next
 // connections each backend gets. It takes as many of these as are expected, and at least one for each
 // backend: a table for the very next one alone would send the whole of a burst to one backend.
-func countedSlots(s plan.Scheduler, burdens []plan.Burden, soon, size uint32, seed uint64) []uint16 {
+func countedSlots(s plan.Scheduler, burdens []plan.Burden, soon, size uint32) []uint16 {
 	n := min(max(uint32(len(burdens)), soon), plan.SlotSizes[len(plan.SlotSizes)-1])
-	return plan.NewTurns(len(burdens), s.Next(burdens, int(n))).Fill(size, seed)
+	return plan.NewTurns(len(burdens), s.Next(burdens, int(n))).Fill(size)
 }

@@ -41,7 +41,7 @@ func (s *service) handed(g *group) []entry {
 	switch {
 	case g.class != 0:
 		backends := g.backends[:min(len(g.backends), int(g.class))]
-		for i, place := range slots(g.scheduler, backends, g.weights, g.class, uint64(g.id)) {
+		for i, place := range slots(g.scheduler, backends, g.weights, g.class) {
 			hand(numbers(g.scheduler, g.class)+uint32(i), backends[place])
 		}
 	case len(g.backends) == 1:

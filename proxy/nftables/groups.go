@@ -250,9 +250,9 @@ func (g *group) weigh(family lb.Family, load plan.Load) {
 // slots returns the group's table.
 func (g *group) slots(backends []target) []uint16 {
 	if g.scheduler.Counts() {
-		return countedSlots(g.scheduler, g.burdens[:len(backends)], g.soon, g.class, uint64(g.id))
+		return countedSlots(g.scheduler, g.burdens[:len(backends)], g.soon, g.class)
 	}
-	return slots(g.scheduler, backends, g.weights, g.class, uint64(g.id))
+	return slots(g.scheduler, backends, g.weights, g.class)
 }
 
 // shares returns how many shares a table has at least, each backend's in proportion to its weight.

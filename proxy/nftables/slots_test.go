@@ -14,7 +14,7 @@ func TestSlotsFollowWeights(t *testing.T) {
 			g := group{backends: targets(len(weights)), weights: weights, scheduler: s}
 			size := plan.SlotSize(g.shares())
 			counts := make([]int, len(weights))
-			for _, i := range slots(s, g.backends, weights, size, 7) {
+			for _, i := range slots(s, g.backends, weights, size) {
 				counts[i]++
 			}
 			for i, got := range counts {
@@ -24,8 +24,8 @@ func TestSlotsFollowWeights(t *testing.T) {
 				}
 			}
 		}
-		equal := slots(s, targets(5), slices.Repeat([]uint8{1}, 5), 127, 7)
-		if !slices.Equal(equal, slots(s, targets(5), nil, 127, 7)) {
+		equal := slots(s, targets(5), slices.Repeat([]uint8{1}, 5), 127)
+		if !slices.Equal(equal, slots(s, targets(5), nil, 127)) {
 			t.Errorf("%s: equal weights make another table than none", s)
 		}
 	}

@@ -62,7 +62,7 @@ func TestSlotsAreEvenAndStable(t *testing.T) {
 		share := float64(size) / float64(n)
 		for _, s := range []plan.Scheduler{plan.RoundRobin, plan.Maglev} {
 			counts := make([]int, n)
-			for _, i := range slots(s, targets(n), nil, size, 7) {
+			for _, i := range slots(s, targets(n), nil, size) {
 				counts[i]++
 			}
 			if least, most := slices.Min(counts), slices.Max(counts); float64(most-least) > share*0.06+1 {
@@ -70,7 +70,7 @@ func TestSlotsAreEvenAndStable(t *testing.T) {
 			}
 		}
 		all := targets(n + 1)
-		before, after := slots(plan.Maglev, all[:n], nil, size, 7), slots(plan.Maglev, all, nil, size, 7)
+		before, after := slots(plan.Maglev, all[:n], nil, size), slots(plan.Maglev, all, nil, size)
 		moved := 0
 		for i := range before {
 			if before[i] != after[i] {
@@ -88,7 +88,7 @@ func TestSlotsAreEvenAndStable(t *testing.T) {
 // Computed with this code once.
 func TestMaglevIsTheSameInAllReleases(t *testing.T) {
 	counts, sum := [3]int{}, 0
-	for i, b := range slots(plan.Maglev, targets(3), nil, 127, 7) {
+	for i, b := range slots(plan.Maglev, targets(3), nil, 127) {
 		counts[b]++
 		sum = (sum*31 + int(b)*(i+1)) % 1_000_003
 	}

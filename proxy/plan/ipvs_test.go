@@ -88,7 +88,7 @@ func TestTableIsIPVSMaglev(t *testing.T) {
 					offsets[i], skips[i] = uint32(h%uint64(size)), uint32(h>>32%uint64(size-1))+1
 				}
 				want := ipvsMaglev(offsets, skips, slices.Repeat([]int{1}, n), size)
-				if got := ints(Slots(hashes, nil, size)); !slices.Equal(got, want) {
+				if got := ints(Slots(s, hashes, nil, size)); !slices.Equal(got, want) {
 					t.Errorf("%s, %d backends, %d slots: the table is not that of mh", s, n, size)
 				}
 			}
@@ -113,7 +113,7 @@ func ours(weights []int, gone int) choice {
 		kept[i] = hashes[at]
 	}
 	size := SlotSize(all)
-	table := Slots(kept, shares, size)
+	table := Slots(SourceHash, kept, shares, size)
 	return func(client netip.Addr) int {
 		return left[table[SourceHash.Slot(netip.AddrPortFrom(client, 0), netip.AddrPort{}, size)]]
 	}
@@ -199,8 +199,8 @@ func TestDestinationHashBesideIPVS(t *testing.T) {
 	weights := []uint8{6, 2, 4, 4}
 	hashes := hashesOf(len(weights))
 	size := SlotSize(16)
-	table, left := Slots(hashes, weights, size),
-		Slots(slices.Delete(slices.Clone(hashes), 1, 2), []uint8{6, 4, 4}, size)
+	table, left := Slots(DestinationHash, hashes, weights, size),
+		Slots(DestinationHash, slices.Delete(slices.Clone(hashes), 1, 2), []uint8{6, 4, 4}, size)
 	ipvs, ipvsLeft := ipvsBuckets([]int{1, 1, 1, 1}), ipvsBuckets([]int{1, 0, 1, 1})
 	var counts, ipvsCounts [4]int
 	moved, ipvsMoved := 0, 0

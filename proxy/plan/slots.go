@@ -12,8 +12,8 @@ import (
 // go through it in turn, or take the slot that a hash says. The relay has the same tables for hashes, so that a client
 // has the same backend through it and without it.
 
-// SlotSizes are the sizes of tables. They are primes, as Maglev's permutations need, and so that a Service that takes
-// every second slot from a counter that Services share, or every third, meets all slots in the end.
+// SlotSizes are the sizes of tables. They are primes, as Maglev's permutations need, and so that frontends
+// that take turns at one round-robin counter do not always meet the same slots.
 var SlotSizes = []uint32{127, 1021, 8191}
 
 // SlotSize returns the size of the table for n shares, 2 or more: large enough to keep them within some
@@ -46,10 +46,12 @@ func LargestSlots(total func(largest uint32) int) uint32 {
 func (s Scheduler) Hashes() bool { return s == SourceHash || s == DestinationHash || s == Maglev }
 
 // Slots fills a table of one of SlotSizes with indexes of backends, of which hashes has the hash of each. How,
-// depends on nothing but the backends and their weights, nil if all are the same. It is for schedulers that hash;
-// [Turns.Fill] is for the others.
-func Slots(hashes []uint64, weights []uint8, size uint32) []uint16 {
+// depends on nothing but the backends and their weights, nil if all are the same.
+func Slots(s Scheduler, hashes []uint64, weights []uint8, size uint32) []uint16 {
 	turns := NewTurns(len(hashes), weights)
+	if !s.Hashes() {
+		return turns.Fill(size)
+	}
 	table := make([]uint16, size)
 	const free = ^uint16(0)
 	for i := range table {

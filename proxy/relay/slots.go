@@ -43,7 +43,7 @@ func (s *slots) table() []uint16 {
 			}
 			hashes[i], weights[i] = plan.HashBackend(addr, port), max(b.Weight, 1)
 		}
-		s.filled = plan.Slots(hashes, weights, s.size)
+		s.filled = plan.Slots(plan.Maglev, hashes, weights, s.size)
 	})
 	return s.filled
 }
