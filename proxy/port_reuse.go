@@ -18,34 +18,33 @@ type portReuse struct {
 // set enables that, or sets it back.
 func (p *portReuse) set(enabled bool) {
 	k := p.parameters
-	const again = "net/" + portreuse.Parameter + " is as it should be"
+	const parameter = "net/" + portreuse.Parameter
+	const again = parameter + " is as it should be"
 	if enabled {
 		changed, err := portreuse.Enable(k.folder)
 		if changed {
 			k.log.Info("set a kernel parameter, so that connections of the relay keep source ports no longer than they last",
-				"parameter", "net/"+portreuse.Parameter, "value", 1)
+				"parameter", parameter, "value", 1)
 		}
 		if err == nil {
 			p.was, err = portreuse.Keep(k.folder, p.was)
 		}
 		p.restored = false
 		p.failures.Log(k.log, "cannot set a kernel parameter; many short connections through the relay use up the node's "+
-			"source ports to a backend", again, err, "parameter", "net/"+portreuse.Parameter)
+			"source ports to a backend", again, err, "parameter", parameter)
 		return
 	}
-	if !p.restored {
-		var err error
-		if p.was != nil {
-			p.was, err = portreuse.Keep(k.folder, p.was)
-		}
-		if err == nil {
-			err = k.restorePortReuse()
-		}
-		if p.restored = err == nil; p.restored {
-			p.was = nil
-		}
-		p.failures.Log(k.log, "cannot set a kernel parameter back; trying again", again, err)
+	if p.restored {
+		return
 	}
+	var err error
+	if p.was, err = portreuse.Keep(k.folder, p.was); err == nil {
+		err = k.restorePortReuse()
+	}
+	if err == nil {
+		p.restored, p.was = true, nil
+	}
+	p.failures.Log(k.log, "cannot set a kernel parameter back; trying again", again, err)
 }
 
 // restorePortReuse sets back what Landfall has set.

@@ -184,7 +184,7 @@ func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool
 	s.phase.wakes, f.Woke = s.from.wakes()
 	was, booted := s.rooms.partition.Estranged(), s.rooms.partition.Speakers().Booted
 	news, changed, again := s.rooms.partition.Step(now, f)
-	changed = changed || !maps.Equal(booted, speakers.Booted) // which forgets what they have announced
+	changed = changed || !maps.Equal(booted, speakers.Booted) // handoff looks at all VIPs then
 	if is := s.rooms.partition.Estranged(); is != was {
 		logEstranged(s.log, is, f)
 	}

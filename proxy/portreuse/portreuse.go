@@ -82,11 +82,10 @@ func Keep(folder string, was *int) (*int, error) {
 		return nil, nil
 	}
 	now, err := read(folder)
-	if err == nil && now == on {
-		err = note(conn, *was)
-		return was, err
+	if err != nil || now != on {
+		return nil, err // somebody else's value
 	}
-	return nil, err // somebody else's value
+	return was, note(conn, *was)
 }
 
 // Restore sets the parameter back if Enable has set it, and forgets that. A value that somebody else has set since

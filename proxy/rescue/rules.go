@@ -342,11 +342,12 @@ const recalls = 4
 // left the ring that remembers where it went, or that knows its connection.
 const spare = 1
 
-// cap adds the rules that bound by the length of a ring how far packets are from the end of their way, at a TTL: those
-// that begin here, and those that say more than they need, as whoever can send to a node can choose its TTL.
-func (h header) cap(all *rules, t *table, end, spare int) {
+// cap adds the rules that bound how far packets are from the end of their way, at a TTL, by the length of a ring and by
+// how many more moves they may make: of packets that begin here, and of those whose TTL says more, as whoever can send
+// to a node can choose it.
+func (h header) cap(all *rules, t *table, end, more int) {
 	for _, hops := range t.lengths() {
-		if left := hops + spare; left < maxHops {
+		if left := hops + more; left < maxHops {
 			all.add("ring, in order", h.isFor(ringOf(hops)),
 				h.span(expr.CmpOpEq, byte(end+left+1), byte(end+maxHops)), h.setTTL(byte(end+left)))
 		}

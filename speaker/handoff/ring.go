@@ -48,7 +48,8 @@ func (k *ring) note(now time.Time, view View, booted map[string]uint64) {
 	for node, claim := range view.Claims {
 		routed = routed || claim.Routes != ""
 		_, again := booted[node]
-		if claim.Routes != "" || claim.Answering && (!claim.Held || !again) {
+		void := again && claim.Held
+		if claim.Routes != "" || claim.Answering && !void {
 			announce[node] = true
 			k.last[node] = now
 		}

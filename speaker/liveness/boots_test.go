@@ -11,7 +11,7 @@ import (
 )
 
 // A node has booted if it joins in another boot than before, whether it was missed meanwhile or taken out of the
-// cluster, but for one that is taken out for so long that nobody remembers connections to it.
+// cluster. One that is taken out for an hour is forgotten: nobody remembers connections to it then.
 func TestBooted(t *testing.T) {
 	all := map[string][]netip.Addr{"a": nil, "b": nil}
 	without := map[string][]netip.Addr{"b": nil}
