@@ -271,6 +271,9 @@ func returnsOverBGP(t *testing.T, l *lab.Lab) {
 		}
 	}
 	times, gone := returns(t)
+	// A client that uses its ports again may meet what a node remembers of an older connection: see the limits in
+	// docs/design/rescue.md. At this rate, 54 returns take fewer ports than it has.
+	const every = 2 * newEvery
 	var c tally
 	for i, a := range absences {
 		if _, all := os.LookupEnv("LANDFALL_RETURNS"); !all && i > 0 && i < len(absences)-1 {
@@ -289,7 +292,7 @@ func returnsOverBGP(t *testing.T, l *lab.Lab) {
 			var probes []*lab.Probe
 			for _, vip := range vips {
 				long = append(long, startFlowsFrom(t, l, lab.FarClientName, vip, each))
-				probes = append(probes, l.StartProbe(t.Context(), lab.FarClientName, "tcp", vip, newEvery))
+				probes = append(probes, l.StartProbe(t.Context(), lab.FarClientName, "tcp", vip, every))
 			}
 			a.back(t, l, bgpNode)
 			spread(workers(l))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -108,7 +109,8 @@ func testRelay(t *testing.T, mode string, networks ...string) {
 }
 
 // TestContract6AnUpgradeOfTheRelay starts the next relay of a node beside the one that is there, as the DaemonSet of
-// relay.ownPods does, and then ends that one, twice. No open connection breaks and no new one is refused.
+// relay.ownPods does, and then ends that one, twice. Then the address moves to another node and back. No open connection
+// breaks and no new one is refused.
 func TestContract6AnUpgradeOfTheRelay(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"nftables", "iptables"} {
@@ -143,10 +145,21 @@ func testRelayUpgrade(t *testing.T, mode string) {
 		waitRelayed(t, l, bootNode, true)
 		waitOpen(t, l, bootNode, connections)
 	}
+	for _, moved := range []bool{true, false} {
+		owners := []string{bootNode}
+		if moved {
+			owners = without(workers(l), owners)
+		}
+		patchNode(t, l, bootNode, excluded(moved))
+		wantAnswererAmong(t, l, seedVIP.Addr(), owners...)
+		time.Sleep(time.Second)
+		waitOpen(t, l, bootNode, connections)
+	}
 	report, lost := probe.Stop(), flows.stop()
 	t.Logf("new connections: %s; %d of %d open ones were lost", report, lost, connections)
 	if report.Failed() > 0 || report.Answered == 0 || lost > 0 {
-		t.Errorf("while the relay was upgraded: %s; %d of %d open connections were lost", report, lost, connections)
+		t.Errorf("while the relay was upgraded and the address moved: %s; %d of %d open connections were lost", report, lost,
+			connections)
 	}
 }
 

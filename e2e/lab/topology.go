@@ -90,7 +90,7 @@ func (c Cluster) planClient(name string, segment Network, bridge string) hostPla
 		Cables: []cable{{Iface: "eth0", To: switchName, Bridge: bridge}},
 		Config: append(c.addrAdd(segment.Client, segment.Prefix, "eth0"), c.defaultRoutes(c.gateways(segment))...),
 		// A client that opens a connection every few milliseconds must not run out of ports.
-		Sysctls: sysctls(map[string]string{"ipv4/tcp_tw_reuse": "1", "ipv4/ip_local_port_range": "10000 65000"}),
+		Sysctls: sysctls(map[string]string{"ipv4/tcp_tw_reuse": "1", "ipv4/ip_local_port_range": "1024 65535"}),
 	}
 }
 
