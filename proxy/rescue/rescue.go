@@ -76,7 +76,8 @@ type kernel interface {
 	loosen(folder string, from []int) (changed []string, err error)
 	// remember has the notes of what loosen has changed say the same in the kernel and in noted.
 	remember(folder string, noted map[string]int) error
-	tighten(folder string) (reset []string, err error)
+	// tighten sets back what loosen has changed, by the notes in the kernel and in noted, and forgets it.
+	tighten(folder string, noted map[string]int) (reset []string, err error)
 }
 
 // Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.

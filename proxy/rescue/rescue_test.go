@@ -195,7 +195,7 @@ type fakeKernel struct {
 	loosened  []int
 	tightened int
 	strict    error
-	forgetful error // of remember
+	forgetful error // of remember, and of the notes that tighten needs
 	// carried is what the tunnel was last asked to be, nil if there is none.
 	carried     *tunnel.Desired
 	tunnel      int
@@ -279,7 +279,10 @@ func (k *fakeKernel) loosen(_ string, from []int) ([]string, error) {
 
 func (k *fakeKernel) remember(string, map[string]int) error { return k.forgetful }
 
-func (k *fakeKernel) tighten(string) ([]string, error) {
+func (k *fakeKernel) tighten(string, map[string]int) ([]string, error) {
+	if k.forgetful != nil {
+		return nil, k.forgetful
+	}
 	k.tightened++
 	return nil, k.strict
 }
