@@ -63,6 +63,8 @@ type held struct {
 	// rules are those of the chain of stray packets, see nft.Rule.UserData; errors those of the chain of
 	// ICMP errors, segments those of the chain that bounds segments.
 	rules, errors, segments []string
+	// recall and offRing are those of the chains that follow what is remembered.
+	recall, offRing []string
 	// limits are those of the chains of limits, one after the other. dropped is how many packets were
 	// above one, and flooded for which VIPs, in the last minute.
 	limits  []string
@@ -103,6 +105,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 	}
 	have.rules, have.segments = chains[chainStrays].Rules, chains[chainSegments].Rules
 	have.errors = chains[chainErrors].Rules
+	have.recall, have.offRing = chains[chainRecall].Rules, chains[chainOffRing].Rules
 	for _, name := range limitChains {
 		have.limits = append(have.limits, chains[name].Rules...)
 	}
@@ -231,6 +234,7 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	if len(have.foreign) > 0 {
 		w.RemoveRules("") // which may use them
 		have.rules, have.limits, have.errors, have.segments, written = nil, nil, nil, nil, nil
+		have.recall, have.offRing = nil, nil
 	}
 	for _, name := range have.foreign {
 		w.RemoveSet(name)
@@ -256,22 +260,29 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 		if _, there := written[node]; !there || !slices.Equal(have.moving[node], h.moving(want, node)) {
 			w.AddSet(h.flows(node))
 			w.AddSet(h.fresh(node))
-			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node, want.carried[node]))
-			replace(w.Batch, name(prefixNew, node), nft.Hook{}, h.newRules(node, want.carried[node]))
+			w.replace(name(prefixTo, node), nft.Hook{}, h.toRules(node, want.carried[node]))
+			w.replace(name(prefixNew, node), nft.Hook{}, h.newRules(node, want.carried[node]))
 		}
 	}
 	for _, s := range all {
 		w.AddSet(s.set)
 		w.fill(s.set, missing(s.has, s.add), nil)
 	}
-	if rules := h.errorRules(want); !slices.Equal(have.errors, nft.UserData(rules)) {
-		replace(w.Batch, chainErrors, nft.Hook{}, rules)
-	}
-	if rules := h.strayRules(want); !slices.Equal(have.rules, nft.UserData(rules)) {
-		replace(w.Batch, chainStrays, strayHook, rules)
-	}
-	if rules := h.segmentRules(want); !slices.Equal(have.segments, nft.UserData(rules)) {
-		replace(w.Batch, chainSegments, segmentHook, rules)
+	for _, chain := range []struct { // those that strays lead to are first
+		name string
+		hook nft.Hook
+		have []string
+		want []nft.Rule
+	}{
+		{chainErrors, nft.Hook{}, have.errors, h.errorRules(want)},
+		{chainRecall, nft.Hook{}, have.recall, h.recallRules(want)},
+		{chainOffRing, nft.Hook{}, have.offRing, h.offRingRules(want)},
+		{chainStrays, strayHook, have.rules, h.strayRules(want)},
+		{chainSegments, segmentHook, have.segments, h.segmentRules(want)},
+	} {
+		if !slices.Equal(chain.have, nft.UserData(chain.want)) {
+			w.replace(chain.name, chain.hook, chain.want)
+		}
 	}
 	for _, s := range all {
 		w.fill(s.set, nil, missing(s.add, s.has))

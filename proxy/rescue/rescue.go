@@ -528,6 +528,8 @@ func same(family lb.Family, have held, want *table) bool {
 	return slices.Equal(have.rules, nft.UserData(h.strayRules(want))) &&
 		slices.Equal(have.limits, h.limitsOf(want.limit)) &&
 		slices.Equal(have.errors, nft.UserData(h.errorRules(want))) &&
+		slices.Equal(have.recall, nft.UserData(h.recallRules(want))) &&
+		slices.Equal(have.offRing, nft.UserData(h.offRingRules(want))) &&
 		slices.Equal(have.segments, nft.UserData(h.segmentRules(want))) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true }) &&
 		!slices.ContainsFunc(want.nodes(), func(node netip.Addr) bool {

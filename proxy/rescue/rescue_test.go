@@ -234,6 +234,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		h := headerOf(lb.IPv4)
 		k.have.rules, k.have.limits = nft.UserData(h.strayRules(want)), h.limitsOf(want.limit)
 		k.have.errors = nft.UserData(h.errorRules(want))
+		k.have.recall, k.have.offRing = nft.UserData(h.recallRules(want)), nft.UserData(h.offRingRules(want))
 	}
 	return nil
 }

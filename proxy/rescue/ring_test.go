@@ -724,29 +724,6 @@ func TestContract5ANodeThatHasLeftTheRingIsAskedAllTheSame(t *testing.T) {
 	}
 }
 
-// A release whose rules know nothing of the rings of targets can take over from this one, and remove a target: no chain
-// but that of stray packets, which it writes anew, has rules about them.
-func TestContract6AnOlderReleaseTakesOver(t *testing.T) {
-	r := newRack(t, 3)
-	r.all(t)
-	for _, at := range []addresses{v4, v6} {
-		h := headerOf(lb.FamilyOf(addr(at.vip)))
-		target := addr(at.b)
-		var text strings.Builder
-		for _, format := range []string{"flush chain %s %s strays", "flush chain %s %s errors"} {
-			fmt.Fprintf(&text, format+"\n", nftFamily(h), tableName)
-		}
-		for _, chain := range []string{name(prefixNew, target), name(prefixTo, target)} {
-			fmt.Fprintf(&text, "flush chain %[1]s %[2]s %[3]s\ndelete chain %[1]s %[2]s %[3]s\n", nftFamily(h), tableName, chain)
-		}
-		for _, set := range []nft.Set{h.vips(target), h.flows(target), h.fresh(target)} {
-			fmt.Fprintf(&text, "delete set %s %s %s\n", nftFamily(h), tableName, set.Name)
-		}
-		writeRules(t, r.nodes[0], text.String())
-	}
-	r.set(t, 0, around(1, 2)) // and this one from that
-}
-
 // A node that has booted may be on the ring before it has rules. A connection that was moved past it while it was away
 // does not go there.
 func TestContract5WhatIsRememberedPassesANodeWithoutRules(t *testing.T) {
