@@ -74,6 +74,8 @@ type held struct {
 	// in the way of ours.
 	table   table
 	foreign []string
+	// left are nodes of which only onRing is left: a release without that has removed them.
+	left []netip.Addr
 }
 
 // load reads what is there; with all, the elements of sets too.
@@ -135,13 +137,13 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		return have, nil
 	}
 	have.table, err = h.read(l, sets, have)
-	have.foreign = h.foreign(sets, have)
+	have.foreign, have.left = h.foreign(sets, have)
 	return have, err
 }
 
 // foreign are the sets with names of ours that are not as we make them, and those of VIPs for a
-// node that lacks the rest.
-func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
+// node that lacks the rest. left are nodes of which only onRing is there.
+func (h header) foreign(sets map[string]nft.Shape, have held) (names []string, left []netip.Addr) {
 	ours := map[string]nft.Shape{}
 	for _, set := range append(h.limitSets(), h.peers(), h.addresses(setRing)) {
 		ours[set.Name] = set.Shape()
@@ -152,15 +154,18 @@ func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 	}
 	for name, shape := range sets {
 		_, aims := h.nodeOf(prefixVIPs, name)
-		_, rings := h.nodeOf(prefixOnRing, name)
+		node, rings := h.nodeOf(prefixOnRing, name)
 		if _, is := hopsOf(name); is {
 			ours[name] = h.addresses(name).Shape()
 		}
-		if should, known := ours[name]; known && shape != should || !known && (aims || rings) {
+		switch should, known := ours[name]; {
+		case !known && rings && shape == h.onRing(node).Shape():
+			left = append(left, node)
+		case known && shape != should || !known && (aims || rings):
 			names = append(names, name)
 		}
 	}
-	return names
+	return names, left
 }
 
 // read reads what the sets hold, sorted. A set that is missing is empty, and will be written.
@@ -174,6 +179,11 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	t := newTable()
 	t.ring = addresses(h.addresses(setRing))
 	for name := range sets {
+		if node, is := h.nodeOf(prefixOnRing, name); is {
+			if vips := addresses(h.onRing(node)); len(vips) > 0 {
+				t.onRing[node] = vips
+			}
+		}
 		hops, is := hopsOf(name)
 		if !is {
 			continue
@@ -185,9 +195,6 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	}
 	for node := range have.sent {
 		t.targets[node] = addresses(h.vips(node))
-		if vips := addresses(h.onRing(node)); len(vips) > 0 {
-			t.onRing[node] = vips
-		}
 	}
 	peers, err := readKeys(l, sets, h.peers())
 	for _, key := range peers {
@@ -302,6 +309,12 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 			for _, set := range []nft.Set{h.vips(node), h.onRing(node), h.flows(node), h.fresh(node)} {
 				w.RemoveSet(set.Name)
 			}
+			w.spill()
+		}
+	}
+	for _, node := range have.left {
+		if _, wanted := want.targets[node]; !wanted {
+			w.RemoveSet(h.onRing(node).Name)
 		}
 	}
 	return w.commit()

@@ -2,6 +2,7 @@ package rescue
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -721,6 +722,73 @@ func TestContract5ANodeThatHasLeftTheRingIsAskedAllTheSame(t *testing.T) {
 				found(arrival)
 			}
 		})
+	}
+}
+
+// A release that knows nothing of the rings of targets has removed a target, and left the set of
+// its ring behind. That goes, or is filled anew, and no rule is written anew for it: meanwhile
+// there would be no rescue.
+func TestContract6ASetThatIsLeftOfATargetGoes(t *testing.T) {
+	r := newRack(t, 3)
+	r.all(t)
+	node := r.nodes[0]
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		third := addr(strings.TrimSuffix(at.a, "1") + "3")
+		listing := func() string {
+			text := node.Run(t, "nft", "-a", "list", "table", nftFamily(h), tableName)
+			return stripCounters(text[strings.Index(text, "chain"):])
+		}
+		left := func(target netip.Addr) {
+			set := h.onRing(target).Name
+			writeRules(t, node, fmt.Sprintf("add set %[1]s %[2]s %[3]s { type %[4]s; }; add element %[1]s %[2]s %[3]s { %[5]s }",
+				nftFamily(h), tableName, set, map[string]string{"ip": "ipv4_addr", "ip6": "ipv6_addr"}[nftFamily(h)], at.client))
+		}
+		check := func(what string, ring ...int) {
+			t.Helper()
+			r.actors[0] = rescuer(t, node)
+			r.set(t, 0, around(ring...))
+			have, err := r.actors[0].kernel.load(h.family, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if have.table.limit = r.actors[0].limit; !have.table.equal(r.actors[0].written[h.family]) {
+				t.Errorf("%s: the kernel has %+v, want %+v", what, have.table, r.actors[0].written[h.family])
+			}
+		}
+		before := listing()
+		left(addr(at.client))
+		check("of a node that is none any more", 1, 2)
+		if now := listing(); now != before {
+			t.Errorf("rules were written anew:\n%s\nit was\n%s", now, before)
+		}
+		left(third)
+		check("of a node that is a target again", 2, 1)
+		check("as before", 1, 2)
+	}
+}
+
+// A target of a release that knows nothing of its rings goes in the transaction in which it gets
+// the set of these.
+func TestContract6ATargetOfAnOlderReleaseGoes(t *testing.T) {
+	r := newRack(t, 3)
+	r.all(t)
+	node := r.nodes[0]
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		writeRules(t, node, fmt.Sprintf("flush chain %[1]s %[2]s strays; flush chain %[1]s %[2]s %[3]s; delete chain %[1]s %[2]s "+
+			"%[3]s; delete set %[1]s %[2]s %[4]s", nftFamily(h), tableName, chainOffRing, h.onRing(addr(at.b)).Name))
+	}
+	w := around(2)
+	w.Gone = []netip.Addr{addr("10.0.0.2"), addr("fd00::2")}
+	r.actors[0] = rescuer(t, node)
+	r.set(t, 0, w)
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		target := hex.EncodeToString(addr(at.b).AsSlice())
+		if text := node.Run(t, "nft", "list", "table", nftFamily(h), tableName); strings.Contains(text, "-"+target) {
+			t.Errorf("%s is left:\n%s", at.b, text)
+		}
 	}
 }
 
