@@ -213,12 +213,15 @@ func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 		conns := r.dial(t, at.vip, 5)
 		r.nodes[2].Run(t, "conntrack", "-F")
 		r.point(t, at.vip, r.macs[0])
-		before, resets := r.packets(t), r.resets(t)
+		before, resets, repeated := r.packets(t), r.resets(t), r.counted(t, "TcpRetransSegs")
 		if n := refused(conns); n != len(conns) {
 			t.Errorf("%d of %d connections were refused that no node knows", n, len(conns))
 		}
-		if n := r.packets(t) - before; n != len(conns)*len(r.nodes) {
-			t.Errorf("%s: %d packets were moved for %d connections among %d nodes", at.vip, n, len(conns), len(r.nodes))
+		repeated = r.counted(t, "TcpRetransSegs") - repeated // as on a busy machine; what is remembered goes further
+		n, once := r.packets(t)-before, len(conns)*len(r.nodes)
+		if n < once || n > once+repeated*(len(r.nodes)+recalls) {
+			t.Errorf("%s: %d packets were moved for %d connections among %d nodes, and %d that were repeated", at.vip, n,
+				len(conns), len(r.nodes), repeated)
 		}
 		if n := r.resets(t) - resets; n != len(conns) {
 			t.Errorf("%s: %d resets for %d connections", at.vip, n, len(conns))
@@ -271,10 +274,16 @@ func sendWith(t *testing.T, conn net.Conn, ttl int) {
 }
 
 // resets is how many the client has been sent.
-func (l lan) resets(t testing.TB) (n int) {
+func (l lan) resets(t testing.TB) int {
 	t.Helper()
-	for line := range strings.Lines(l.client.Run(t, "nstat", "-asz", "TcpEstabResets")) {
-		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "TcpEstabResets" {
+	return l.counted(t, "TcpEstabResets")
+}
+
+// counted is one of the counters of the client's kernel.
+func (l lan) counted(t testing.TB, counter string) (n int) {
+	t.Helper()
+	for line := range strings.Lines(l.client.Run(t, "nstat", "-asz", counter)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == counter {
 			n, _ = strconv.Atoi(fields[1])
 		}
 	}
