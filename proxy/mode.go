@@ -283,7 +283,7 @@ func cleanup(ctx context.Context, parameters kernelParameters) error {
 	if err := cleanupRescue(parameters); err != nil {
 		errs = append(errs, fmt.Errorf("rescue: %w", err))
 	}
-	if err := parameters.restorePortReuse(); err != nil {
+	if err := parameters.restorePortReuse(nil); err != nil {
 		errs = append(errs, fmt.Errorf("kernel parameters: %w", err))
 	}
 	return errors.Join(errs...)

@@ -16,7 +16,6 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/plan"
-	"github.com/landfall-lb/landfall/proxy/portreuse"
 )
 
 // Clients that close first do not use up the node's source ports: the relay closes first towards the backend then, and
@@ -122,7 +121,7 @@ func TestPortReuseIsSetBack(t *testing.T) {
 					set(step)
 				}
 			}
-			if got := strings.TrimSpace(ns.Run(t, "cat", "/proc/sys/net/"+portreuse.Parameter)); got != tt.after {
+			if got := strings.TrimSpace(ns.Run(t, "cat", "/proc/sys/net/"+reusing.Path)); got != tt.after {
 				t.Errorf("it is %s, want %s", got, tt.after)
 			}
 			if noted := strings.Contains(ns.Run(t, "nft", "list", "tables"), "landfall-settings"); noted != tt.noted {
@@ -137,7 +136,7 @@ func TestPortReuseThatCannotBeSet(t *testing.T) {
 	ns := nstest.New(t)
 	var said strings.Builder
 	folder := t.TempDir()
-	dir := filepath.Join(folder, portreuse.Parameter) // which can be read, but takes no 1
+	dir := filepath.Join(folder, reusing.Path) // which can be read, but takes no 1
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path"
@@ -291,8 +292,8 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 		ProbeInterval: profile.ProbeInterval})
 	talk = members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
-		Born: time.Now(), Boot: bootID(), Profile: profile, Alone: f.options.returnHold, Liveness: alive, Log: rt.Log,
-		Changed: s.changes.markVIPs, Ended: s.runner.PokeNow,
+		Born: time.Now(), Boot: bootID(bootIDFile, rt.Log), Profile: profile, Alone: f.options.returnHold,
+		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs, Ended: s.runner.PokeNow,
 	})
 	s.from.members, s.from.liveness = talk, alive
 	responder := l2.New(l2.Options{Self: rt.NodeName, Log: rt.Log, AheadRate: f.probeAheadRate,
@@ -433,9 +434,17 @@ func (o outlived) Run(ctx context.Context) error {
 // Busy returns for how long one of them has been at one thing.
 func (o outlived) Busy() time.Duration { return max(o.first.Busy(), o.last.Busy()) }
 
-// bootID returns what tells the boot that the kernel is in from others, "" if it does not say.
-func bootID() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+// bootIDFile has what tells the boot that the kernel is in from others.
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+// bootID reads it, and logs that and why it cannot: other nodes do not see then that this one has
+// booted.
+func bootID(file string, log *slog.Logger) string {
+	id, err := os.ReadFile(file)
+	if err != nil {
+		log.Warn("cannot read which boot the kernel is in; after the next one, other nodes may move connections here that "+
+			"this node no longer knows", "error", err)
+	}
 	return strings.TrimSpace(string(id))
 }
 

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -29,5 +31,16 @@ func TestListenAddress(t *testing.T) {
 	if err == nil ||
 		!strings.HasPrefix(err.Error(), `--bgp-listen: "node-1:179" is not an address and a port such as :179`) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A boot that cannot be read is logged, with the reason.
+func TestBootID(t *testing.T) {
+	for file, says := range map[string]bool{bootIDFile: false, filepath.Join(t.TempDir(), "none"): true} {
+		var log strings.Builder
+		id := bootID(file, slog.New(slog.NewTextHandler(&log, nil)))
+		if (id == "") != says || strings.Contains(log.String(), "no such file") != says {
+			t.Errorf("%s: %q, logged %q", file, id, log.String())
+		}
 	}
 }

@@ -143,8 +143,9 @@ func ReadKubeProxy(config map[string]any) KubeProxy {
 	case "userspace":
 		k.set("relay.enabled", true)
 		k.note("kube-proxy's userspace mode tried another backend when one did not answer. Landfall's relay does " +
-			"that, with proxy.mode auto in nftables mode or, on older kernels, in iptables mode. relay.enabled runs it, " +
-			"for Services that ask for it: kubectl -n NAMESPACE annotate service NAME landfall.dev/relay=true")
+			"that, with proxy.mode auto in nftables mode or, on older kernels, in iptables mode, which relays TCP only. " +
+			"relay.enabled runs it, for Services that ask for it: " +
+			"kubectl -n NAMESPACE annotate service NAME landfall.dev/relay=true")
 		k.note("kube-proxy's userspace mode took backends in turn, and Landfall draws them at random: set " +
 			"proxy.scheduler, or the annotation landfall.dev/scheduler of Services, to round-robin for turns")
 	case "iptables":

@@ -142,7 +142,8 @@ nodePortAddresses: null
 			config: `{mode: userspace, clusterCIDR: "10.0.0.0/8", iptables: {masqueradeBit: 3}}`,
 			values: `{proxy: {clusterCIDR: "10.0.0.0/8"}, relay: {enabled: true}}`,
 			lines:  []string{"clusterCIDR: proxy.clusterCIDR", "iptables.masqueradeBit: not in use", "mode: mapped"},
-			notes:  []string{"kubectl -n NAMESPACE annotate service NAME landfall.dev/relay=true", "round-robin for turns"},
+			notes: []string{"in iptables mode, which relays TCP only. relay.enabled runs it, for Services that ask for it: " +
+				"kubectl -n NAMESPACE annotate service NAME landfall.dev/relay=true", "round-robin for turns"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -128,9 +128,9 @@ func story(t *testing.T, seed uint64, steps int, actor func() *testActor, fresh 
 			a.Set(changed)
 		}
 		if r.IntN(4) > 0 {
-			stats, _ := a.Apply(t.Context(), r.IntN(30) == 0)
+			stats, err := a.Apply(t.Context(), r.IntN(30) == 0)
 			if stats.Failures > 0 || stats.Repaired > 0 { // the kernel refuses only what is wrong
-				t.Errorf("%+v, and nobody else has changed anything", stats)
+				t.Errorf("%+v, %v, and nobody else has changed anything", stats, err)
 			}
 		}
 		if i%(steps/6) == 0 || i == steps-1 {

@@ -305,6 +305,59 @@ func (t *table) equal(other *table) bool {
 		maps.Equal(t.carried, other.carried) && t.segment == other.segment
 }
 
+// edits returns how the sets of another table differ.
+func (t *table) edits(next *table) []edit {
+	all := map[netip.Addr]*edit{}
+	of := func(vip netip.Addr) *edit {
+		if all[vip] == nil {
+			all[vip] = &edit{vip: vip}
+			all[vip].hops.from, all[vip].hops.to = t.hops[vip], next.hops[vip]
+		}
+		return all[vip]
+	}
+	for _, m := range []struct {
+		from, to map[netip.Addr][]netip.Addr
+		list     func(*edit) *[]netip.Addr
+	}{
+		{t.targets, next.targets, func(e *edit) *[]netip.Addr { return &e.from }},
+		{next.targets, t.targets, func(e *edit) *[]netip.Addr { return &e.to }},
+		{t.onRing, next.onRing, func(e *edit) *[]netip.Addr { return &e.leaves }},
+		{next.onRing, t.onRing, func(e *edit) *[]netip.Addr { return &e.joins }},
+	} {
+		for node, vips := range m.from {
+			for _, vip := range minus(vips, m.to[node]) {
+				list := m.list(of(vip))
+				*list = append(*list, node)
+			}
+		}
+	}
+	for _, hops := range []map[netip.Addr]int{t.hops, next.hops} {
+		for vip := range hops {
+			if t.hops[vip] != next.hops[vip] {
+				of(vip)
+			}
+		}
+	}
+	edits := make([]edit, 0, len(all))
+	for _, e := range all {
+		edits = append(edits, *e)
+	}
+	return edits
+}
+
+// minus returns the elements of a sorted list that are not in another one.
+func minus(sorted, other []netip.Addr) (left []netip.Addr) {
+	for _, addr := range sorted {
+		for len(other) > 0 && other[0].Less(addr) {
+			other = other[1:]
+		}
+		if len(other) == 0 || other[0] != addr {
+			left = append(left, addr)
+		}
+	}
+	return left
+}
+
 // shape is what the rules and the set of peers depend on. Two tables of the same shape differ only
 // in the elements of the other sets.
 func (t *table) shape() string {

@@ -63,6 +63,8 @@ type held struct {
 	// rules are those of the chain of stray packets, see nft.Rule.UserData; errors those of the chain of
 	// ICMP errors, segments those of the chain that bounds segments.
 	rules, errors, segments []string
+	// recall and offRing are those of the chains that follow what is remembered.
+	recall, offRing []string
 	// limits are those of the chains of limits, one after the other. dropped is how many packets were
 	// above one, and flooded for which VIPs, in the last minute.
 	limits  []string
@@ -72,6 +74,8 @@ type held struct {
 	// in the way of ours.
 	table   table
 	foreign []string
+	// left are nodes of which only onRing is left: a release without that has removed them.
+	left []netip.Addr
 }
 
 // load reads what is there; with all, the elements of sets too.
@@ -103,6 +107,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 	}
 	have.rules, have.segments = chains[chainStrays].Rules, chains[chainSegments].Rules
 	have.errors = chains[chainErrors].Rules
+	have.recall, have.offRing = chains[chainRecall].Rules, chains[chainOffRing].Rules
 	for _, name := range limitChains {
 		have.limits = append(have.limits, chains[name].Rules...)
 	}
@@ -132,13 +137,13 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		return have, nil
 	}
 	have.table, err = h.read(l, sets, have)
-	have.foreign = h.foreign(sets, have)
+	have.foreign, have.left = h.foreign(sets, have)
 	return have, err
 }
 
 // foreign are the sets with names of ours that are not as we make them, and those of VIPs for a
-// node that lacks the rest.
-func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
+// node that lacks the rest. left are nodes of which only onRing is there.
+func (h header) foreign(sets map[string]nft.Shape, have held) (names []string, left []netip.Addr) {
 	ours := map[string]nft.Shape{}
 	for _, set := range append(h.limitSets(), h.peers(), h.addresses(setRing)) {
 		ours[set.Name] = set.Shape()
@@ -149,15 +154,18 @@ func (h header) foreign(sets map[string]nft.Shape, have held) (names []string) {
 	}
 	for name, shape := range sets {
 		_, aims := h.nodeOf(prefixVIPs, name)
-		_, rings := h.nodeOf(prefixOnRing, name)
+		node, rings := h.nodeOf(prefixOnRing, name)
 		if _, is := hopsOf(name); is {
 			ours[name] = h.addresses(name).Shape()
 		}
-		if should, known := ours[name]; known && shape != should || !known && (aims || rings) {
+		switch should, known := ours[name]; {
+		case !known && rings && shape == h.onRing(node).Shape():
+			left = append(left, node)
+		case known && shape != should || !known && (aims || rings):
 			names = append(names, name)
 		}
 	}
-	return names
+	return names, left
 }
 
 // read reads what the sets hold, sorted. A set that is missing is empty, and will be written.
@@ -171,6 +179,11 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	t := newTable()
 	t.ring = addresses(h.addresses(setRing))
 	for name := range sets {
+		if node, is := h.nodeOf(prefixOnRing, name); is {
+			if vips := addresses(h.onRing(node)); len(vips) > 0 {
+				t.onRing[node] = vips
+			}
+		}
 		hops, is := hopsOf(name)
 		if !is {
 			continue
@@ -182,9 +195,6 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	}
 	for node := range have.sent {
 		t.targets[node] = addresses(h.vips(node))
-		if vips := addresses(h.onRing(node)); len(vips) > 0 {
-			t.onRing[node] = vips
-		}
 	}
 	peers, err := readKeys(l, sets, h.peers())
 	for _, key := range peers {
@@ -231,6 +241,7 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	if len(have.foreign) > 0 {
 		w.RemoveRules("") // which may use them
 		have.rules, have.limits, have.errors, have.segments, written = nil, nil, nil, nil, nil
+		have.recall, have.offRing = nil, nil
 	}
 	for _, name := range have.foreign {
 		w.RemoveSet(name)
@@ -256,22 +267,29 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 		if _, there := written[node]; !there || !slices.Equal(have.moving[node], h.moving(want, node)) {
 			w.AddSet(h.flows(node))
 			w.AddSet(h.fresh(node))
-			replace(w.Batch, name(prefixTo, node), nft.Hook{}, h.toRules(node, want.carried[node]))
-			replace(w.Batch, name(prefixNew, node), nft.Hook{}, h.newRules(node, want.carried[node]))
+			w.replace(name(prefixTo, node), nft.Hook{}, h.toRules(node, want.carried[node]))
+			w.replace(name(prefixNew, node), nft.Hook{}, h.newRules(node, want.carried[node]))
 		}
 	}
 	for _, s := range all {
 		w.AddSet(s.set)
 		w.fill(s.set, missing(s.has, s.add), nil)
 	}
-	if rules := h.errorRules(want); !slices.Equal(have.errors, nft.UserData(rules)) {
-		replace(w.Batch, chainErrors, nft.Hook{}, rules)
-	}
-	if rules := h.strayRules(want); !slices.Equal(have.rules, nft.UserData(rules)) {
-		replace(w.Batch, chainStrays, strayHook, rules)
-	}
-	if rules := h.segmentRules(want); !slices.Equal(have.segments, nft.UserData(rules)) {
-		replace(w.Batch, chainSegments, segmentHook, rules)
+	for _, chain := range []struct { // those that strays lead to are first
+		name string
+		hook nft.Hook
+		have []string
+		want []nft.Rule
+	}{
+		{chainErrors, nft.Hook{}, have.errors, h.errorRules(want)},
+		{chainRecall, nft.Hook{}, have.recall, h.recallRules(want)},
+		{chainOffRing, nft.Hook{}, have.offRing, h.offRingRules(want)},
+		{chainStrays, strayHook, have.rules, h.strayRules(want)},
+		{chainSegments, segmentHook, have.segments, h.segmentRules(want)},
+	} {
+		if !slices.Equal(chain.have, nft.UserData(chain.want)) {
+			w.replace(chain.name, chain.hook, chain.want)
+		}
 	}
 	for _, s := range all {
 		w.fill(s.set, nil, missing(s.add, s.has))
@@ -291,6 +309,12 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 			for _, set := range []nft.Set{h.vips(node), h.onRing(node), h.flows(node), h.fresh(node)} {
 				w.RemoveSet(set.Name)
 			}
+			w.spill()
+		}
+	}
+	for _, node := range have.left {
+		if _, wanted := want.targets[node]; !wanted {
+			w.RemoveSet(h.onRing(node).Name)
 		}
 	}
 	return w.commit()

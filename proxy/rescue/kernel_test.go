@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/tunnel"
 )
@@ -524,5 +525,61 @@ func TestContract6ConnectionsOutliveAnotherRelease(t *testing.T) {
 	}
 	if out := node.Run(t, "nft", "list", "set", "ip", tableName, name(prefixFlows, aimed)); !strings.Contains(out, flow) {
 		t.Errorf("a connection that was remembered is forgotten:\n%s", out)
+	}
+}
+
+// TestContract11ManyTargetsAreWritten has as many targets as there may be, all of which come and go
+// within what a socket's buffer takes where it must not be larger than the kernel's default, as in
+// user namespaces.
+func TestContract11ManyTargetsAreWritten(t *testing.T) {
+	node := nstest.New(t)
+	var k Kernel
+	node.Do(t, func() (err error) {
+		k, err = Open(0)
+		return err
+	})
+	t.Cleanup(k.Close)
+	fd := int(reflect.ValueOf(k.conn).Elem().FieldByName("fd").Int())
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 106_496); err != nil { // it doubles that
+		t.Fatal(err)
+	}
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		node := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+		vip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, 20, byte(i >> 8), byte(i)}) }
+		if family == lb.IPv6 {
+			node = func(i int) netip.Addr { return netip.AddrFrom16([16]byte{0xfd, 15: byte(i)}) }
+			vip = func(i int) netip.Addr { return netip.AddrFrom16([16]byte{0x20, 1, 14: byte(i >> 8), 15: byte(i)}) }
+		}
+		all, j := map[netip.Addr]Origins{}, judge{neighbors: map[netip.Addr]links.Neighbor{}}
+		for i := range maxTargets + maxDirect {
+			j.neighbors[node(i)] = there(byte(i))
+		}
+		for i := range maxTargets + maxDirect { // with rings of each length
+			var ring []netip.Addr
+			for n := range i%maxHops + 1 {
+				ring = append(ring, node((i+n)%len(j.neighbors)))
+			}
+			all[vip(i)] = Origins{Ring: ring, Direct: i >= maxTargets}
+		}
+		full := choose(family, all, j, nil)
+		if len(full.targets) != maxTargets+maxDirect {
+			t.Fatalf("%d targets", len(full.targets))
+		}
+		few := choose(family, map[netip.Addr]Origins{vip(0): all[vip(0)]}, j, nil)
+		for _, want := range []*table{few, full, few} {
+			have, err := k.load(family, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := k.write(family, want, have); err != nil {
+				t.Fatalf("%s: %v", family, err)
+			}
+			if have, err = k.load(family, true); err != nil {
+				t.Fatal(err)
+			}
+			if !same(family, have, want) || !have.table.equal(want) {
+				t.Errorf("%s: the kernel has other rules than those of %d targets", family, len(want.targets))
+			}
+		}
 	}
 }

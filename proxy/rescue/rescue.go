@@ -76,7 +76,9 @@ type kernel interface {
 	loosen(folder string, from []int) (changed []string, err error)
 	// remember has the notes of what loosen has changed say the same in the kernel and in noted.
 	remember(folder string, noted map[string]int) error
-	tighten(folder string) (reset []string, err error)
+	// tighten sets back what loosen has changed, by the notes in the kernel and in noted, and
+	// forgets it.
+	tighten(folder string, noted map[string]int) (reset []string, err error)
 }
 
 // Actor keeps the rules. Before Begin it leaves the kernel's rules alone: unknown is not absent.
@@ -353,6 +355,46 @@ func (a *Actor) adjust() bool {
 			}
 		}
 	}
+	if len(a.changed) <= manyChanges {
+		a.change(j, edits)
+	} else if !a.changeAll(j, edits) {
+		return false
+	}
+	clear(a.changed)
+	for _, family := range a.families {
+		switch t := a.written[family]; {
+		case t.shape() == shapes[family] && (len(edits[family]) == 0 || a.kernel.edit(family, edits[family]) == nil):
+		default:
+			delete(a.written, family) // it will be read
+		}
+	}
+	a.countTargets()
+	return len(a.written) == len(a.families)
+}
+
+// manyChanges is of how many VIPs on the tables are made anew: to change one moves what is behind
+// it in sorted lists of all.
+const manyChanges = 256
+
+// changeAll makes the tables anew for the targets that there are, and adds what differs. It reports
+// whether only sets of VIPs differ; else the tables are as before.
+func (a *Actor) changeAll(j judge, edits map[lb.Family][]edit) bool {
+	tables := map[lb.Family]*table{}
+	for _, family := range a.families {
+		was := a.written[family]
+		next := choose(family, a.all, j, was.nodes())
+		if !slices.Equal(next.peers, was.peers) {
+			return false
+		}
+		next.limit, next.carried, next.segment = was.limit, was.carried, was.segment
+		tables[family], edits[family] = next, was.edits(next)
+	}
+	maps.Copy(a.written, tables)
+	return true
+}
+
+// change takes the changed Origins into the tables, and adds what differs.
+func (a *Actor) change(j judge, edits map[lb.Family][]edit) {
 	for vip, before := range a.changed {
 		family := lb.FamilyOf(vip)
 		t := a.written[family]
@@ -376,16 +418,6 @@ func (a *Actor) adjust() bool {
 		e.hops.to = t.hops[vip]
 		edits[family] = append(edits[family], e)
 	}
-	clear(a.changed)
-	for _, family := range a.families {
-		switch t := a.written[family]; {
-		case t.shape() == shapes[family] && (len(edits[family]) == 0 || a.kernel.edit(family, edits[family]) == nil):
-		default:
-			delete(a.written, family) // it will be read
-		}
-	}
-	a.countTargets()
-	return len(a.written) == len(a.families)
 }
 
 // without returns the elements of all that are not in some.
@@ -527,6 +559,8 @@ func same(family lb.Family, have held, want *table) bool {
 	return slices.Equal(have.rules, nft.UserData(h.strayRules(want))) &&
 		slices.Equal(have.limits, h.limitsOf(want.limit)) &&
 		slices.Equal(have.errors, nft.UserData(h.errorRules(want))) &&
+		slices.Equal(have.recall, nft.UserData(h.recallRules(want))) &&
+		slices.Equal(have.offRing, nft.UserData(h.offRingRules(want))) &&
 		slices.Equal(have.segments, nft.UserData(h.segmentRules(want))) &&
 		maps.EqualFunc(have.sent, want.targets, func(uint64, []netip.Addr) bool { return true }) &&
 		!slices.ContainsFunc(want.nodes(), func(node netip.Addr) bool {

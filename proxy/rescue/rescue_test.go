@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -195,7 +196,7 @@ type fakeKernel struct {
 	loosened  []int
 	tightened int
 	strict    error
-	forgetful error // of remember
+	forgetful error // of remember, and of the notes that tighten needs
 	// carried is what the tunnel was last asked to be, nil if there is none.
 	carried     *tunnel.Desired
 	tunnel      int
@@ -234,6 +235,7 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		h := headerOf(lb.IPv4)
 		k.have.rules, k.have.limits = nft.UserData(h.strayRules(want)), h.limitsOf(want.limit)
 		k.have.errors = nft.UserData(h.errorRules(want))
+		k.have.recall, k.have.offRing = nft.UserData(h.recallRules(want)), nft.UserData(h.offRingRules(want))
 	}
 	return nil
 }
@@ -268,6 +270,14 @@ func (k *fakeKernel) edit(_ lb.Family, edits []edit) error {
 		if delete(k.table.hops, e.vip); e.hops.to > 0 {
 			k.table.ring, k.table.hops[e.vip] = insert(k.table.ring, e.vip), e.hops.to
 		}
+		for _, node := range e.leaves {
+			if k.table.onRing[node] = drop(k.table.onRing[node], e.vip); len(k.table.onRing[node]) == 0 {
+				delete(k.table.onRing, node)
+			}
+		}
+		for _, node := range e.joins {
+			k.table.onRing[node] = insert(k.table.onRing[node], e.vip)
+		}
 	}
 	return nil
 }
@@ -279,7 +289,10 @@ func (k *fakeKernel) loosen(_ string, from []int) ([]string, error) {
 
 func (k *fakeKernel) remember(string, map[string]int) error { return k.forgetful }
 
-func (k *fakeKernel) tighten(string) ([]string, error) {
+func (k *fakeKernel) tighten(string, map[string]int) ([]string, error) {
+	if k.forgetful != nil {
+		return nil, k.forgetful
+	}
 	k.tightened++
 	return nil, k.strict
 }
@@ -589,30 +602,99 @@ func TestOnlyWhatDiffersIsTaken(t *testing.T) {
 	}
 }
 
-// BenchmarkAllAgain has the speaker say the same of all VIPs on rings of 17 nodes, as when a node comes that announces
-// none of them.
-func BenchmarkAllAgain(b *testing.B) {
-	var ring []netip.Addr
+// Many changes at once end where few do, and where a look at the kernel does.
+func TestContract6ManyChangesEndWhereFewDo(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	var nodes []netip.Addr
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	for i := range 5 {
+		node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+		nodes, k.neighbor[node] = append(nodes, node), there(byte(i))
+	}
+	a := newActor(fakeDeps, k)
+	w := map[netip.Addr]*Origins{}
+	for i, node := range nodes { // each is a target for something, and each length of a ring stays
+		w[netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})] = &Origins{Previous: []netip.Addr{node}}
+		w[netip.AddrFrom4([4]byte{192, 0, 3, byte(i)})] = &Origins{Ring: slices.Concat(nodes[i:], nodes[:i])[:i+1]}
+	}
+	a.Begin(w)
+	if _, err := a.step(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.step(t.Context()); err != nil { // so that all is known that was written
+		t.Fatal(err)
+	}
+	before := []int{k.loads, k.edits}
+	most := 0
+	for range 40 {
+		changes := map[netip.Addr]*Origins{}
+		for range r.IntN(3 * manyChanges) {
+			vip := netip.AddrFrom4([4]byte{172, 20, byte(r.IntN(3)), byte(r.IntN(256))})
+			order := slices.Clone(nodes)
+			r.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			order = order[:1+r.IntN(len(order))]
+			changes[vip] = []*Origins{nil, {Previous: order}, {Ring: order}, {Ring: order}}[r.IntN(4)]
+		}
+		most = max(most, len(changes))
+		a.Update(changes)
+		a.looked = time.Now()
+		if _, err := a.step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want := choose(lb.IPv4, a.all, judge{neighbors: k.neighbor}, nodes)
+		if !k.table.equal(want) || !a.written[lb.IPv4].equal(want) {
+			t.Fatalf("after %d changes the kernel has %+v, want %+v", len(changes), k.table, want)
+		}
+	}
+	if k.loads != before[0] || k.edits < before[1]+40 || most <= manyChanges {
+		t.Errorf("%d looks, %d edits, %d changes at most: the test shows nothing", k.loads-before[0], k.edits-before[1], most)
+	}
+}
+
+// deaf is a kernel whose edits cost nothing.
+type deaf struct{ *fakeKernel }
+
+func (deaf) edit(lb.Family, []edit) error { return nil }
+
+// BenchmarkAll has the speaker say something of all VIPs on rings of 17 nodes: the same as before,
+// as when a node comes that announces none of them; or other rings, as when one comes that
+// announces all, or when the order changes.
+func BenchmarkAll(b *testing.B) {
+	const vips = 10_000
+	var nodes []netip.Addr
 	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
 	for i := range lb.MaxRing {
 		node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
-		ring, k.neighbor[node] = append(ring, node), there(byte(i))
+		nodes, k.neighbor[node] = append(nodes, node), there(byte(i))
 	}
-	a := newActor(fakeDeps, k)
-	all := map[netip.Addr]*Origins{}
-	for i := range 10_000 {
-		from := i % len(ring)
-		vip := netip.AddrFrom4([4]byte{172, 20, byte(i >> 8), byte(i)})
-		all[vip] = &Origins{Ring: slices.Concat(ring[from:], ring[:from])}
-	}
-	a.Begin(all)
-	if err := a.apply(); err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		a.Update(all)
-		if !a.adjust() {
-			b.Fatal("it needs a look")
+	say := func(shift, length int) map[netip.Addr]*Origins {
+		all := map[netip.Addr]*Origins{}
+		for i := range vips {
+			from := (i + shift) % len(nodes)
+			vip := netip.AddrFrom4([4]byte{172, 20, byte(i >> 8), byte(i)})
+			all[vip] = &Origins{Ring: slices.Concat(nodes[from:], nodes[:from])[:length]}
 		}
+		return all
+	}
+	for _, bench := range []struct {
+		name string
+		says []map[netip.Addr]*Origins
+	}{
+		{"again", []map[netip.Addr]*Origins{say(0, 12)}},
+		{"another order", []map[netip.Addr]*Origins{say(0, 12), say(1, 12)}},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			a := newActor(fakeDeps, deaf{k})
+			a.Begin(bench.says[0])
+			if err := a.apply(); err != nil {
+				b.Fatal(err)
+			}
+			for i := 1; b.Loop(); i++ {
+				a.Update(bench.says[i%len(bench.says)])
+				if !a.adjust() {
+					b.Fatal("it needs a look")
+				}
+			}
+		})
 	}
 }

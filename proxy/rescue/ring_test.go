@@ -2,6 +2,7 @@ package rescue
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -212,12 +213,15 @@ func TestContract9WhatNoNodeOnARingKnowsIsRefused(t *testing.T) {
 		conns := r.dial(t, at.vip, 5)
 		r.nodes[2].Run(t, "conntrack", "-F")
 		r.point(t, at.vip, r.macs[0])
-		before, resets := r.packets(t), r.resets(t)
+		before, resets, repeated := r.packets(t), r.resets(t), r.counted(t, "TcpRetransSegs")
 		if n := refused(conns); n != len(conns) {
 			t.Errorf("%d of %d connections were refused that no node knows", n, len(conns))
 		}
-		if n := r.packets(t) - before; n != len(conns)*len(r.nodes) {
-			t.Errorf("%s: %d packets were moved for %d connections among %d nodes", at.vip, n, len(conns), len(r.nodes))
+		repeated = r.counted(t, "TcpRetransSegs") - repeated // as on a busy machine; what is remembered goes further
+		n, once := r.packets(t)-before, len(conns)*len(r.nodes)
+		if n < once || n > once+repeated*(len(r.nodes)+recalls) {
+			t.Errorf("%s: %d packets were moved for %d connections among %d nodes, and %d that were repeated", at.vip, n,
+				len(conns), len(r.nodes), repeated)
 		}
 		if n := r.resets(t) - resets; n != len(conns) {
 			t.Errorf("%s: %d resets for %d connections", at.vip, n, len(conns))
@@ -270,10 +274,16 @@ func sendWith(t *testing.T, conn net.Conn, ttl int) {
 }
 
 // resets is how many the client has been sent.
-func (l lan) resets(t testing.TB) (n int) {
+func (l lan) resets(t testing.TB) int {
 	t.Helper()
-	for line := range strings.Lines(l.client.Run(t, "nstat", "-asz", "TcpEstabResets")) {
-		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "TcpEstabResets" {
+	return l.counted(t, "TcpEstabResets")
+}
+
+// counted is one of the counters of the client's kernel.
+func (l lan) counted(t testing.TB, counter string) (n int) {
+	t.Helper()
+	for line := range strings.Lines(l.client.Run(t, "nstat", "-asz", counter)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == counter {
 			n, _ = strconv.Atoi(fields[1])
 		}
 	}
@@ -724,27 +734,71 @@ func TestContract5ANodeThatHasLeftTheRingIsAskedAllTheSame(t *testing.T) {
 	}
 }
 
-// A release whose rules know nothing of the rings of targets can take over from this one, and remove a target: no chain
-// but that of stray packets, which it writes anew, has rules about them.
-func TestContract6AnOlderReleaseTakesOver(t *testing.T) {
+// A release that knows nothing of the rings of targets has removed a target, and left the set of
+// its ring behind. That goes, or is filled anew, and no rule is written anew for it: meanwhile
+// there would be no rescue.
+func TestContract6ASetThatIsLeftOfATargetGoes(t *testing.T) {
 	r := newRack(t, 3)
 	r.all(t)
+	node := r.nodes[0]
 	for _, at := range []addresses{v4, v6} {
 		h := headerOf(lb.FamilyOf(addr(at.vip)))
-		target := addr(at.b)
-		var text strings.Builder
-		for _, format := range []string{"flush chain %s %s strays", "flush chain %s %s errors"} {
-			fmt.Fprintf(&text, format+"\n", nftFamily(h), tableName)
+		third := addr(strings.TrimSuffix(at.a, "1") + "3")
+		listing := func() string {
+			text := node.Run(t, "nft", "-a", "list", "table", nftFamily(h), tableName)
+			return stripCounters(text[strings.Index(text, "chain"):])
 		}
-		for _, chain := range []string{name(prefixNew, target), name(prefixTo, target)} {
-			fmt.Fprintf(&text, "flush chain %[1]s %[2]s %[3]s\ndelete chain %[1]s %[2]s %[3]s\n", nftFamily(h), tableName, chain)
+		left := func(target netip.Addr) {
+			set := h.onRing(target).Name
+			writeRules(t, node, fmt.Sprintf("add set %[1]s %[2]s %[3]s { type %[4]s; }; add element %[1]s %[2]s %[3]s { %[5]s }",
+				nftFamily(h), tableName, set, map[string]string{"ip": "ipv4_addr", "ip6": "ipv6_addr"}[nftFamily(h)], at.client))
 		}
-		for _, set := range []nft.Set{h.vips(target), h.flows(target), h.fresh(target)} {
-			fmt.Fprintf(&text, "delete set %s %s %s\n", nftFamily(h), tableName, set.Name)
+		check := func(what string, ring ...int) {
+			t.Helper()
+			r.actors[0] = rescuer(t, node)
+			r.set(t, 0, around(ring...))
+			have, err := r.actors[0].kernel.load(h.family, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if have.table.limit = r.actors[0].limit; !have.table.equal(r.actors[0].written[h.family]) {
+				t.Errorf("%s: the kernel has %+v, want %+v", what, have.table, r.actors[0].written[h.family])
+			}
 		}
-		writeRules(t, r.nodes[0], text.String())
+		before := listing()
+		left(addr(at.client))
+		check("of a node that is none any more", 1, 2)
+		if now := listing(); now != before {
+			t.Errorf("rules were written anew:\n%s\nit was\n%s", now, before)
+		}
+		left(third)
+		check("of a node that is a target again", 2, 1)
+		check("as before", 1, 2)
 	}
-	r.set(t, 0, around(1, 2)) // and this one from that
+}
+
+// A target of a release that knows nothing of its rings goes in the transaction in which it gets
+// the set of these.
+func TestContract6ATargetOfAnOlderReleaseGoes(t *testing.T) {
+	r := newRack(t, 3)
+	r.all(t)
+	node := r.nodes[0]
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		writeRules(t, node, fmt.Sprintf("flush chain %[1]s %[2]s strays; flush chain %[1]s %[2]s %[3]s; delete chain %[1]s %[2]s "+
+			"%[3]s; delete set %[1]s %[2]s %[4]s", nftFamily(h), tableName, chainOffRing, h.onRing(addr(at.b)).Name))
+	}
+	w := around(2)
+	w.Gone = []netip.Addr{addr("10.0.0.2"), addr("fd00::2")}
+	r.actors[0] = rescuer(t, node)
+	r.set(t, 0, w)
+	for _, at := range []addresses{v4, v6} {
+		h := headerOf(lb.FamilyOf(addr(at.vip)))
+		target := hex.EncodeToString(addr(at.b).AsSlice())
+		if text := node.Run(t, "nft", "list", "table", nftFamily(h), tableName); strings.Contains(text, "-"+target) {
+			t.Errorf("%s is left:\n%s", at.b, text)
+		}
+	}
 }
 
 // A node that has booted may be on the ring before it has rules. A connection that was moved past it while it was away

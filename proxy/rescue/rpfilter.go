@@ -1,23 +1,17 @@
 package rescue
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
-	"github.com/landfall-lb/landfall/proxy/nft"
+	"github.com/landfall-lb/landfall/proxy/notes"
 )
 
 // Values of the kernel parameter rp_filter, which checks the source addresses of packets in IPv4
@@ -27,14 +21,9 @@ const (
 	loose  = 2 // there has to be a route back
 )
 
-// settingsTable has the interfaces of which Landfall has changed rp_filter, in a set for each value
-// that it had. Like the parameter itself, it is gone when the node starts again. Others may flush it:
-// so the actor remembers what it says, and writes it again.
-var settingsTable = nft.Table{Family: lb.IPv4, Name: "landfall-settings"}
-
-func changedSet(was int) nft.Set {
-	return nft.Set{Name: fmt.Sprintf("rp-filter-was-%d", was), KeyType: nft.TypeIfname, KeyLength: unix.IFNAMSIZ}
-}
+// filter is rp_filter of interfaces.
+var filter = notes.Parameter{Path: "ipv4/conf/*/rp_filter", Value: loose, Table: "landfall-settings",
+	Prefix: "rp-filter-was-"}
 
 // checkFilters makes the kernel take the packets that other nodes on a ring move here: where
 // routers are reached over other interfaces than the nodes, a strict rp_filter drops them. So it does with
@@ -99,18 +88,12 @@ func (a *Actor) tighten() {
 	if a.tightened {
 		return
 	}
-	if err := a.kernel.remember(a.parameters, a.noted); err != nil {
-		a.filters(err, cannotRemember)
-		return
-	}
-	reset, err := a.kernel.tighten(a.parameters)
+	reset, err := a.kernel.tighten(a.parameters, a.noted)
 	for _, name := range reset {
 		a.log.Info("set a kernel parameter back, as routers spread no address over nodes any more", "parameter",
 			"net.ipv4.conf."+name+".rp_filter")
 	}
-	if a.tightened = err == nil; a.tightened {
-		clear(a.noted)
-	}
+	a.tightened = err == nil
 	a.filters(err, "cannot set a kernel parameter back; trying again")
 }
 
@@ -126,39 +109,12 @@ func (a *Actor) filters(err error, message string) {
 	a.filtered = text
 }
 
-func filterOf(folder, iface string) string {
-	return filepath.Join(folder, "ipv4", "conf", iface, "rp_filter")
-}
-
-func readFilter(folder, iface string) (int, error) {
-	text, err := os.ReadFile(filterOf(folder, iface))
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(strings.TrimSpace(string(text)))
-}
-
-// writeFilter changes the value of an interface. before is called once it is certain that this may
-// be written.
-func writeFilter(folder, iface string, value int, before func() error) error {
-	f, err := os.OpenFile(filterOf(folder, iface), os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := before(); err != nil {
-		return err
-	}
-	_, err = f.WriteString(strconv.Itoa(value) + "\n")
-	return err
-}
-
 // loosen has interfaces take packets whose answers leave over another one, unless that is the
 // default route's: those need nothing. folder is that of the network's parameters. It returns the
 // interfaces that it has changed.
 func (k Kernel) loosen(folder string, from []int) (changed []string, err error) {
 	out := k.near.Uplink()
-	all, err := readFilter(folder, "all")
+	all, err := filter.Read(folder, "all")
 	if errors.Is(err, os.ErrNotExist) || err == nil && all == loose {
 		return nil, nil
 	}
@@ -173,17 +129,16 @@ func (k Kernel) loosen(folder string, from []int) (changed []string, err error) 
 			continue
 		}
 		needless := link == out || out == 0 && !lb.IsTunnel(name) // no route to clients leaves over a tunnel
-		was, err := readFilter(folder, name)
+		was, err := filter.Read(folder, name)
 		if err != nil || needless || max(all, was) != strict {
 			errs = append(errs, err)
 			continue
 		}
-		err = writeFilter(folder, name, loose, func() error { return k.noteFilter(name, was) })
-		if err != nil {
+		if err := filter.Set(k.conn, folder, name, was); err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
 				err = fmt.Errorf("net.ipv4.conf.%s.rp_filter is %d, by which the kernel drops packets that other "+
 					"nodes move here, as the default route leaves over another interface; set it to %d on the node: %w", name,
-					strict, loose, errors.Join(err, k.forgetFilters(name)))
+					strict, loose, err)
 			}
 			errs = append(errs, err)
 			continue
@@ -195,101 +150,14 @@ func (k Kernel) loosen(folder string, from []int) (changed []string, err error) 
 	return changed, errors.Join(errs...)
 }
 
-// noteFilter notes that Landfall is about to change the parameter of an interface. What was noted
-// of it before is of no use: somebody else has set it since.
-func (k Kernel) noteFilter(name string, was int) error {
-	if err := k.forgetFilters(name); err != nil {
-		return err
-	}
-	b := nft.NewBatch(settingsTable)
-	b.AddTable()
-	b.AddSet(changedSet(was))
-	b.AddElements(changedSet(was).Name, nft.Keys(interfaceKey(name)))
-	return b.Commit(k.conn)
-}
-
-// remember takes the kernel's notes, those of a predecessor too, into noted, and notes again what is
-// missing there, as after "nft flush ruleset". Whoever has set a parameter to another value since
-// has it.
+// remember has the kernel's notes and noted say the same: see notes.Parameter.
 func (k Kernel) remember(folder string, noted map[string]int) error {
-	have, err := readSettings(k.conn)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for name, was := range noted {
-		if _, there := have[name]; there {
-			continue
-		}
-		now, err := readFilter(folder, name)
-		if errors.Is(err, os.ErrNotExist) || err == nil && now != loose {
-			delete(noted, name)
-			continue
-		}
-		if err == nil {
-			err = k.noteFilter(name, was)
-		}
-		errs = append(errs, err)
-	}
-	maps.Copy(noted, have)
-	return errors.Join(errs...)
+	return filter.Keep(k.conn, folder, noted)
 }
 
-func (k Kernel) forgetFilters(names ...string) error { return forgetFilters(k.conn, names) }
-
-// forgetFilters removes the notes about interfaces, and the table if there are no others.
-func forgetFilters(conn *nfnetlink.Conn, names []string) error {
-	noted, err := readSettings(conn)
-	if err != nil {
-		return err
-	}
-	b := nft.NewBatch(settingsTable)
-	removed := 0
-	for _, name := range names {
-		if was, known := noted[name]; known {
-			b.RemoveElements(changedSet(was).Name, nft.Keys(interfaceKey(name)))
-			removed++
-		}
-	}
-	switch {
-	case removed == 0:
-		return nil
-	case removed == len(noted):
-		return nft.Remove(conn, settingsTable.Name)
-	}
-	return b.Commit(conn)
-}
-
-func interfaceKey(name string) string {
-	key := make([]byte, unix.IFNAMSIZ)
-	copy(key, name)
-	return string(key)
-}
-
-// readSettings returns the values that interfaces had before Landfall changed them.
-func readSettings(conn *nfnetlink.Conn) (was map[string]int, err error) {
-	err = nfnetlink.Complete(func() error {
-		l := nft.Listing{Conn: conn, Table: settingsTable}
-		was = map[string]int{}
-		if exists, err := l.Exists(); err != nil || !exists {
-			return err
-		}
-		sets, err := l.Sets()
-		if err != nil {
-			return err
-		}
-		for _, value := range []int{0, strict} {
-			keys, err := readKeys(l, sets, changedSet(value))
-			if err != nil {
-				return err
-			}
-			for _, key := range keys {
-				was[string(bytes.TrimRight(key, "\x00"))] = value
-			}
-		}
-		return nil
-	})
-	return was, err
+// tighten sets back what was set, by both.
+func (k Kernel) tighten(folder string, noted map[string]int) (reset []string, err error) {
+	return filter.Restore(k.conn, folder, noted)
 }
 
 // ResetFilters sets back what Landfall has set of rp_filter, and forgets it. folder is that of the
@@ -300,34 +168,5 @@ func ResetFilters(folder string) (reset []string, err error) {
 		return nil, err
 	}
 	defer conn.Close()
-	return resetFilters(conn, folder)
-}
-
-func (k Kernel) tighten(folder string) (reset []string, err error) {
-	return resetFilters(k.conn, folder)
-}
-
-func resetFilters(conn *nfnetlink.Conn, folder string) (reset []string, err error) {
-	noted, err := readSettings(conn)
-	if err != nil {
-		return nil, err
-	}
-	var done []string
-	var errs []error
-	for name, was := range noted {
-		now, err := readFilter(folder, name)
-		if err == nil && now == loose { // else others have set it since; their 2 looks like ours
-			if err = writeFilter(folder, name, was, func() error { return nil }); err == nil {
-				reset = append(reset, name)
-			}
-		}
-		switch {
-		case err == nil, errors.Is(err, os.ErrNotExist): // the parameter is gone with the interface
-			done = append(done, name)
-		default:
-			errs = append(errs, err)
-		}
-	}
-	slices.Sort(reset)
-	return reset, errors.Join(append(errs, forgetFilters(conn, done))...)
+	return filter.Restore(conn, folder, nil)
 }

@@ -22,8 +22,12 @@ const (
 	tableName   = "landfall-rescue"
 	chainStrays = "strays"
 	chainErrors = "errors"
-	setPeers    = "peers"
-	setRing     = "ring"
+	// Each target has some rules about what is remembered. They are in chains of their own, as a
+	// chain is written in one transaction, which has to fit into the buffer of the socket.
+	chainRecall  = "recall"
+	chainOffRing = "recall-off-ring"
+	setPeers     = "peers"
+	setRing      = "ring"
 	// chainSegments keeps clients from sending larger segments than fit into the tunnel.
 	chainSegments = "segments"
 	prefixRing    = "ring-"
@@ -258,29 +262,43 @@ func (h header) strayRules(t *table) []nft.Rule {
 // older connection, with the same addresses and ports. So on a ring memory is followed at the begin only, and then all
 // nodes are asked in order, but for those that are off the ring: they are asked by memory alone.
 func (h header) recall(all *rules, t *table) {
-	ring := len(t.ring) > 0
-	nodes := t.nodes()
-	if ring {
-		for _, end := range []int{spent, spentInDoubt} {
-			begins := expr.Join(h.span(expr.CmpOpEq, byte(end+maxHops-recalls+1), byte(end+maxHops)), h.isFor(setRing))
-			for _, node := range nodes {
-				all.add("ring begins, recalled", begins, h.remembered(prefixFlows, node), expr.Goto(name(prefixTo, node)))
-				all.add("", begins, h.remembered(prefixFresh, node), expr.Goto(name(prefixNew, node)))
-			}
-			h.cap(all, t, end, spare)
-		}
+	if len(t.ring) == 0 {
+		all.add("recalled", expr.Jump(chainRecall))
+		return
 	}
-	for _, node := range nodes {
-		var offRing expr.List
-		if ring {
-			offRing = h.isNotFor(h.onRing(node).Name)
-		}
+	for _, end := range []int{spent, spentInDoubt} {
+		all.add("ring begins, recalled", h.span(expr.CmpOpEq, byte(end+maxHops-recalls+1), byte(end+maxHops)),
+			h.isFor(setRing), expr.Jump(chainRecall))
+		h.cap(all, t, end, spare)
+	}
+	all.add("off the ring, recalled", expr.Jump(chainOffRing))
+}
+
+// recallRules return the rules that follow what is remembered.
+func (h header) recallRules(t *table) []nft.Rule {
+	var all rules
+	for _, node := range t.nodes() {
+		all.add("", h.remembered(prefixFlows, node), expr.Goto(name(prefixTo, node)))
+		all.add("", h.remembered(prefixFresh, node), expr.Goto(name(prefixNew, node)))
+	}
+	return all
+}
+
+// offRingRules return the rules that follow it to nodes off the ring, and to the next one in order.
+func (h header) offRingRules(t *table) []nft.Rule {
+	if len(t.ring) == 0 {
+		return nil
+	}
+	var all rules
+	for _, node := range t.nodes() {
+		offRing := h.isNotFor(h.onRing(node).Name)
 		all.add("", offRing, h.remembered(prefixFlows, node), expr.Goto(name(prefixTo, node)))
 		all.add("", offRing, h.remembered(prefixFresh, node), expr.Goto(name(prefixNew, node)))
-		if ring && len(t.targets[node]) > 0 { // the next one in order
+		if len(t.targets[node]) > 0 {
 			all.add("", h.isFor(name(prefixVIPs, node)), h.remembered(prefixFlows, node), expr.Goto(name(prefixTo, node)))
 		}
 	}
+	return all
 }
 
 // remembered matches packets of connections that are in a memory of a node.

@@ -35,6 +35,17 @@ func (w *writer) spill() {
 	}
 }
 
+// replace makes a chain have these rules, in one transaction: in another one than what there is if
+// that would be large.
+func (w *writer) replace(chain string, hook nft.Hook, rules []nft.Rule) {
+	b := nft.NewBatch(w.table)
+	replace(b, chain, hook, rules)
+	if w.Size()+b.Size() > maxBatch {
+		_ = w.commit()
+	}
+	replace(w.Batch, chain, hook, rules)
+}
+
 func (w *writer) commit() error {
 	if w.err == nil {
 		w.err = w.Commit(w.conn)

@@ -17,6 +17,7 @@ type empties struct {
 	count atomic.Uint64
 	mu    sync.Mutex
 	open  map[string]bool // not closed at this end yet, by the other end as memberlist names it
+	due   bool            // a line is about to tell of some
 	said  time.Time       // of the last line about any
 	told  uint64          // the count that it told
 }
@@ -51,19 +52,38 @@ func (e *empties) about(line string) bool {
 	return e.open[line[at+len(from):]]
 }
 
-// emptyEvery is how often a line tells of empty streams at most.
-const emptyEvery = time.Minute
+// emptyEvery is how often a line tells of empty streams at most. emptyDelay is how long it waits
+// for the others of a burst.
+const emptyEvery, emptyDelay = time.Minute, time.Second
 
-// tell returns how many there were since the last line, and whether one may be logged now.
-func (e *empties) tell(now time.Time) (n uint64, ok bool) {
+// tell has say called soon with how many there were since the last line, unless it is about to be
+// called.
+func (e *empties) tell(say func(n uint64)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.said.IsZero() && now.Sub(e.said).Abs() < emptyEvery {
-		return 0, false
+	if e.due {
+		return
 	}
+	e.due = true
+	wait := emptyDelay
+	if !e.said.IsZero() {
+		wait = max(wait, emptyEvery-time.Since(e.said))
+	}
+	time.AfterFunc(wait, func() {
+		if n := e.more(); n > 0 {
+			say(n)
+		}
+	})
+}
+
+// more returns how many there were since it was called last.
+func (e *empties) more() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	count := e.count.Load()
-	n, e.said, e.told = count-e.told, now, count
-	return n, true
+	n := count - e.told
+	e.due, e.said, e.told = false, time.Now(), count
+	return n
 }
 
 // closedEmpty reports whether an error of the first read says that the other end has closed the stream. One that is

@@ -407,10 +407,10 @@ func (b *logBridge) Write(line []byte) (int, error) {
 	}
 	if level == slog.LevelWarn && b.empties.about(text) {
 		level = slog.LevelDebug
-		if n, ok := b.empties.tell(time.Now()); ok {
+		b.empties.tell(func(n uint64) {
 			b.log.Info("gossip: nodes have closed connections without a message, as those do that look whether this one "+
 				"answers", "connections", n)
-		}
+		})
 	}
 	if !b.log.Enabled(context.Background(), level) {
 		return len(line), nil
