@@ -30,6 +30,17 @@ type Relayed struct {
 	ProxyProtocol int `json:"proxyProtocol,omitempty"`
 }
 
+// Size returns how many frontends and endpoints there are, those of each port counted, and one more; 1 for nil.
+func (r *Relayed) Size() int {
+	n := 1
+	if r != nil {
+		for _, p := range r.Ports {
+			n += len(p.Frontends) + len(p.Cluster) + len(p.Local) + len(p.Ending)
+		}
+	}
+	return n
+}
+
 // RelayedPort is one port of a relayed Service in one address family, of TCP or UDP.
 type RelayedPort struct {
 	Name      string            `json:"name,omitempty"`
