@@ -357,6 +357,47 @@ func TestContract11ARollKeepsItsPlaceAtTheRelay(t *testing.T) {
 	want("it grows too much", "api")
 	put("web", 1000, "198.51.100.1", "10.0.0.4")
 	want("it is as before", "web", "api")
+	put("web", 1000, "198.51.100.1")
+	want("it has no endpoint", "web", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.7")
+	want("it has one again", "web", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.4", "10.0.0.5", "10.0.0.6")
+	want("it grows too much again", "api")
+	put("web", 1000, "198.51.100.1")
+	want("it has no endpoint, and waits for none", "web", "api")
+	b.relayed("web", "false")
+	want("it does not ask for the relay", "api", "late")
+}
+
+// After a start, Services are relayed that had grown beyond the room of their namespace before, as far as they might.
+// One that comes later is not.
+func TestContract6WhatHadGrownIsRelayedAfterAStart(t *testing.T) {
+	b := newBench(t, func(s *settings) { s.relay, s.drain = true, 0 })
+	b.to.relay = &fakeRelay{all: map[lb.Key]*plan.Relayed{}}
+	put := func(name, address string, endpoints ...string) {
+		b.put(name, address, endpoints...)
+		b.relayed(name, "true")
+	}
+	put("a", "198.51.100.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+	put("b", "198.51.100.2", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+	const needs = 8
+	b.relayShares = plan.NewWholeShares(2*needs-1, 0)
+	b.synced()
+	b.run()
+	for _, name := range []string{"a", "b"} {
+		if r := b.records[key(name)]; !b.rules.wanted[key(name)].Relay || r.relayNeeds != needs {
+			t.Errorf("%s is not relayed after a start; it needs %d", name, r.relayNeeds)
+		}
+	}
+	b.delete("b")
+	b.run()
+	put("c", "198.51.100.3", "10.0.0.1")
+	put("d", "198.51.100.4", "10.0.0.1", "10.0.0.2") // as much as one with a place might grow
+	b.run()
+	if !b.rules.wanted[key("c")].Relay || b.rules.wanted[key("d")].Relay {
+		t.Errorf("later c is relayed: %v, and d: %v; they need %d and %d", b.rules.wanted[key("c")].Relay,
+			b.rules.wanted[key("d")].Relay, b.records[key("c")].relayNeeds, b.records[key("d")].relayNeeds)
+	}
 }
 
 // At a start the oldest Services of a namespace get the room at the relay, whatever they are called, with a bound of the

@@ -16,6 +16,7 @@ import (
 // returns those whose plans changed. Each Service is progress: at the start there may be many large ones.
 func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned []lb.Key,
 	now time.Time) map[lb.Key]bool {
+	p.relayShares.Loading(!p.begun)
 	var told []lb.Key
 	for _, key := range p.order(dirty) {
 		others, losers := p.planLive(key, now)
@@ -159,11 +160,14 @@ func (p *proxy) room(s plan.Service) *plan.TooLarge {
 	return &plan.TooLarge{Elements: needs, Limit: p.shares.Limit(), Of: p.settings.unit, Together: true}
 }
 
-// relayRoom refuses to relay a Service for which its namespace or the node has no room at the relay.
+// relayRoom refuses to relay a Service for which its namespace or the node has no room at the relay. One that asks for
+// the relay keeps its place while it has no usable endpoint, as between the pods of a Deployment with one replica.
 func (p *proxy) relayRoom(r *record, s plan.Service) {
 	before := r.relayNeeds
-	if r.relayNeeds = 0; r.relayRefused == "" {
-		r.relayNeeds = plan.RelayNeeds(s)
+	if r.relayNeeds = 0; s.Relay && r.relayRefused == "" {
+		if r.relayNeeds = plan.RelayNeeds(s); r.relayNeeds == 0 {
+			r.relayNeeds = p.relayShares.Held(s.Key)
+		}
 	}
 	if before == 0 && r.relayNeeds == 0 {
 		return

@@ -20,6 +20,8 @@ type Shares struct {
 	node, used int
 	// whole says that Services are served whole or not at all, so the place of one that waits is idle.
 	whole bool
+	// loading is set while those come that had places before.
+	loading bool
 	// freed is set if a Service that waits may have room since Next was asked.
 	freed      bool
 	namespaces map[string]*share
@@ -75,6 +77,18 @@ func (s *Shares) Limit() int { return s.limit }
 
 // Node returns what the Services of all namespaces may need together; 0 for any number.
 func (s *Shares) Node() int { return s.node }
+
+// Loading says whether Services come of which it is unknown who had a place, as when the proxy starts. Until that is
+// over, all may have the room of those that have a place: else some that had grown would lose theirs.
+func (s *Shares) Loading(is bool) { s.loading = is }
+
+// Held returns what a Service may need at most, as it has a place; 0 for one that has none.
+func (s *Shares) Held(key lb.Key) int {
+	if of := s.namespaces[key.Namespace]; of != nil {
+		return of.held[key]
+	}
+	return 0
+}
 
 // Set takes what a Service needs, 0 for one that is gone, and returns what has no room for it. If something has none,
 // the Service keeps the place that it has, and waits. Another one may have room by that: see Next.
@@ -140,7 +154,7 @@ func (s *Shares) tooLarge(needs int) bool { return s.whole && needs > s.limit }
 // what has too little; there is enough if that is not positive.
 func (s *Shares) lacks(of *share, key lb.Key, needs int) (lacking int, lack Lack) {
 	room, part := s.limit-of.used, partOfNew
-	if of.held[key] > 0 {
+	if of.held[key] > 0 || s.loading {
 		room, part = room+s.growth, partOfGrowing
 	}
 	lack = NamespaceFull

@@ -342,6 +342,29 @@ func TestContract11NamespacesShareANodeAtRandom(t *testing.T) {
 	}
 }
 
+// At the start Services get the room that they may have grown into, and then that is for those again that have a place.
+func TestContract6WhatHadGrownIsLoaded(t *testing.T) {
+	s := NewWholeShares(8, 0)
+	s.Loading(true)
+	for i, step := range []struct {
+		name  string
+		needs int
+		want  Lack
+	}{{"web", 6, Room}, {"api", 4, Room}, {"large", 9, NamespaceFull}, {"late", 1, NamespaceFull}} {
+		if got := s.Set(of("shop", step.name), Age{Created: int64(i)}, step.needs); got != step.want {
+			t.Errorf("%s at the start: lack %q, want %q", step.name, got, step.want)
+		}
+	}
+	s.Loading(false)
+	s.Set(of("shop", "api"), Age{}, 3)
+	if next := s.Next(); next != nil {
+		t.Errorf("%s is next, as what is left is for those that have a place", next)
+	}
+	if got := s.Set(of("shop", "api"), Age{}, 4); got != Room {
+		t.Errorf("one that has a place does not grow as before: lack %q", got)
+	}
+}
+
 // BenchmarkSharesOfOneSelector has all Services of a namespace grow at once, as those with one selector do, beyond what
 // there is room for. One operation is all of them.
 func BenchmarkSharesOfOneSelector(b *testing.B) {
