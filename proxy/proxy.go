@@ -128,8 +128,8 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit),
-		relayShares: plan.NewWholeShares(plan.MaxRelayedTogether), origins: map[netip.Addr]rescue.Origins{},
-		unannounced: map[netip.Addr]lb.Unannounced{},
+		relayShares: plan.NewWholeShares(plan.MaxRelayedTogether, plan.MaxRelayedOfNode),
+		origins:     map[netip.Addr]rescue.Origins{}, unannounced: map[netip.Addr]lb.Unannounced{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})
 	return p

@@ -47,7 +47,7 @@ type record struct {
 	advice []lb.Refusal
 	// relayRefused says why its endpoints are not relayed to; "" if they are, or need not be.
 	relayRefused string
-	// relayNeeds is what the relay would be told of it.
+	// relayNeeds is how much the relay would be told of it, or was when it last had an endpoint.
 	relayNeeds int
 	// directRefused says which connections are masqueraded although the Service asks for direct forwarding.
 	directRefused string

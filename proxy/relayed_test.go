@@ -207,21 +207,12 @@ func TestContract11RelayedServicesOfANamespaceHaveRoomTogether(t *testing.T) {
 	b, f := newRelayBench(t)
 	web, next, other := key("web"), key("next"), lb.Key{Namespace: "other", Name: "web"}
 	b.run()
-	b.relayShares = plan.NewWholeShares(plan.RelayNeeds(b.records[web].live) + 1)
+	b.relayShares = plan.NewWholeShares(plan.RelayNeeds(b.records[web].live)+1, 0)
 	b.mark(web)
 	b.run()
 	b.put("next", "198.51.100.2", "10.0.0.2")
 	b.relayed("next", "true")
-	svc, _ := b.services.Get(web)
-	svc.Key, svc.UID, svc.ClusterIPs = other, "other", []netip.Addr{netip.MustParseAddr("10.96.7.7")}
-	svc.Ingress, svc.Ports = nil, slices.Clone(svc.Ports)
-	endpoints, _ := b.slices.Get(web)
-	for i := range svc.Ports {
-		svc.Ports[i].NodePort = 0
-	}
-	b.services.Set(other, svc)
-	b.slices.Set(other, endpoints)
-	b.mark(other)
+	b.putLike(web, other, "10.96.7.7")
 	b.run()
 	want := func(what string, keys ...lb.Key) {
 		t.Helper()
@@ -253,13 +244,53 @@ func TestContract11RelayedServicesOfANamespaceHaveRoomTogether(t *testing.T) {
 	want("once the second is deleted", web, other)
 }
 
+// putLike puts a Service that differs from another one in its cluster IP, and has no other address.
+func (b *bench) putLike(one, other lb.Key, clusterIP string) {
+	svc, _ := b.services.Get(one)
+	svc.Key, svc.UID, svc.ClusterIPs = other, other.String(), []netip.Addr{netip.MustParseAddr(clusterIP)}
+	svc.Ingress, svc.Ports = nil, slices.Clone(svc.Ports)
+	endpoints, _ := b.slices.Get(one)
+	for i := range svc.Ports {
+		svc.Ports[i].NodePort = 0
+	}
+	b.services.Set(other, svc)
+	b.slices.Set(other, endpoints)
+	b.mark(other)
+}
+
+// The relayed Services of all namespaces have room together, of which one gets no more than leaves some for others.
+func TestContract11NamespacesShareTheRelay(t *testing.T) {
+	b, f := newRelayBench(t)
+	web, other := key("web"), lb.Key{Namespace: "other", Name: "web"}
+	b.run()
+	b.relayShares = plan.NewWholeShares(1000, plan.RelayNeeds(b.records[web].live)*5/4)
+	b.mark(web)
+	b.run()
+	b.putLike(web, other, "10.96.7.7")
+	b.run()
+	if !b.rules.wanted[web].Relay || b.rules.wanted[other].Relay || len(f.all) != 1 {
+		t.Errorf("two namespaces: web is relayed: %v, other: %v; the relay knows %d", b.rules.wanted[web].Relay,
+			b.rules.wanted[other].Relay, len(f.all))
+	}
+	if len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "RelayRefused") ||
+		!strings.Contains(b.warnings[0], "for which the node has no room: of the 5 that it relays for all namespaces") {
+		t.Errorf("told %q", b.warnings)
+	}
+	b.relayed("web", "false")
+	b.run()
+	b.run()
+	if b.rules.wanted[web].Relay || !b.rules.wanted[other].Relay || f.all[other] == nil {
+		t.Errorf("once the first does not ask for it the other is relayed: %v", b.rules.wanted[other].Relay)
+	}
+}
+
 // A Service that grows beyond the room of its namespace at the relay is served by the rules, and its room is for others.
 // It is relayed again once there is room for all of it.
 func TestContract11WhatIsRelayedNoMoreKeepsNoRoom(t *testing.T) {
 	b, _ := newRelayBench(t)
 	web, next := key("web"), key("next")
 	b.run()
-	b.relayShares = plan.NewWholeShares(2*plan.RelayNeeds(b.records[web].live) - 1)
+	b.relayShares = plan.NewWholeShares(2*plan.RelayNeeds(b.records[web].live)-1, 0)
 	b.mark(web)
 	b.run()
 	b.put("next", "198.51.100.2", "10.0.0.2")
@@ -292,7 +323,7 @@ func TestContract11ARollKeepsItsPlaceAtTheRelay(t *testing.T) {
 	b, _ := newRelayBench(t)
 	b.run()
 	needs := plan.RelayNeeds(b.records[key("web")].live)
-	b.relayShares = plan.NewWholeShares(2 * needs)
+	b.relayShares = plan.NewWholeShares(2*needs, 0)
 	put := func(name string, created int64, address string, endpoints ...string) {
 		b.put(name, address, endpoints...)
 		svc, _ := b.services.Get(key(name))
@@ -326,6 +357,47 @@ func TestContract11ARollKeepsItsPlaceAtTheRelay(t *testing.T) {
 	want("it grows too much", "api")
 	put("web", 1000, "198.51.100.1", "10.0.0.4")
 	want("it is as before", "web", "api")
+	put("web", 1000, "198.51.100.1")
+	want("it has no endpoint", "web", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.7")
+	want("it has one again", "web", "api")
+	put("web", 1000, "198.51.100.1", "10.0.0.4", "10.0.0.5", "10.0.0.6")
+	want("it grows too much again", "api")
+	put("web", 1000, "198.51.100.1")
+	want("it has no endpoint, and waits for none", "web", "api")
+	b.relayed("web", "false")
+	want("it does not ask for the relay", "api", "late")
+}
+
+// After a start, Services are relayed that had grown beyond the room of their namespace before, as far as they might.
+// One that comes later is not.
+func TestContract6WhatHadGrownIsRelayedAfterAStart(t *testing.T) {
+	b := newBench(t, func(s *settings) { s.relay, s.drain = true, 0 })
+	b.to.relay = &fakeRelay{all: map[lb.Key]*plan.Relayed{}}
+	put := func(name, address string, endpoints ...string) {
+		b.put(name, address, endpoints...)
+		b.relayed(name, "true")
+	}
+	put("a", "198.51.100.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+	put("b", "198.51.100.2", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+	const needs = 8
+	b.relayShares = plan.NewWholeShares(2*needs-1, 0)
+	b.synced()
+	b.run()
+	for _, name := range []string{"a", "b"} {
+		if r := b.records[key(name)]; !b.rules.wanted[key(name)].Relay || r.relayNeeds != needs {
+			t.Errorf("%s is not relayed after a start; it needs %d", name, r.relayNeeds)
+		}
+	}
+	b.delete("b")
+	b.run()
+	put("c", "198.51.100.3", "10.0.0.1")
+	put("d", "198.51.100.4", "10.0.0.1", "10.0.0.2") // as much as one with a place might grow
+	b.run()
+	if !b.rules.wanted[key("c")].Relay || b.rules.wanted[key("d")].Relay {
+		t.Errorf("later c is relayed: %v, and d: %v; they need %d and %d", b.rules.wanted[key("c")].Relay,
+			b.rules.wanted[key("d")].Relay, b.records[key("c")].relayNeeds, b.records[key("d")].relayNeeds)
+	}
 }
 
 // At a start the oldest Services of a namespace get the room at the relay, whatever they are called, with a bound of the
@@ -344,7 +416,7 @@ func TestContract6TheOldestGetRoomAtTheRelay(t *testing.T) {
 				}
 				b.services.Set(key(name), svc)
 			}
-			b.relayShares = plan.NewWholeShares(5)
+			b.relayShares = plan.NewWholeShares(5, 0)
 			b.synced()
 			b.run()
 			for _, name := range []string{"a", "z"} {

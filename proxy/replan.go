@@ -16,6 +16,7 @@ import (
 // returns those whose plans changed. Each Service is progress: at the start there may be many large ones.
 func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned []lb.Key,
 	now time.Time) map[lb.Key]bool {
+	p.relayShares.Loading(!p.begun)
 	var told []lb.Key
 	for _, key := range p.order(dirty) {
 		others, losers := p.planLive(key, now)
@@ -28,6 +29,11 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 		}
 	}
 	p.markTold(slices.DeleteFunc(told, func(key lb.Key) bool { return !dirty[key].IsZero() }), now)
+	for _, shares := range []*plan.Shares{p.shares, p.relayShares} { // once for all, as it goes through all that wait
+		if next := shares.Next(); next != nil {
+			p.mark(*next)
+		}
+	}
 	touched := map[lb.Key]bool{}
 	for key, since := range dirty {
 		loop.Progress(ctx)
@@ -142,39 +148,32 @@ func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []
 	return frozen, r.fit.Listed(endpoints)
 }
 
-// room says why there is no room for a Service among those of its namespace; nil if there is. A Service for which
-// there is room by that is planned again.
+// room says why there is no room for a Service among those of its namespace; nil if there is.
 func (p *proxy) room(s plan.Service) *plan.TooLarge {
 	if p.shares.Limit() == 0 {
 		return nil
 	}
 	needs := p.settings.needs(s)
-	fits, next := p.shares.Set(s.Key, s.Age, needs)
-	if next != nil {
-		p.mark(*next)
-	}
-	if fits {
+	if p.shares.Set(s.Key, s.Age, needs) == plan.Room {
 		return nil
 	}
 	return &plan.TooLarge{Elements: needs, Limit: p.shares.Limit(), Of: p.settings.unit, Together: true}
 }
 
-// relayRoom refuses to relay a Service for which its namespace has no room at the relay. One for which there is room by
-// what this one gives up is planned again.
+// relayRoom refuses to relay a Service for which its namespace or the node has no room at the relay. One that asks for
+// the relay keeps its place while it has no usable endpoint, as between the pods of a Deployment with one replica.
 func (p *proxy) relayRoom(r *record, s plan.Service) {
 	before := r.relayNeeds
-	if r.relayNeeds = 0; r.relayRefused == "" {
-		r.relayNeeds = plan.RelayNeeds(s)
+	if r.relayNeeds = 0; s.Relay && r.relayRefused == "" {
+		if r.relayNeeds = plan.RelayNeeds(s); r.relayNeeds == 0 {
+			r.relayNeeds = p.relayShares.Held(s.Key)
+		}
 	}
 	if before == 0 && r.relayNeeds == 0 {
 		return
 	}
-	fits, next := p.relayShares.Set(s.Key, s.Age, r.relayNeeds)
-	if !fits {
-		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, p.relayShares.Limit())
-	}
-	if next != nil {
-		p.mark(*next)
+	if lack := p.relayShares.Set(s.Key, s.Age, r.relayNeeds); lack != plan.Room {
+		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, lack, p.relayShares)
 	}
 }
 

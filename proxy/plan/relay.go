@@ -30,6 +30,17 @@ type Relayed struct {
 	ProxyProtocol int `json:"proxyProtocol,omitempty"`
 }
 
+// Size returns how many frontends and endpoints there are, those of each port counted, and one more; 1 for nil.
+func (r *Relayed) Size() int {
+	n := 1
+	if r != nil {
+		for _, p := range r.Ports {
+			n += len(p.Frontends) + len(p.Cluster) + len(p.Local) + len(p.Ending)
+		}
+	}
+	return n
+}
+
 // RelayedPort is one port of a relayed Service in one address family, of TCP or UDP.
 type RelayedPort struct {
 	Name      string            `json:"name,omitempty"`
@@ -292,6 +303,9 @@ const maxRelayed = 4096
 // each port counted, and a quarter more of those that grow: relay and proxy hold all of them.
 const MaxRelayedTogether = 1 << 18
 
+// MaxRelayedOfNode is the same of all namespaces.
+const MaxRelayedOfNode = 1 << 20
+
 // RelayNeeds returns how many of these the relay is told of a Service.
 func RelayNeeds(s Service) (n int) {
 	for _, p := range s.Ports {
@@ -315,11 +329,16 @@ func RelayNeeds(s Service) (n int) {
 	return n
 }
 
-// RefuseRelayFor says that a namespace has no room for a Service of which the relay would be told so much.
-func RefuseRelayFor(needs, limit int) string {
+// RefuseRelayFor says what has no room for a Service of which the relay would be told so much.
+func RefuseRelayFor(needs int, lack Lack, of *Shares) string {
+	if lack == NodeFull {
+		return fmt.Sprintf("annotation %s: the Service has %d frontends and endpoints, those of each port counted, for "+
+			"which the node has no room: of the %d that it relays for all namespaces, one gets at most %d times as many as are "+
+			"then left for others; connections go straight to endpoints", lb.AnnotationRelay, needs, of.Node(), partOfNew)
+	}
 	return fmt.Sprintf("annotation %s: the Service has %d frontends and endpoints, those of each port counted, and with "+
 		"the other relayed ones of its namespace more than the %d that are relayed together; connections go straight to "+
-		"endpoints", lb.AnnotationRelay, needs, limit)
+		"endpoints", lb.AnnotationRelay, needs, of.Limit())
 }
 
 // RefuseRelay says why a node does not relay connections to a Service with these endpoints, "" if it does.

@@ -9,15 +9,21 @@ import (
 
 // Shares bound what the Services of one namespace need together: of rules, or of whatever else Set counts. Who has
 // a place keeps it, so a Service that grows or comes when its namespace has no room is refused what is new, and
-// nobody else is. Services of other namespaces take no room.
+// nobody else is. Services of other namespaces take no room, unless the node has a bound too.
 //
 // Shares is not safe for concurrent use.
 type Shares struct {
 	limit int
 	// growth is how much more those may need together that have a place.
 	growth int
+	// node is what the Services of all namespaces may need together, 0 for any number, and used what they have.
+	node, used int
 	// whole says that Services are served whole or not at all, so the place of one that waits is idle.
-	whole      bool
+	whole bool
+	// loading is set while those come that had places before.
+	loading bool
+	// freed is set if a Service that waits may have room since Next was asked.
+	freed      bool
 	namespaces map[string]*share
 }
 
@@ -27,6 +33,8 @@ type share struct {
 	// held is what each may need at most; waiting are those that need more than there is room for.
 	held    map[lb.Key]int
 	waiting map[lb.Key]wish
+	// idle are those that have places and wait, if they are served whole or not at all: the youngest first.
+	idle []waiter
 }
 
 // wish is what a Service needs in all.
@@ -35,88 +43,171 @@ type wish struct {
 	needs int
 }
 
+// Lack is what has no room for a Service; "" if there is room.
+type Lack string
+
+// What may have none.
+const (
+	Room          Lack = ""
+	NamespaceFull Lack = "namespace"
+	NodeFull      Lack = "node"
+)
+
+// A namespace may need so many times as much as it then leaves of the node's bound: with its new Services, and with
+// those that have a place and grow. So however much some namespaces need, something is left for others.
+const (
+	partOfNew     = 4
+	partOfGrowing = 16
+)
+
 // NewShares returns Shares of so much for each namespace; of any number for 0.
 func NewShares(limit int) *Shares { return &Shares{limit: limit, namespaces: map[string]*share{}} }
 
-// NewWholeShares returns Shares for what serves a Service whole or not at all. Those that have a place may need a
-// quarter more than the limit together, so that each keeps its place while it changes, as in a rolling update. If that
-// is too little for one, its place is idle until there is room for it: older Services that wait may take of it what
-// they need, younger ones may not. A Service that needs more than the limit by itself has no place.
-func NewWholeShares(limit int) *Shares {
-	return &Shares{limit: limit, growth: limit / 4, whole: true, namespaces: map[string]*share{}}
+// NewWholeShares returns Shares for what serves a Service whole or not at all, with a bound for each namespace and one
+// of the node, 0 for none. Those that have a place may need a quarter more than the limit together, so that each keeps
+// its place while it changes, as in a rolling update. If that is too little for one, its place is idle until there is
+// room for it: older Services that wait may take of it what they need, younger ones may not. A Service that needs more
+// than the limit by itself has no place.
+func NewWholeShares(limit, node int) *Shares {
+	return &Shares{limit: limit, growth: limit / 4, node: node, whole: true, namespaces: map[string]*share{}}
 }
 
 // Limit returns what the Services of one namespace may need together; 0 for any number.
 func (s *Shares) Limit() int { return s.limit }
 
-// Set takes what a Service needs, 0 for one that is gone, and reports whether there is room for it. If not, it keeps
-// the place that it has. next is the oldest Service of the namespace that has waited for room and has enough now; it
-// should be set again.
-func (s *Shares) Set(key lb.Key, age Age, needs int) (fits bool, next *lb.Key) {
+// Node returns what the Services of all namespaces may need together; 0 for any number.
+func (s *Shares) Node() int { return s.node }
+
+// Loading says whether Services come of which it is unknown who had a place, as when the proxy starts. Until that is
+// over, all may have the room of those that have a place: else some that had grown would lose theirs.
+func (s *Shares) Loading(is bool) { s.loading = is }
+
+// Held returns what a Service may need at most, as it has a place; 0 for one that has none.
+func (s *Shares) Held(key lb.Key) int {
+	if of := s.namespaces[key.Namespace]; of != nil {
+		return of.held[key]
+	}
+	return 0
+}
+
+// Set takes what a Service needs, 0 for one that is gone, and returns what has no room for it. If something has none,
+// the Service keeps the place that it has, and waits. Another one may have room by that: see Next.
+func (s *Shares) Set(key lb.Key, age Age, needs int) Lack {
 	if s.limit == 0 {
-		return true, nil
+		return Room
 	}
 	of := s.namespaces[key.Namespace]
 	if of == nil {
 		of = &share{held: map[lb.Key]int{}, waiting: map[lb.Key]wish{}}
 		s.namespaces[key.Namespace] = of
 	}
-	held := of.held[key]
-	_, waited := of.waiting[key]
-	delete(of.waiting, key)
-	if needs > held {
-		if s.whole && needs > s.limit {
-			of.hold(key, 0)
-		}
-		wanted, idle := wish{age, needs}, s.idle(of)
-		if s.lacks(of, key, wanted, idle) > 0 {
-			of.waiting[key] = wanted
-			return false, s.next(of) // it may have been the next one, and have grown
-		}
-		of.take(idle, s.lacks(of, key, wanted, nil))
+	waited, used := s.stop(of, key), s.used
+	if s.tooLarge(needs) {
+		s.hold(of, key, 0)
 	}
-	of.hold(key, needs)
+	held, one := of.held[key], waiter{age, key}
+	if needs > held {
+		lacking, lack := s.lacks(of, key, needs)
+		if s.tooLarge(needs) || lacking > 0 && !of.spares(lacking, one) {
+			s.wait(of, one, needs)
+			return lack
+		}
+		s.take(of, lacking)
+	}
+	s.hold(of, key, needs)
 	if len(of.held)+len(of.waiting) == 0 {
 		delete(s.namespaces, key.Namespace)
 	}
-	if waited || needs < held {
-		next = s.next(of)
-	}
-	return true, next
+	s.freed = s.freed || waited || s.used < used
+	return Room
 }
 
-// next returns the oldest Service that waits for no more than there is room for.
-func (s *Shares) next(of *share) *lb.Key {
-	var next waiter
-	found := false
-	idle := s.idle(of)
-	for key, w := range of.waiting {
-		one := waiter{w.Age, key}
-		if (!found || one.compare(next) < 0) && s.lacks(of, key, w, idle) <= 0 {
-			next, found = one, true
+// Next returns the oldest Service that has waited for room and has enough now, which should be set again; nil if there
+// is none, or nothing has changed since it was last asked. It goes through all that wait.
+func (s *Shares) Next() *lb.Key {
+	if !s.freed {
+		return nil
+	}
+	s.freed = false
+	var next *waiter
+	for _, of := range s.namespaces {
+		spare := of.spare()
+		for key, w := range of.waiting {
+			one := waiter{w.Age, key}
+			if next != nil && one.compare(*next) >= 0 || s.tooLarge(w.needs) {
+				continue
+			}
+			if lacking, _ := s.lacks(of, key, w.needs); lacking <= 0 || lacking <= spare[of.younger(one)] {
+				next = &one
+			}
 		}
 	}
-	if !found {
+	if next == nil {
 		return nil
 	}
 	return &next.key
 }
 
-// lacks returns how much too little room there is for all that a Service needs, with the idle places of younger ones;
-// none if it is not positive.
-func (s *Shares) lacks(of *share, key lb.Key, w wish, idle []waiter) int {
-	held := of.held[key]
-	lacking := w.needs - held - (s.limit - of.used)
-	if held > 0 {
-		lacking -= s.growth
+func (s *Shares) tooLarge(needs int) bool { return s.whole && needs > s.limit }
+
+// lacks returns how much too little room there is for all that a Service needs, without the idle places of others, and
+// what has too little; there is enough if that is not positive.
+func (s *Shares) lacks(of *share, key lb.Key, needs int) (lacking int, lack Lack) {
+	room, part := s.limit-of.used, partOfNew
+	if of.held[key] > 0 || s.loading {
+		room, part = room+s.growth, partOfGrowing
 	}
-	for _, p := range idle { // the youngest first
-		if lacking <= 0 || (waiter{w.Age, key}).compare(p) >= 0 {
-			break
+	lack = NamespaceFull
+	if s.node > 0 {
+		if left := max((part*(s.node-s.used)-of.used)/(part+1), 0); left < room { // who has more keeps it
+			room, lack = left, NodeFull
 		}
-		lacking -= of.held[p.key]
 	}
-	return lacking
+	return needs - of.held[key] - room, lack
+}
+
+// wait has a Service wait. If it has a place, older ones may have room by that.
+func (s *Shares) wait(of *share, one waiter, needs int) {
+	of.waiting[one.key] = wish{one.Age, needs}
+	s.freed = true // also if it has waited before, and has grown
+	if s.whole && of.held[one.key] > 0 {
+		of.idle = slices.Insert(of.idle, of.younger(one), one)
+	}
+}
+
+// stop has a Service wait no more, and reports whether it has waited.
+func (s *Shares) stop(of *share, key lb.Key) (waited bool) {
+	w, waited := of.waiting[key]
+	if !waited {
+		return false
+	}
+	delete(of.waiting, key)
+	one := waiter{w.Age, key}
+	if i := of.younger(one); i < len(of.idle) && of.idle[i] == one {
+		of.idle = slices.Delete(of.idle, i, i+1)
+	}
+	return true
+}
+
+// hold has a Service hold so much.
+func (s *Shares) hold(of *share, key lb.Key, n int) {
+	more := n - of.held[key]
+	of.used, s.used = of.used+more, s.used+more
+	if of.held[key] = n; n == 0 {
+		delete(of.held, key)
+	}
+}
+
+// take takes so much from the idle places of the youngest.
+func (s *Shares) take(of *share, n int) {
+	for n > 0 && len(of.idle) > 0 {
+		key := of.idle[0].key
+		taken := min(n, of.held[key])
+		s.hold(of, key, of.held[key]-taken)
+		if n -= taken; of.held[key] == 0 {
+			of.idle = of.idle[1:]
+		}
+	}
 }
 
 // waiter is a Service that waits.
@@ -130,36 +221,28 @@ func (w waiter) compare(other waiter) int {
 	return cmp.Or(w.Age.compare(other.Age), w.key.Compare(other.key))
 }
 
-// idle returns the Services that have places and do not use them, the youngest first.
-func (s *Shares) idle(of *share) (idle []waiter) {
-	if !s.whole {
-		return nil
-	}
-	for key, w := range of.waiting {
-		if of.held[key] > 0 {
-			idle = append(idle, waiter{w.Age, key})
-		}
-	}
-	slices.SortFunc(idle, func(a, b waiter) int { return b.compare(a) })
-	return idle
+// younger returns how many of those with idle places are younger than a Service.
+func (s *share) younger(one waiter) int {
+	i, _ := slices.BinarySearchFunc(s.idle, one, func(a, b waiter) int { return b.compare(a) })
+	return i
 }
 
-// hold has a Service hold so much.
-func (s *share) hold(key lb.Key, n int) {
-	s.used += n - s.held[key]
-	if s.held[key] = n; n == 0 {
-		delete(s.held, key)
+// spares reports whether younger Services have so much in idle places.
+func (s *share) spares(n int, one waiter) bool {
+	for _, other := range s.idle {
+		if n <= 0 || one.compare(other) >= 0 {
+			break
+		}
+		n -= s.held[other.key]
 	}
+	return n <= 0
 }
 
-// take takes so much from what these hold, in their order.
-func (s *share) take(from []waiter, n int) {
-	for _, p := range from {
-		if n <= 0 {
-			return
-		}
-		taken := min(n, s.held[p.key])
-		s.hold(p.key, s.held[p.key]-taken)
-		n -= taken
+// spare returns how much the idle places of the youngest have together: of none of them, of one, and so on.
+func (s *share) spare() []int {
+	sums := make([]int, 1, len(s.idle)+1)
+	for i, one := range s.idle {
+		sums = append(sums, sums[i]+s.held[one.key])
 	}
+	return sums
 }

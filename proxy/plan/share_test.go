@@ -45,8 +45,8 @@ func TestContract11AShareOfANamespace(t *testing.T) {
 		{"it gets the room", "shop", "new", 8, 4, true, ""},
 		{"who has waited and goes", "shop", "old", 1, 0, true, ""},
 	} {
-		fits, next := s.Set(of(step.namespace, step.name), Age{Created: step.created}, step.needs)
-		got := ""
+		fits := s.Set(of(step.namespace, step.name), Age{Created: step.created}, step.needs) == Room
+		got, next := "", s.Next()
 		if next != nil {
 			got = next.Name
 		}
@@ -72,7 +72,7 @@ func TestContract11SharesHold(t *testing.T) {
 		got, asked := map[lb.Key]int{}, map[lb.Key]int{}
 		age := func(key lb.Key) Age { return Age{UID: key.Name} }
 		set := func(key lb.Key) *lb.Key {
-			fits, next := s.Set(key, age(key), asked[key])
+			fits, next := s.Set(key, age(key), asked[key]) == Room, s.Next()
 			if fits {
 				got[key] = asked[key]
 			} else if asked[key] <= got[key] {
@@ -109,8 +109,8 @@ func TestContract11SharesHold(t *testing.T) {
 // Without a limit no Service is counted.
 func TestSharesWithoutLimit(t *testing.T) {
 	s := NewShares(0)
-	if fits, next := s.Set(of("shop", "web"), Age{}, 1<<40); !fits || next != nil || len(s.namespaces) > 0 {
-		t.Errorf("fits %v, next %v, %d namespaces", fits, next, len(s.namespaces))
+	if lack := s.Set(of("shop", "web"), Age{}, 1<<40); lack != Room || s.Next() != nil || len(s.namespaces) > 0 {
+		t.Errorf("lack %q, next %v, %d namespaces", lack, s.Next(), len(s.namespaces))
 	}
 }
 
@@ -154,7 +154,7 @@ func wholeStory() []step {
 
 // TestContract11APlaceGoesToOlderOnesOnly tells the story of Shares that serve a Service whole or not at all.
 func TestContract11APlaceGoesToOlderOnesOnly(t *testing.T) {
-	s := newWatched(t, 8)
+	s := newWatched(t, 8, 0)
 	for _, step := range wholeStory() {
 		fits, next := s.set(of("shop", step.name), Age{Created: step.created}, step.needs)
 		got := ""
@@ -179,7 +179,7 @@ func TestContract11APlaceGoesToOlderOnesOnlyInAnyOrder(t *testing.T) {
 	squashed := slices.DeleteFunc(slices.Clone(story), func(s step) bool { return s != last[s.name] })
 	for _, steps := range [][]step{story, backwards, squashed, slices.Concat(story, story),
 		slices.Concat(backwards, squashed)} {
-		s := newWatched(t, 8)
+		s := newWatched(t, 8, 0)
 		for _, step := range steps {
 			s.settle(of("shop", step.name), Age{Created: step.created}, step.needs)
 		}
@@ -187,7 +187,7 @@ func TestContract11APlaceGoesToOlderOnesOnlyInAnyOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 300 {
 		random.Shuffle(len(story), func(i, j int) { story[i], story[j] = story[j], story[i] })
-		s := newWatched(t, 8)
+		s := newWatched(t, 8, 0)
 		for _, step := range story {
 			s.settle(of("shop", step.name), Age{Created: step.created}, step.needs)
 		}
@@ -198,7 +198,7 @@ func TestContract11APlaceGoesToOlderOnesOnlyInAnyOrder(t *testing.T) {
 func TestContract11WholeSharesHold(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		s := newWatched(t, 100)
+		s := newWatched(t, 100, 0)
 		for range 200 {
 			n := random.IntN(12)
 			needs := random.IntN([]int{15, 40, 120}[random.IntN(3)])
@@ -214,8 +214,8 @@ type watched struct {
 	asked map[lb.Key]wish
 }
 
-func newWatched(t *testing.T, limit int) watched {
-	return watched{NewWholeShares(limit), t, map[lb.Key]wish{}}
+func newWatched(t *testing.T, limit, node int) watched {
+	return watched{NewWholeShares(limit, node), t, map[lb.Key]wish{}}
 }
 
 // settle has a Service need so much, and those that are next get their room. Then none waits for room that there is.
@@ -230,9 +230,12 @@ func (w watched) settle(key lb.Key, age Age, needs int) {
 	}
 	for namespace, of := range w.namespaces {
 		for key, one := range of.waiting {
-			room := w.limit - of.used
+			room, part := w.limit-of.used, 4
 			if of.held[key] > 0 {
-				room += w.growth
+				room, part = room+w.growth, 16
+			}
+			if w.node > 0 {
+				room = min(room, max((part*(w.node-w.used)-of.used)/(part+1), 0))
 			}
 			for other, o := range of.waiting {
 				if (waiter{one.Age, key}).compare(waiter{o.Age, other}) < 0 {
@@ -254,7 +257,7 @@ func (w watched) set(key lb.Key, age Age, needs int) (fits bool, next *lb.Key) {
 		before, used = maps.Clone(of.held), of.used
 	}
 	w.asked[key] = wish{age, needs}
-	fits, next = w.Set(key, age, needs)
+	fits, next = w.Set(key, age, needs) == Room, w.Next()
 	of := w.namespaces[key.Namespace]
 	if of == nil {
 		of = &share{}
@@ -276,8 +279,106 @@ func (w watched) set(key lb.Key, age Age, needs int) (fits bool, next *lb.Key) {
 			w.t.Fatalf("%s loses its place", key)
 		}
 	}
-	if had := before[key]; had > 0 && !fits && needs <= w.limit && used-had+needs <= w.limit+w.growth {
+	if had := before[key]; had > 0 && !fits && w.node == 0 && needs <= w.limit && used-had+needs <= w.limit+w.growth {
 		w.t.Fatalf("%s has %d and gets no %d, of %d in use", key, had, needs, used)
 	}
 	return fits, next
+}
+
+// TestContract11NamespacesShareANode tells the story of a node with room for 100 of all namespaces together, and 40 of
+// each.
+func TestContract11NamespacesShareANode(t *testing.T) {
+	s := NewWholeShares(40, 100)
+	for _, step := range []struct {
+		what, namespace, name string
+		created               int64
+		needs                 int
+		lack                  Lack
+		next                  string
+	}{
+		{"the first namespace", "a", "web", 1, 40, Room, ""},
+		{"is full", "a", "api", 2, 1, NamespaceFull, ""},
+		{"the second one", "b", "web", 3, 40, Room, ""},
+		{"the third one gets four fifths of what is left", "c", "web", 4, 17, NodeFull, ""},
+		{"and no more", "c", "web", 4, 16, Room, ""},
+		{"a fourth one gets four fifths of what that left", "d", "web", 5, 4, NodeFull, ""},
+		{"and no more", "d", "web", 5, 3, Room, ""},
+		{"one that comes later waits", "e", "web", 6, 1, NodeFull, ""},
+		{"until another one needs less", "b", "web", 3, 20, Room, "e/web"},
+		{"and gets room", "e", "web", 6, 1, Room, ""},
+		{"one with a place grows beyond four fifths", "c", "web", 4, 20, Room, ""},
+		{"but another one does not get all that is left", "b", "web", 3, 36, NodeFull, ""},
+		{"and keeps its place", "b", "web", 3, 20, Room, ""},
+		{"the first namespace needs nothing, and the oldest that waits is next", "a", "web", 1, 0, Room, "a/api"},
+		{"it gets room", "a", "api", 2, 1, Room, ""},
+	} {
+		lack, got := s.Set(of(step.namespace, step.name), Age{Created: step.created}, step.needs), ""
+		if next := s.Next(); next != nil {
+			got = next.String()
+		}
+		if lack != step.lack || got != step.next {
+			t.Errorf("%s: lack %q, next %q; want %q, %q", step.what, lack, got, step.lack, step.next)
+		}
+	}
+}
+
+// Services of many namespaces come, change and go at random. Places hold, and something is always left for others.
+func TestContract11NamespacesShareANodeAtRandom(t *testing.T) {
+	for seed := range uint64(100) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		s := newWatched(t, 100, 300)
+		for range 400 {
+			n := random.IntN(8)
+			needs := random.IntN([]int{15, 40, 120}[random.IntN(3)])
+			s.settle(of(fmt.Sprint("ns-", random.IntN(10)), fmt.Sprint(n)), Age{Created: int64(n % 5)}, needs)
+			used := 0
+			for _, of := range s.namespaces {
+				used += of.used
+			}
+			if used != s.used || used >= s.node {
+				t.Fatalf("seed %d: %d are held of %d, and %d counted", seed, used, s.node, s.used)
+			}
+		}
+	}
+}
+
+// At the start Services get the room that they may have grown into, and then that is for those again that have a place.
+func TestContract6WhatHadGrownIsLoaded(t *testing.T) {
+	s := NewWholeShares(8, 0)
+	s.Loading(true)
+	for i, step := range []struct {
+		name  string
+		needs int
+		want  Lack
+	}{{"web", 6, Room}, {"api", 4, Room}, {"large", 9, NamespaceFull}, {"late", 1, NamespaceFull}} {
+		if got := s.Set(of("shop", step.name), Age{Created: int64(i)}, step.needs); got != step.want {
+			t.Errorf("%s at the start: lack %q, want %q", step.name, got, step.want)
+		}
+	}
+	s.Loading(false)
+	s.Set(of("shop", "api"), Age{}, 3)
+	if next := s.Next(); next != nil {
+		t.Errorf("%s is next, as what is left is for those that have a place", next)
+	}
+	if got := s.Set(of("shop", "api"), Age{}, 4); got != Room {
+		t.Errorf("one that has a place does not grow as before: lack %q", got)
+	}
+}
+
+// BenchmarkSharesOfOneSelector has all Services of a namespace grow at once, as those with one selector do, beyond what
+// there is room for. One operation is all of them.
+func BenchmarkSharesOfOneSelector(b *testing.B) {
+	for _, services := range []int{500, 4000} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			for range b.N {
+				s := NewWholeShares(10*services, 0)
+				for _, needs := range []int{10, 15, 15} {
+					for i := range services {
+						s.Set(of("shop", fmt.Sprint(i)), Age{Created: int64(i)}, needs)
+					}
+					s.Next()
+				}
+			}
+		})
+	}
 }

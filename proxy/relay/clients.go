@@ -2,7 +2,9 @@ package relay
 
 import (
 	"cmp"
+	"errors"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -29,33 +31,51 @@ func (h handedClient) isValid() bool {
 
 // handClients hands over the clients that session affinity remembers, and of those that were handed over before the
 // ones that have come again. It awaits no answer: a client that is lost on the way may get another backend, and no
-// connection ends. A successor of an earlier release does not ask for them.
-func (c *crew) handClients(p *courier) error {
-	if !p.wantsClients {
+// connection ends. A successor of an earlier release does not ask for them. What was not handed over at a time is
+// handed over the next time, with all others: the sockets and the connections shall not wait for it.
+func (c *crew) handClients(p *courier, until time.Time) error {
+	if !p.wantsClients || !time.Now().Before(until) {
 		return nil
 	}
 	since := p.clientsSince
 	p.clientsSince = c.deps.Now().Add(-time.Second) // one may be noted a moment after its time was taken
-	some := make([]handedClient, 0, maxHandedClients)
+	some, handed := make([]handedClient, 0, maxHandedClients), 0
 	send := func() error {
 		defer c.pulses.Begin()()
-		defer func() { some = some[:0] }()
-		return p.send(letter{Clients: some})
+		if err := p.sendUntil(until, letter{Clients: some}); err != nil {
+			return err
+		}
+		handed += len(some)
+		some = some[:0]
+		return nil
 	}
+	err := c.eachRemembered(since, func(one handedClient) error {
+		if some = append(some, one); len(some) < maxHandedClients {
+			return nil
+		}
+		return send()
+	})
+	if err == nil && len(some) > 0 {
+		err = send()
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.deps.Log.Warn("the successor takes the clients too slowly that session affinity remembers: going on without the "+
+			"rest", "handed", handed)
+		p.clientsSince, err = since, nil
+	}
+	return err
+}
+
+// eachRemembered calls visit with each client that session affinity remembers since a time, until that fails.
+func (c *crew) eachRemembered(since time.Time, visit func(handedClient) error) error {
 	for _, s := range c.table.mostRememberedFirst() {
 		for _, one := range s.rememberedSince(since) {
-			if some = append(some, one); len(some) < maxHandedClients {
-				continue
-			}
-			if err := send(); err != nil {
+			if err := visit(one); err != nil {
 				return err
 			}
 		}
 	}
-	if len(some) == 0 {
-		return nil
-	}
-	return send()
+	return nil
 }
 
 // mostRememberedFirst returns the Services, those first of whose namespace most clients are remembered, and of one

@@ -11,8 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -238,6 +241,95 @@ func TestContract6HandOverToOneThatWantsNoClients(t *testing.T) {
 		}
 		p.close()
 	}
+}
+
+// withManyClients returns a relay that remembers more clients than wait in a socket.
+func withManyClients(t *testing.T) (g *rig, n int) {
+	g = newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
+	g.hearsOf(func(r *plan.Relayed) { r.Affinity = time.Hour }, echo(t, "a"))
+	w, _, _ := g.table.find(target{lb.TCP, frontend})
+	for ; n < 9000; n++ {
+		g.table.rememberSince(w, netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), frontend,
+			time.Now().Add(-time.Minute))
+	}
+	return g, n
+}
+
+// receiveClients receives up to n clients, and returns how many came, and the first letter without any.
+func receiveClients(t *testing.T, p *courier, n int) (int, letter) {
+	t.Helper()
+	came := map[netip.Addr]bool{}
+	for len(came) < n {
+		l, fds, err := p.receive(time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAll(fds)
+		for _, c := range l.Clients {
+			came[c.Client] = true
+		}
+		if len(l.Clients) == 0 {
+			return len(came), l
+		}
+	}
+	return len(came), letter{}
+}
+
+// A successor that takes the clients too slowly gets the sockets all the same.
+func TestContract6AHandOverDoesNotWaitForClients(t *testing.T) {
+	within := clientsWithin
+	clientsWithin = 10 * time.Millisecond
+	defer func() { clientsWithin = within }()
+	g, n := withManyClients(t)
+	defer g.stop() // before the time is as it was
+	p, _ := playSuccessor(t, g.options.HandOver, successionVersion)
+	if err := p.send(letter{Begin: true, WantsClients: true}); err != nil {
+		t.Fatal(err)
+	}
+	g.until("the relay goes on", func() bool { return strings.Contains(g.logged.all(), "too slowly") })
+	if came, l := receiveClients(t, p, n); len(l.Sockets) == 0 {
+		t.Errorf("%d clients and then %+v came", came, l)
+	}
+	p.close()
+}
+
+// After a time that did not suffice all clients are handed over, those included that came before.
+func TestHandOverOfClientsBeginsAnew(t *testing.T) {
+	g, n := withManyClients(t)
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var both []*courier
+	for _, fd := range ends {
+		file := os.NewFile(uintptr(fd), "")
+		conn, err := net.FileConn(file)
+		file.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := newCourier(conn.(*net.UnixConn))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.close()
+		both = append(both, c)
+	}
+	c := &crew{Relay: g.Relay}
+	both[0].wantsClients = true
+	until := time.Now().Add(10 * time.Millisecond)
+	for range 2 { // the second time nothing is left of it
+		if err := c.handClients(both[0], until); err != nil {
+			t.Error(err)
+		}
+	}
+	var handing sync.WaitGroup
+	handing.Go(func() { _ = c.handClients(both[0], time.Now().Add(time.Hour)) })
+	if came, l := receiveClients(t, both[1], n); came < n {
+		t.Errorf("%d of %d clients and %+v came", came, n, l)
+	}
+	both[1].close()
+	handing.Wait()
 }
 
 // The largest clients that may be are as many in a letter as there is room for.

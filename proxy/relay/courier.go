@@ -181,6 +181,11 @@ func (c *courier) closeRead() { _ = c.conn.CloseRead() }
 
 // send sends a letter, and descriptors, which stay the caller's.
 func (c *courier) send(l letter, fds ...int) error {
+	return c.sendUntil(time.Now().Add(stepWithin), l, fds...)
+}
+
+// sendUntil sends a letter while it can be sent before a time. A letter is a packet: it goes as a whole, or not at all.
+func (c *courier) sendUntil(until time.Time, l letter, fds ...int) error {
 	text, err := json.Marshal(l)
 	if err != nil {
 		return err
@@ -194,7 +199,7 @@ func (c *courier) send(l letter, fds ...int) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.conn.SetWriteDeadline(time.Now().Add(stepWithin)); err != nil {
+	if err := c.conn.SetWriteDeadline(until); err != nil {
 		return err
 	}
 	_, _, err = c.conn.WriteMsgUnix(text, oob, nil)

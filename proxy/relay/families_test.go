@@ -269,7 +269,7 @@ func TestContract6ASuccessorThatIsDroppedAsksAgain(t *testing.T) {
 	swept := make(chan struct{})
 	playPredecessor(t, path, func(t *testing.T, p *courier) {
 		l := agreesToHandOver(t, p)
-		if r.Settled() == nil || !l.NoSockets {
+		if r.Settled() == nil || l.NoSockets {
 			t.Errorf("before it has all it is settled: %v; it asks for sockets: %v", r.Settled() == nil, !l.NoSockets)
 		}
 		close(swept)

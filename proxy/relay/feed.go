@@ -14,8 +14,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 )
 
-// maxMessage is how many bytes a line of the proxy has at most: more than any node's Services need.
-const maxMessage = 256 << 20
+// maxMessage is how many bytes a line of the proxy has at most: twice what the largest Service needs, of 16,384
+// frontends as they are wanted and as many as they were before.
+const maxMessage = 16 << 20
 
 // follow hears the proxy and says that the relay is there, until ctx ends. What the proxy has said stays
 // while it is away.
@@ -141,11 +142,10 @@ func (r *Relay) take(line []byte, other *loop.Failures) error {
 			fmt.Errorf("its messages have version %d, and the relay's %d", m.Version, wire.Version))
 		return nil
 	}
-	r.table.take(m)
-	r.questions.take(m.Answers)
-	if m.Complete {
+	if r.table.take(m) {
 		r.known.Store(true)
 	}
+	r.questions.take(m.Answers)
 	if !r.sameVersion.Swap(true) {
 		r.cross() // has the ports said
 	}

@@ -20,6 +20,10 @@ const (
 	sweepEvery = 50 * time.Millisecond
 )
 
+// clientsWithin bounds how long a relay hands over the clients that session affinity remembers, before the sockets and
+// after the connections. It is longer in tests, whose machines are busy.
+var clientsWithin = 3 * time.Second
+
 // serveSuccessors hands over to a successor, again and again if that fails, until the relay ends.
 func (c *crew) serveSuccessors() {
 	failures, failed := loop.Failures{Repeat: time.Hour}, loop.Failures{Repeat: time.Hour}
@@ -111,8 +115,9 @@ func (c *crew) serveSuccessor(conn *net.UnixConn) error {
 		return errors.Join(errors.New("the successor does not begin"), err)
 	}
 	p.wantsClients = begin.WantsClients
+	until := time.Now().Add(clientsWithin)
 	for range 2 { // many take a while, and those of that while are few
-		if err := c.handClients(p); err != nil {
+		if err := c.handClients(p, until); err != nil {
 			return err
 		}
 	}
@@ -132,7 +137,8 @@ func (c *crew) handAll(p *courier) error {
 	began := time.Now()
 	n, err := c.sweep(p)
 	if err == nil {
-		err = c.handClients(p) // those that came until the successor accepted
+		// Those that came until the successor accepted, and all if they have taken too long before.
+		err = c.handClients(p, time.Now().Add(clientsWithin))
 	}
 	if err == nil {
 		err = p.send(letter{Swept: true})

@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stepWithin, knownWithin = time.Minute, time.Minute
+	stepWithin, knownWithin, clientsWithin = time.Minute, time.Minute, time.Minute
 	os.Exit(m.Run())
 }
 

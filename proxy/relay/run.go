@@ -23,6 +23,8 @@ type crew struct {
 	opening             context.Context
 	abort, abortFlows   context.CancelCauseFunc
 	hangUp, stopHanding context.CancelFunc
+	// hasPorts is set once sockets that listen were taken over, or are opened in their place. It belongs to takeOver.
+	hasPorts bool
 	// lock is what only the relay has that serves successors. It belongs to serveSuccessors.
 	lock *os.File
 

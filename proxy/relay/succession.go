@@ -108,26 +108,36 @@ func versions(other int) string {
 	return fmt.Sprintf("it hands over by version %d, and this relay by version %d", other, successionVersion)
 }
 
-// takeOver takes what the predecessor has, until that has ended or ctx does. Whatever fails, the relay opens its own
-// port as soon as that is free, and asks again for the connections: if it were ready, the predecessor would end with
-// them. If nobody is there any more whom it could ask, it has all that there is.
+// takeOver takes what the predecessor has, until that has ended or ctx does. Whatever fails, the relay asks again for
+// the connections: if it were ready, the predecessor would end with them. It asks again for the sockets while it has
+// none, and opens its own port as soon as that is free if the predecessor keeps them. If nobody is there any more whom
+// it could ask, it has all that there is.
 func (c *crew) takeOver(ctx context.Context) {
 	defer c.settle()
 	known := time.Now().Add(knownWithin)
 	for c.Ready() != nil && time.Now().Before(known) && wait(ctx, lookEvery) {
 	}
-	err := c.takeFrom(ctx, c.predecessor, true)
+	err := c.takeFrom(ctx, c.predecessor)
 	for err != nil && c.mayFollow() && wait(ctx, reopenEvery) {
 		p, refused := c.findPredecessor(ctx)
 		if errors.Is(refused, errOtherVersion) {
-			return
+			break
 		}
 		if p != nil {
 			c.predecessor = p
-			err = c.takeFrom(ctx, p, false)
+			err = c.takeFrom(ctx, p)
 		} else if refused == nil && c.nobodyServes() {
-			return // it has died, with the connections that it had
+			break // it has died, with the connections that it had
 		}
+	}
+	c.openOwn(ctx)
+}
+
+// openOwn opens the relay's ports, unless it has them.
+func (c *crew) openOwn(ctx context.Context) {
+	if !c.hasPorts {
+		c.hasPorts = true
+		c.inherit.Go(func() { c.openPorts(ctx) })
 	}
 }
 
@@ -140,19 +150,20 @@ func (r *Relay) nobodyServes() bool {
 	return err == nil
 }
 
-// takeFrom takes what a predecessor has, until that has ended or ctx does, with the sockets that listen only at first.
-// The error is why it did not get all that there was; the predecessor goes on with the rest.
-func (c *crew) takeFrom(ctx context.Context, p *courier, first bool) error {
+// takeFrom takes what a predecessor has, until that has ended or ctx does, with the sockets that listen unless it has
+// got these before, or opens its own. The error is why it did not get all that there was; the predecessor goes on with
+// the rest.
+func (c *crew) takeFrom(ctx context.Context, p *courier) error {
 	stop := context.AfterFunc(ctx, p.closeRead)
 	defer stop()
-	listeners, err := c.takeSockets(p, first && c.Ready() == nil)
+	listeners, err := c.takeSockets(p, !c.hasPorts && c.Ready() == nil)
 	switch {
-	case !first:
 	case len(listeners) > 0:
+		c.hasPorts = true
 		c.sockets.set(listeners)
 		c.begin()
-	default:
-		c.inherit.Go(func() { c.openPorts(ctx) })
+	case err == nil: // the predecessor keeps them
+		c.openOwn(ctx)
 	}
 	taken := 0
 	for within := stepWithin; err == nil; {

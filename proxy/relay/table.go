@@ -25,7 +25,9 @@ type table struct {
 	at map[target][]way
 	// nodePorts are the addresses at which the node serves node ports.
 	nodePorts map[netip.Addr]bool
-	changed   chan struct{} // closed when the next message is taken in
+	// named are the Services that the proxy has told of while it tells of all; nil after. It belongs to take.
+	named   map[lb.Key]bool
+	changed chan struct{} // closed when the next message is taken in
 	// version counts the messages that were taken in.
 	version atomic.Uint64
 	// remembered counts the clients that Services have remembered.
@@ -63,40 +65,63 @@ func newTable(now func() time.Time) *table {
 		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{}), remembered: memory{of: map[string]int{}}}
 }
 
-// take takes a message of the proxy in.
-func (t *table) take(m wire.Message) {
+// take takes a message of the proxy in, and reports whether with it the proxy has told of all Services. One goroutine
+// calls it. Who looks something up waits for one Service at most.
+func (t *table) take(m wire.Message) (all bool) {
 	if !m.Complete && len(m.Services) == 0 && m.NodePorts == nil {
-		return
+		return false
+	}
+	if m.NodePorts != nil {
+		t.setNodePorts(m.NodePorts)
+	}
+	if m.Complete {
+		t.named = map[lb.Key]bool{}
+	}
+	for _, s := range m.Services {
+		if t.named != nil {
+			t.named[s.Key] = true
+		}
+		t.set(s.Key, s.Relayed)
+	}
+	if all = t.named != nil && !m.More; all {
+		for _, key := range t.others(t.named) {
+			t.set(key, nil)
+		}
+		t.named = nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if m.NodePorts != nil {
-		clear(t.nodePorts)
-		for _, addr := range m.NodePorts {
-			t.nodePorts[addr] = true
-		}
-	}
-	if m.Complete {
-		named := map[lb.Key]bool{}
-		for _, s := range m.Services {
-			named[s.Key] = true
-		}
-		for which := range t.services {
-			if !named[which.key] {
-				t.set(which.key, nil)
-			}
-		}
-	}
-	for _, s := range m.Services {
-		t.set(s.Key, s.Relayed)
-	}
 	t.version.Add(1)
 	close(t.changed)
 	t.changed = make(chan struct{})
+	return all
+}
+
+func (t *table) setNodePorts(all []netip.Addr) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.nodePorts)
+	for _, addr := range all {
+		t.nodePorts[addr] = true
+	}
+}
+
+// others returns the Services that are known and not among some.
+func (t *table) others(than map[lb.Key]bool) (all []lb.Key) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for which := range t.services {
+		if !than[which.key] {
+			all = append(all, which.key)
+		}
+	}
+	return all
 }
 
 // set replaces what is relayed of a Service. What was counted and learned of it stays.
 func (t *table) set(key lb.Key, relayed *plan.Relayed) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, protocol := range []lb.Protocol{lb.TCP, lb.UDP} {
 		part := relayed
 		if relayed != nil {

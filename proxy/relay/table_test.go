@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -450,5 +452,115 @@ func TestARemovedServiceRemembers(t *testing.T) {
 	now = now.Add(time.Hour)
 	if table.sweep(); table.remembered.all != 0 {
 		t.Errorf("%d are remembered when their time is over", table.remembered.all)
+	}
+}
+
+// A relay that is told of all Services in several messages knows each with its message, keeps those that it knew, and
+// forgets the ones that were not named only with the last. If the proxy begins anew before, so does that.
+func TestContract11AllServicesInSeveralMessages(t *testing.T) {
+	at := func(i int) plan.RelayedFrontend {
+		return plan.RelayedFrontend{Addr: netip.AddrPortFrom(netip.MustParseAddr("198.51.100.1"), uint16(i))}
+	}
+	a, b, c, d := told("a", at(1)), told("b", at(2)), told("c", at(3)), told("d", at(4))
+	table := newTable(time.Now)
+	for i, step := range []struct {
+		wire.Message
+		all  bool
+		want []string // where the ports 1 to 4 lead
+	}{
+		{wire.Message{Complete: true, Services: []wire.Service{a, b}}, true, []string{"a", "b", "", ""}},
+		{wire.Message{Complete: true, More: true, Services: []wire.Service{c}}, false, []string{"a", "b", "c", ""}},
+		{wire.Message{}, false, []string{"a", "b", "c", ""}}, // says nothing
+		{wire.Message{More: true, Services: []wire.Service{told("a")}}, false, []string{"", "b", "c", ""}},
+		{wire.Message{Services: []wire.Service{d}}, true, []string{"", "", "c", "d"}},
+		{wire.Message{Services: []wire.Service{a}}, false, []string{"a", "", "c", "d"}}, // a change
+		{wire.Message{Complete: true, More: true, Services: []wire.Service{c}}, false, []string{"a", "", "c", "d"}},
+		{wire.Message{Complete: true, More: true, Services: []wire.Service{a}}, false, []string{"a", "", "c", "d"}},
+		{wire.Message{Services: []wire.Service{b}}, true, []string{"a", "b", "", ""}},
+		{wire.Message{Complete: true}, true, []string{"", "", "", ""}},
+	} {
+		all := table.take(step.Message)
+		var got []string
+		for port := range 4 {
+			got = append(got, table.leads(at(port+1).Addr.String()))
+		}
+		if all != step.all || !slices.Equal(got, step.want) {
+			t.Errorf("step %d: all: %v, ports lead to %q; want %v, %q", i, all, got, step.all, step.want)
+		}
+	}
+}
+
+// messagesOfAll returns what the proxy says at first on a node that relays as much as it may, in Services of some
+// frontends and endpoints: all in one line, or as it is said.
+func messagesOfAll(frontends, endpoints int, inOne bool) (all []wire.Message) {
+	at := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80)
+	}
+	m, size := wire.Message{Complete: true, More: true}, 0
+	for n := 0; n+frontends+endpoints <= plan.MaxRelayedOfNode; n += frontends + endpoints {
+		port := plan.RelayedPort{Name: "http", Protocol: lb.TCP}
+		for i := range frontends {
+			port.Frontends = append(port.Frontends, plan.RelayedFrontend{Addr: at(n + i)})
+		}
+		for i := range endpoints {
+			port.Cluster = append(port.Cluster, plan.RelayedBackend{Addr: at(n + i)})
+		}
+		s := wire.Service{Key: lb.Key{Namespace: fmt.Sprint(n / plan.MaxRelayedTogether), Name: fmt.Sprint(n)},
+			Relayed: &plan.Relayed{Ports: []plan.RelayedPort{port}}}
+		if size += s.Relayed.Size(); size > wire.MaxServices && len(m.Services) > 0 && !inOne {
+			all, m, size = append(all, m), wire.Message{More: true}, s.Relayed.Size()
+		}
+		m.Services = append(m.Services, s)
+	}
+	m.More = false
+	return append(all, m)
+}
+
+// BenchmarkTakeAll has a relay take in as much as a node relays at most, and reports how long its longest line is, how
+// much it holds then, and how long a connection's look-up waits at most meanwhile.
+func BenchmarkTakeAll(b *testing.B) {
+	for _, inOne := range []bool{true, false} {
+		for _, shape := range []struct{ frontends, endpoints int }{{4, 60}, {64, 0}, {4096, 0}, {1 << 16, 0}} {
+			name := fmt.Sprintf("inOne=%v/frontends=%d,endpoints=%d", inOne, shape.frontends, shape.endpoints)
+			b.Run(name, func(b *testing.B) {
+				var lines [][]byte
+				for _, m := range messagesOfAll(shape.frontends, shape.endpoints, inOne) {
+					line, err := json.Marshal(m)
+					if err != nil {
+						b.Fatal(err)
+					}
+					lines = append(lines, line)
+				}
+				longest := len(slices.MaxFunc(lines, func(a, b []byte) int { return cmp.Compare(len(a), len(b)) }))
+				var waited time.Duration
+				held := 0
+				for range b.N {
+					before := heap()
+					t := newTable(time.Now)
+					done := make(chan struct{})
+					go func() {
+						defer close(done)
+						for _, line := range lines {
+							m, err := decodeMessage(line)
+							if err != nil {
+								b.Error(err)
+							}
+							t.take(m)
+						}
+					}()
+					for !isClosed(done) {
+						began := time.Now()
+						t.find(target{lb.TCP, frontend})
+						waited = max(waited, time.Since(began))
+						time.Sleep(100 * time.Microsecond)
+					}
+					held = heap() - before
+					runtime.KeepAlive(t)
+				}
+				b.ReportMetric(float64(longest), "longest-line")
+				b.ReportMetric(float64(held)/(1<<20), "MiB")
+				b.ReportMetric(float64(waited.Microseconds()), "µs-waited")
+			})
+		}
 	}
 }

@@ -91,7 +91,7 @@ type Actor struct {
 
 // relay is one connection.
 type relay struct {
-	changed map[lb.Key]bool // nil before it has been told all
+	changed map[lb.Key]bool // what it has not been told; nil as long as that is all
 	moved   bool            // the addresses of node ports have changed since
 	wake    chan struct{}
 	said    wire.Hello
@@ -397,15 +397,19 @@ func (a *Actor) say(conn net.Conn, encoder *json.Encoder, r *relay) error {
 	if err := encoder.Encode(message); err != nil {
 		return err
 	}
-	if message.Complete {
+	if !message.More {
 		a.told(r)
 	}
 	return nil
 }
 
+// told notes that a relay has been told all that news has returned.
 func (a *Actor) told(r *relay) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if r.told || r.changed == nil {
+		return
+	}
 	r.told = true
 	if r.ready() {
 		a.current = r
@@ -413,7 +417,8 @@ func (a *Actor) told(r *relay) {
 	a.elect()
 }
 
-// news returns what a relay has not been told: all at first.
+// news returns what a relay has not been told, as much of it as a line has; the next line is due then. At first that is
+// of all Services, and there is more until the relay has been told once of each.
 func (a *Actor) news(r *relay) (m wire.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -422,19 +427,26 @@ func (a *Actor) news(r *relay) (m wire.Message) {
 	if !a.begun || !r.understands() {
 		return m
 	}
-	m.Complete = r.changed == nil
-	if m.Complete {
-		for key, relayed := range a.all {
-			m.Services = append(m.Services, wire.Service{Key: key, Relayed: relayed})
+	if m.Complete = r.changed == nil; m.Complete {
+		r.changed = make(map[lb.Key]bool, len(a.all))
+		for key := range a.all {
+			r.changed[key] = true
 		}
-	}
-	for key := range r.changed {
-		m.Services = append(m.Services, wire.Service{Key: key, Relayed: a.all[key]})
 	}
 	if m.Complete || r.moved {
 		m.NodePorts = append([]netip.Addr{}, a.nodePorts...)
 	}
-	r.changed, r.moved = map[lb.Key]bool{}, false
+	size := 0
+	for key := range r.changed {
+		if size += a.all[key].Size(); size > wire.MaxServices && len(m.Services) > 0 {
+			poke(r.wake)
+			m.More = !r.told
+			break
+		}
+		m.Services = append(m.Services, wire.Service{Key: key, Relayed: a.all[key]})
+		delete(r.changed, key)
+	}
+	r.moved = false
 	slices.SortFunc(m.Services, func(x, y wire.Service) int { return x.Key.Compare(y.Key) })
 	return m
 }

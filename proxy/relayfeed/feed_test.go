@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -176,6 +177,7 @@ func (g *rig) join(h wire.Hello) *fakeRelay {
 		return err == nil
 	})
 	r := &fakeRelay{t: g.t, conn: conn, lines: bufio.NewScanner(conn)}
+	r.lines.Buffer(nil, 1<<20)
 	r.hello.Store(&h)
 	g.t.Cleanup(func() { conn.Close() })
 	go func() {
@@ -247,6 +249,82 @@ func TestContract9OnlyToARelayThatIsThere(t *testing.T) {
 	}
 	r.conn.Close()
 	g.leads(0)
+}
+
+// What all Services need comes in lines of a bounded length, and the rules lead to the relay once it has been told the
+// last. What changes meanwhile comes too.
+func TestContract11AllServicesInSeveralLines(t *testing.T) {
+	t.Parallel()
+	const services, each = 1000, 100 // more than waits in a socket
+	one := &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: lb.TCP,
+		Frontends: slices.Repeat(relayed("192.0.2.9:80").Ports[0].Frontends, each)}}}
+	large := &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: lb.TCP,
+		Frontends: slices.Repeat(one.Ports[0].Frontends, 1+wire.MaxServices/each)}}}
+	all := map[lb.Key]*plan.Relayed{web: large}
+	for i := range services {
+		all[lb.Key{Namespace: "default", Name: fmt.Sprint(i)}] = one
+	}
+	g := newRig(t)
+	g.Begin(all)
+	r := g.join(hello(7))
+	known, lines := map[lb.Key]*plan.Relayed{}, 0
+	for more := true; more; lines++ {
+		m := r.next(func(m wire.Message) bool { return len(m.Services) > 0 })
+		size := 0
+		for _, s := range m.Services {
+			known[s.Key] = s.Relayed
+			size += s.Relayed.Size()
+		}
+		if size > wire.MaxServices && len(m.Services) > 1 {
+			t.Errorf("a line has %d Services of %d", len(m.Services), size)
+		}
+		if m.Complete != (lines == 0) || m.Complete != (m.NodePorts != nil) {
+			t.Errorf("line %d says that it is the first: %v, node ports: %v", lines, m.Complete, m.NodePorts)
+		}
+		if lines == 0 {
+			if st := g.State(); st.Connected {
+				t.Errorf("before it knows all: %+v", st)
+			}
+			g.Update(map[lb.Key]*plan.Relayed{mail: one, web: nil})
+		}
+		more = m.More
+	}
+	if len(known) < services+1 || known[mail] == nil || known[web] != nil || lines < services*each/wire.MaxServices {
+		t.Errorf("in %d lines it has been told of %d Services: mail: %v, web: %v", lines, len(known), known[mail] != nil,
+			known[web] != nil)
+	}
+	g.leads(7)
+	g.Begin(all) // as many changes as that
+	for told := 0; told < len(all); {
+		m := r.next(func(m wire.Message) bool { return len(m.Services) > 0 })
+		if told += len(m.Services); m.Complete || m.More || len(m.Services) > wire.MaxServices/each+1 {
+			t.Errorf("a line of changes has %d Services; complete: %v, more: %v", len(m.Services), m.Complete, m.More)
+		}
+	}
+}
+
+// BenchmarkTellAll has a relay be told of as much as a node relays at most.
+func BenchmarkTellAll(b *testing.B) {
+	one := &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: lb.TCP,
+		Frontends: slices.Repeat(relayed("192.0.2.9:80").Ports[0].Frontends, 4),
+		Cluster:   slices.Repeat([]plan.RelayedBackend{{Addr: netip.MustParseAddrPort("10.244.11.12:8080")}}, 60)}}}
+	a := New(Deps{Log: slog.New(slog.DiscardHandler)})
+	a.begun = true
+	for i := range plan.MaxRelayedOfNode / 64 {
+		a.all[lb.Key{Namespace: "default", Name: fmt.Sprint(i)}] = one
+	}
+	b.ReportAllocs()
+	for range b.N {
+		r := &relay{wake: make(chan struct{}, 1), said: hello(7)}
+		encoder := json.NewEncoder(io.Discard)
+		for more := true; more; {
+			m := a.news(r)
+			if err := encoder.Encode(m); err != nil {
+				b.Fatal(err)
+			}
+			more = m.More
+		}
+	}
 }
 
 // A relay that leaves hears when the rules do not lead there any more. Its successor takes over at once.

@@ -30,13 +30,16 @@ const DefaultDrain = 20 * time.Second
 // exchange beats and farewells and nothing else: the rules do not lead to the relay. No version is an earlier one.
 const Version = 1
 
-// Message is one line (JSON, ended by a newline) that the proxy writes to its relay. The first is
-// complete; the proxy sends it when it knows the cluster.
+// Message is one line (JSON, ended by a newline) that the proxy writes to its relay. It has MaxServices frontends and
+// endpoints at most, or one Service, so that the relay takes it in within a moment. Once the proxy knows the cluster,
+// it tells of all Services, in as many lines as that takes.
 type Message struct {
 	// Version is that of the proxy.
 	Version int `json:"version,omitempty"`
-	// Complete is set if Services are all that are relayed; otherwise they are changes.
+	// Complete is set if Services are all that are relayed, with those of the next lines as long as More is set: the relay
+	// forgets others then. Otherwise they are changes.
 	Complete bool `json:"complete,omitempty"`
+	More     bool `json:"more,omitempty"`
 	// Services are what is relayed, nil for one that is not relayed any more.
 	Services []Service `json:"services,omitempty"`
 	// NodePorts are the addresses at which the node serves node ports, if they have changed; nil if they
@@ -101,6 +104,9 @@ const (
 	MaxHello = 16 << 10
 	MaxFlows = 64
 )
+
+// MaxServices is how many frontends and endpoints a line of the proxy has at most, unless one Service has more.
+const MaxServices = 4096
 
 // DecodeHello reads a line of the relay.
 func DecodeHello(line []byte) (h Hello, err error) {
