@@ -297,10 +297,11 @@ func (m *many) cpu(t testing.TB, node string) float64 {
 // metric returns the value of an agent's metric without labels.
 func metric(t testing.TB, a *lab.Agent, name string) float64 {
 	t.Helper()
-	page, err := a.Get(t.Context(), "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
+	var page string
+	eventually(t, a.Name()+" tells its metrics", func() (err error) {
+		page, err = a.Get(t.Context(), "/metrics")
+		return err
+	})
 	value, found := metricIn(t, page, name)
 	if !found {
 		t.Fatalf("%s: no metric %s", a.Name(), name)
