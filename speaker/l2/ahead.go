@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // Addresses that Services get next are probed ahead, with the same row of questions as a new one, so
@@ -64,28 +64,19 @@ type scouting struct {
 	heard time.Time // when another node of ours last asked; the zero time for never
 	by    string    // that node
 	rank  int       // of this node, when it last looked
+	look  uint64    // when it was last gone through: see port.looks
+	told  string    // what the last outcome says of the address
 }
 
-// errands returns what is to be probed ahead, by place and in the order in which it is.
-func errands(ahead map[netip.Addr]plan.Scout, at func(name string, vip netip.Addr, e errand)) {
-	all := make([]errand, 0, len(ahead))
-	for addr, scout := range ahead {
-		all = append(all, errand{addr, scout.Rank, scout.Seldom})
+// compare orders errands that are due at the same time.
+func (e errand) compare(other errand) int {
+	switch {
+	case e.seldom == other.seldom:
+		return cmp.Or(cmp.Compare(e.rank, other.rank), e.addr.Compare(other.addr))
+	case other.seldom:
+		return -1
 	}
-	slices.SortFunc(all, func(a, b errand) int {
-		switch {
-		case a.seldom == b.seldom:
-			return cmp.Or(cmp.Compare(a.rank, b.rank), a.addr.Compare(b.addr))
-		case b.seldom:
-			return -1
-		}
-		return 1
-	})
-	for _, e := range all {
-		for _, name := range ahead[e.addr].On {
-			at(name, e.addr, e)
-		}
-	}
+	return 1
 }
 
 // stagger returns how long a node of a rank leaves an address to those before it.
@@ -94,7 +85,7 @@ func stagger(rank int) time.Duration { return time.Duration(min(rank, aheadRanks
 // scout sends what is due of the questions, as far as is allowed, and returns when there is more to
 // do; the zero time means never. While nothing else is desired, nothing was noticed and nothing is due,
 // it goes through no address.
-func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time) (next time.Time, err error) {
+func (p *port) scout(w *work, noticed noticed, allowed *allowance, now time.Time) (next time.Time, err error) {
 	due := !p.scoutAt.IsZero() && !now.Before(p.scoutAt)
 	if p.scoutedFor != 0 && p.scoutedFor == p.heeds && len(noticed.heard)+len(noticed.seen) == 0 && !due {
 		p.calm = true
@@ -108,7 +99,9 @@ func (p *port) scout(w work, noticed noticed, allowed *allowance, now time.Time)
 }
 
 // scoutAll goes through all addresses that are probed ahead or listened for.
-func (p *port) scoutAll(w work, noticed noticed, allowed *allowance, now time.Time) (next time.Time, err error) {
+func (p *port) scoutAll(w *work, noticed noticed, allowed *allowance, now time.Time) (next time.Time, err error) {
+	var due []errand
+	p.looks++
 	for _, e := range w.ahead {
 		v := p.ahead[e.addr]
 		if v == nil {
@@ -119,7 +112,7 @@ func (p *port) scoutAll(w work, noticed noticed, allowed *allowance, now time.Ti
 			// The node that was preferred to this one, and so has asked, is gone. What it said counts no more.
 			v.next = earlier(v.next, now.Add(e.first()))
 		}
-		v.rank = e.rank
+		v.rank, v.look = e.rank, p.looks
 		if node, ok := noticed.heard[e.addr]; ok {
 			v.heard, v.by = now, node
 			if v.step == 0 {
@@ -127,31 +120,49 @@ func (p *port) scoutAll(w work, noticed noticed, allowed *allowance, now time.Ti
 			}
 		}
 		if len(noticed.seen[e.addr]) > 0 { // all that was found out before is over
-			*v = scouting{next: now.Add(e.every()), rank: e.rank}
+			*v = scouting{next: now.Add(e.every()), rank: e.rank, look: p.looks, told: v.told}
 		}
 		if most := now.Add(e.every()); most.Before(v.next) {
 			v.next = most // it was asked for seldom so far
 		}
+		if (e.rank >= 0 || v.step == probeCount) && !v.next.After(now) {
+			due = append(due, e)
+		} else {
+			next = earlier(next, v.due(e, now))
+		}
+	}
+	slices.SortFunc(due, errand.compare)
+	for _, e := range due {
+		v := p.ahead[e.addr]
 		if err := p.ask(e, v, allowed, now); err != nil {
 			return next, err
 		}
-		if e.rank >= 0 || v.step == probeCount {
-			next = earlier(next, v.next)
-		}
-		for _, since := range []time.Time{v.clean, v.heard} {
-			if end := since.Add(aheadFresh); now.Before(end) {
-				next = earlier(next, end)
-			}
-		}
+		next = earlier(next, v.due(e, now))
 	}
 	if len(p.ahead) > len(w.ahead) {
-		wanted := make(map[netip.Addr]bool, len(w.ahead))
-		for _, e := range w.ahead {
-			wanted[e.addr] = true
-		}
-		maps.DeleteFunc(p.ahead, func(addr netip.Addr, _ *scouting) bool { return !wanted[addr] })
+		maps.DeleteFunc(p.ahead, func(addr netip.Addr, v *scouting) bool {
+			gone := v.look != p.looks
+			if gone && v.told != "" {
+				p.left = append(p.left, addr)
+			}
+			return gone
+		})
 	}
 	return next, nil
+}
+
+// due returns when there is something to do about an address: to ask for it, or to forget what was found
+// out. The zero time means never.
+func (v *scouting) due(e errand, now time.Time) (at time.Time) {
+	if e.rank >= 0 || v.step == probeCount {
+		at = v.next
+	}
+	for _, since := range [...]time.Time{v.clean, v.heard} {
+		if end := since.Add(aheadFresh); !since.IsZero() && now.Before(end) {
+			at = earlier(at, end)
+		}
+	}
+	return at
 }
 
 // ask sends what is due of the questions for one address.
@@ -201,34 +212,69 @@ func (a *Actor) calm() bool {
 	return calm
 }
 
-// scouted returns what is known of the addresses that are probed ahead: see Outcome. It needs mu.
-func (a *Actor) scouted(now time.Time) map[netip.Addr]map[string]string {
-	before := a.outcome.Scouted
-	found := make(map[netip.Addr]map[string]string, len(before))
+// scouted returns what is known of the addresses that are probed ahead: see Outcome. It is the map of
+// before where nothing differs, else a copy in which only what differs was set. It needs mu.
+func (a *Actor) scouted(now time.Time) (found map[netip.Addr]map[string]string, differs bool) {
+	found = a.outcome.Scouted
 	used := map[netip.Addr]bool{}
 	for _, vips := range a.seen {
 		for vip := range vips {
 			used[vip] = true
 		}
 	}
-	for at, p := range a.ports {
-		only := a.only(at)
-		for addr, v := range p.ahead {
-			node := v.scouted(a.opts.Self, now)
-			if node == "" || used[addr] || p.problem != nil {
-				continue
-			}
-			switch was := before[addr]; {
-			case only && len(was) == 1 && was[at.iface] == node:
-				found[addr] = was // nobody changes it
-				continue
-			case found[addr] == nil:
-				found[addr] = map[string]string{}
-			}
-			found[addr][at.iface] = node
+	set := func(addr netip.Addr, iface, node string) {
+		if found[addr][iface] == node {
+			return
+		}
+		if !differs {
+			found, differs = maps.Clone(found), true
+		}
+		if found == nil {
+			found = map[netip.Addr]map[string]string{}
+		}
+		nodes := map[string]string{} // those of before are shared
+		maps.Copy(nodes, found[addr])
+		if nodes[iface] = node; node == "" {
+			delete(nodes, iface)
+		}
+		a.published.scouted += len(nodes) - len(found[addr])
+		if found[addr] = nodes; len(nodes) == 0 {
+			delete(found, addr)
 		}
 	}
-	return found
+	known := 0
+	for at, p := range a.ports {
+		for _, addr := range p.left {
+			set(addr, at.iface, "")
+		}
+		p.left = nil
+		for addr, v := range p.ahead {
+			node := v.scouted(a.opts.Self, now)
+			if node != "" && (p.problem != nil || len(used) > 0 && used[addr]) {
+				node = ""
+			}
+			if node != "" {
+				known++
+			}
+			if v.told != node {
+				set(addr, at.iface, node)
+				v.told = node
+			}
+		}
+	}
+	if known == a.published.scouted {
+		return found, differs
+	}
+	for addr, nodes := range a.outcome.Scouted { // a port was closed, or has forgotten what it had found out
+		for iface := range nodes {
+			told := ""
+			if p := a.ports[place{iface, lb.FamilyOf(addr)}]; p != nil && p.ahead[addr] != nil {
+				told = p.ahead[addr].told
+			}
+			set(addr, iface, told)
+		}
+	}
+	return found, differs
 }
 
 // overhear takes in that another node of ours has asked for an address that is probed ahead. It needs

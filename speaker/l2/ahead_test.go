@@ -1,9 +1,13 @@
 package l2
 
 import (
+	"errors"
+	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -330,4 +334,127 @@ func TestCalmLooksGoThroughNoAddress(t *testing.T) {
 	look("nothing is otherwise", aheadFresh-2*time.Second-time.Nanosecond, true, true)
 	look("what was heard is over", time.Second, false, false)
 	look("nothing is otherwise", time.Second, true, false)
+}
+
+// Outcomes are made of what differs from the one before: each says what one made anew would say, its
+// version differs just if it does, and one that was read stays as it was.
+func TestOutcomesFollowWhatChanges(t *testing.T) {
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		wakes := uint64(0)
+		fails := map[string]bool{}
+		a := New(Options{Self: "self", AheadRate: 100, Log: slog.New(slog.DiscardHandler), Stats: noStats{},
+			Wakes: func() uint64 { return wakes }, Listen: func(i lb.Interface) (net.PacketConn, error) {
+				if fails[i.Name] {
+					return nil, errors.New("no")
+				}
+				return sink{make(chan struct{})}, nil
+			}})
+		interfaces := []lb.Interface{iface("eth0", 2, 1), iface("eth1", 3, 2)}
+		now := time.Now()
+		var read, kept Outcome
+		for range 300 {
+			now = now.Add(time.Duration(random.IntN(1000)) * time.Millisecond)
+			addr := netip.AddrFrom4([4]byte{192, 0, 2, byte(random.IntN(12))})
+			at := place{interfaces[random.IntN(2)].Name, lb.IPv4}
+			switch random.IntN(12) {
+			case 0:
+				wakes++
+			case 1:
+				fails[at.iface] = !fails[at.iface]
+				if p := a.ports[at]; p != nil && fails[at.iface] {
+					p.fail(now, errors.New("no"))
+				}
+			case 2:
+				now = now.Add(aheadFresh / 2)
+			case 3, 4:
+				a.seen.note(at, addr, theirs.String(), now)
+			case 5, 6, 7:
+				a.overhear(at, addr, "other")
+			default:
+				a.Set(randomlyAhead(random, interfaces, wakes))
+			}
+			a.apply(now)
+			outcome := a.Outcome()
+			want := Outcome{Answering: answeringAnew(a), Scouted: scoutedAnew(a, now)}
+			if d := cmp.Diff(want, Outcome{Answering: outcome.Answering, Scouted: outcome.Scouted}, cmpopts.EquateEmpty(),
+				cmpopts.EquateComparable(netip.Addr{})); d != "" {
+				t.Fatalf("seed %d: %s", seed, d)
+			}
+			same := cmp.Equal(withoutVersion(read), withoutVersion(outcome), cmpopts.EquateEmpty(),
+				cmpopts.EquateComparable(netip.Addr{}))
+			if same != (read.Version == outcome.Version) {
+				t.Fatalf("seed %d: version %d after %d, and that it says the same is %t", seed, outcome.Version, read.Version, same)
+			}
+			if d := cmp.Diff(kept, read, cmpopts.EquateComparable(netip.Addr{})); d != "" {
+				t.Fatalf("seed %d: an outcome that was read has changed: %s", seed, d)
+			}
+			read, kept = outcome, cloned(outcome)
+		}
+		stopServing(a)
+	}
+}
+
+// randomlyAhead is what may be desired of twelve addresses: some are answered for, some are probed ahead.
+func randomlyAhead(random *rand.Rand, interfaces []lb.Interface, wakes uint64) Desired {
+	d := Desired{Interfaces: interfaces, Answers: map[netip.Addr]Answer{}, Ahead: map[netip.Addr]plan.Scout{},
+		Ours: map[string]string{own.String(): "self"}, Wakes: wakes}
+	for i := range byte(12) {
+		addr := netip.AddrFrom4([4]byte{192, 0, 2, i})
+		on := [][]string{{"eth0"}, {"eth1"}, {"eth0", "eth1"}}[random.IntN(3)]
+		switch random.IntN(4) {
+		case 0:
+		case 1:
+			d.Answers[addr] = Answer{On: on, Owned: true}
+		default:
+			d.Ahead[addr] = plan.Scout{On: on, Rank: random.IntN(3) - 1, Seldom: random.IntN(4) == 0}
+		}
+	}
+	return d
+}
+
+func answeringAnew(a *Actor) map[netip.Addr][]string {
+	found := map[netip.Addr][]string{}
+	for at, p := range a.ports {
+		for vip := range p.vips {
+			found[vip] = append(found[vip], at.iface)
+			slices.Sort(found[vip])
+		}
+	}
+	return found
+}
+
+func scoutedAnew(a *Actor, now time.Time) map[netip.Addr]map[string]string {
+	found := map[netip.Addr]map[string]string{}
+	for at, p := range a.ports {
+		for addr, v := range p.ahead {
+			node := v.scouted(a.opts.Self, now)
+			used := len(a.seen[place{"eth0", lb.IPv4}][addr])+len(a.seen[place{"eth1", lb.IPv4}][addr]) > 0
+			if node == "" || p.problem != nil || used {
+				continue
+			}
+			if found[addr] == nil {
+				found[addr] = map[string]string{}
+			}
+			found[addr][at.iface] = node
+		}
+	}
+	return found
+}
+
+func withoutVersion(o Outcome) Outcome {
+	o.Version = 0
+	return o
+}
+
+// cloned copies what an outcome consists of that the next one may share.
+func cloned(o Outcome) Outcome {
+	o.Answering, o.Scouted = maps.Clone(o.Answering), maps.Clone(o.Scouted)
+	for vip, on := range o.Answering {
+		o.Answering[vip] = slices.Clone(on)
+	}
+	for addr, nodes := range o.Scouted {
+		o.Scouted[addr] = maps.Clone(nodes)
+	}
+	return o
 }

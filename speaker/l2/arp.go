@@ -70,15 +70,15 @@ func (f arpFrame) answer(own net.HardwareAddr,
 // probe for an address that this node is about to use itself counts, as two who probe at a time
 // must not both go on (RFC 5227, 2.1.1).
 func (f arpFrame) uses(own net.HardwareAddr,
-	heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
+	listens listening) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
 	mac = f.SenderHardwareAddr
 	if bytes.Equal(mac, own) || mac[0]&1 == 1 {
 		return vip, nil, false
 	}
-	if _, ok := heeded[f.SenderIP]; ok {
+	if _, ok := listens(f.SenderIP); ok {
 		return f.SenderIP, mac, true
 	}
-	answered, ok := heeded[f.TargetIP]
+	answered, ok := listens(f.TargetIP)
 	return f.TargetIP, mac, ok && !answered && f.Operation == arp.OperationRequest && f.SenderIP.IsUnspecified()
 }
 

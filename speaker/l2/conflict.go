@@ -2,6 +2,7 @@ package l2
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"net"
 	"net/netip"
@@ -38,35 +39,71 @@ const (
 
 // work is what is to be done on one port.
 type work struct {
-	rounds map[netip.Addr]int  // of the VIPs to be answered for
-	held   map[netip.Addr]bool // of these, those to be announced later
-	owned  map[netip.Addr]bool // of these, those that this node answers for for good
-	probes map[netip.Addr]bool // VIPs to be probed
-	ahead  []errand            // addresses to be probed that no Service has yet, in order
+	answers map[netip.Addr]Answer // the VIPs to be answered for
+	probes  map[netip.Addr]bool   // VIPs to be probed
+	ahead   []errand              // addresses to be probed that no Service has yet, in no order
+	// on is the interface, and scouts are the addresses that no Service has yet, of all places.
+	on     string
+	scouts map[netip.Addr]plan.Scout
 }
 
-func (w work) empty() bool { return len(w.rounds)+len(w.probes)+len(w.ahead) == 0 }
+func (w *work) empty() bool { return w == nil || len(w.answers)+len(w.probes)+len(w.ahead) == 0 }
 
-func (w work) heeds(vip netip.Addr) bool {
-	_, answered := w.rounds[vip]
+func (w *work) heeds(vip netip.Addr) bool {
+	_, answered := w.answers[vip]
 	return answered || w.probes[vip]
 }
 
-// byPlace turns what is desired around: for each place its VIPs.
-func byPlace(d Desired) map[place]work {
-	wanted := map[place]work{}
-	at := func(name string, vip netip.Addr) work {
-		where := place{name, lb.FamilyOf(vip)}
-		if wanted[where].rounds == nil {
-			wanted[where] = work{rounds: map[netip.Addr]int{}, owned: map[netip.Addr]bool{},
-				held: map[netip.Addr]bool{}, probes: map[netip.Addr]bool{}}
+// listens reports whether the VIP is answered for, and whether the responder looks after it at all.
+func (w *work) listens(vip netip.Addr) (answered, listens bool) {
+	if _, answered := w.answers[vip]; answered {
+		return true, true
+	}
+	scout, ahead := w.scouts[vip]
+	return false, w.probes[vip] || ahead && slices.Contains(scout.On, w.on)
+}
+
+// all goes through what is answered for or looked after; through some addresses twice.
+func (w *work) all() iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for vip := range w.answers {
+			if !yield(vip) {
+				return
+			}
 		}
-		return wanted[where]
+		for vip := range w.probes {
+			if !yield(vip) {
+				return
+			}
+		}
+		for _, e := range w.ahead {
+			if !yield(e.addr) {
+				return
+			}
+		}
+	}
+}
+
+// byPlace turns what is desired around: for each place its VIPs.
+func byPlace(d Desired) map[place]*work {
+	wanted := map[place]*work{}
+	var last place // most are the same
+	var w *work
+	at := func(name string, vip netip.Addr) *work {
+		where := place{name, lb.FamilyOf(vip)}
+		if w != nil && where == last {
+			return w
+		}
+		if last, w = where, wanted[where]; w == nil {
+			w = &work{answers: map[netip.Addr]Answer{}, probes: map[netip.Addr]bool{},
+				on: name, scouts: d.Ahead}
+			wanted[where] = w
+		}
+		return w
 	}
 	for vip, answer := range d.Answers {
 		for _, name := range answer.On {
-			w := at(name, vip)
-			w.rounds[vip], w.owned[vip], w.held[vip] = answer.Round, answer.Owned, answer.Held
+			at(name, vip).answers[vip] = answer
 		}
 	}
 	for vip, names := range d.Probes {
@@ -74,11 +111,12 @@ func byPlace(d Desired) map[place]work {
 			at(name, vip).probes[vip] = true
 		}
 	}
-	errands(d.Ahead, func(name string, addr netip.Addr, e errand) {
-		w := at(name, addr)
-		w.ahead = append(w.ahead, e)
-		wanted[place{name, lb.FamilyOf(addr)}] = w
-	})
+	for addr, scout := range d.Ahead {
+		for _, name := range scout.On {
+			w := at(name, addr)
+			w.ahead = append(w.ahead, errand{addr, scout.Rank, scout.Seldom})
+		}
+	}
 	return wanted
 }
 
@@ -112,7 +150,7 @@ func newBounds() bounds {
 
 // probe sends what is due of the questions and returns when the next one is; the zero time means
 // never. Questions for VIPs that this node does not announce have no common bound: before them nothing is announced.
-func (p *port) probe(w work, seen seenOn, rows *allowance, now time.Time) (next time.Time, err error) {
+func (p *port) probe(w *work, seen seenOn, rows *allowance, now time.Time) (next time.Time, err error) {
 	due := maps.Clone(w.probes)
 	for vip := range seen {
 		if w.heeds(vip) {
@@ -157,7 +195,7 @@ func (p *port) probe(w work, seen seenOn, rows *allowance, now time.Time) (next 
 // defend announces the VIPs that a conflicting host has used since they were last defended, seldom
 // enough that two who both defend do not flood the segment (RFC 5227 section 2.4, case c). A VIP that
 // is still probed is not defended: whoever uses it was there first.
-func (p *port) defend(w work, seen seenOn, allowed *allowance, now time.Time) error {
+func (p *port) defend(w *work, seen seenOn, allowed *allowance, now time.Time) error {
 	var due []netip.Addr
 	for vip, holders := range seen {
 		v := p.vips[vip]

@@ -56,7 +56,7 @@ func wantUse(
 	if !read {
 		t.Fatal("cannot be read")
 	}
-	used, by, ok := f.uses(own, map[netip.Addr]bool{vip: answers})
+	used, by, ok := f.uses(own, func(asked netip.Addr) (bool, bool) { return answers, asked == vip })
 	if ok != want || ok && (used != vip || !bytes.Equal(by, mac)) {
 		t.Errorf("%v at %v: %v, want %v", used, by, ok, want)
 	}
@@ -136,17 +136,17 @@ func FuzzUses(f *testing.F) {
 	}
 	f.Add(advertised)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		heeded := map[netip.Addr]bool{vip: true, vip6: false}
+		known := func(addr netip.Addr) (answered, listens bool) { return addr == vip, addr == vip || addr == vip6 }
 		check := func(used netip.Addr, mac net.HardwareAddr, ok bool) {
-			if _, known := heeded[used]; ok && (!known || len(mac) != 6 || mac[0]&1 == 1 || bytes.Equal(mac, own)) {
+			if _, known := known(used); ok && (!known || len(mac) != 6 || mac[0]&1 == 1 || bytes.Equal(mac, own)) {
 				t.Fatalf("%v at %v", used, mac)
 			}
 		}
 		if frame, ok := readARP(b); ok {
-			check(frame.uses(own, heeded))
+			check(frame.uses(own, known))
 		}
 		if frame, ok := readNDP(b); ok {
-			check(frame.uses(own, heeded))
+			check(frame.uses(own, known))
 		}
 	})
 }

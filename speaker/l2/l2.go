@@ -124,11 +124,13 @@ type Outcome struct {
 	// asked for it on that LAN; an address that a device uses is left out. What another node than this
 	// one has found out it has to say itself.
 	Scouted map[netip.Addr]map[string]string
+	// Version counts the outcomes that differ; 0 is none yet.
+	Version uint64
 }
 
-// equal reports whether two outcomes are equal but for what is scouted.
+// equal reports whether two outcomes are equal but for what is answered for and scouted.
 func (o Outcome) equal(other Outcome) bool {
-	return maps.EqualFunc(o.Answering, other.Answering, slices.Equal) && maps.Equal(o.Problems, other.Problems) &&
+	return maps.Equal(o.Problems, other.Problems) &&
 		maps.Equal(o.Probed, other.Probed) && maps.Equal(o.Rivals, other.Rivals) &&
 		maps.EqualFunc(o.ConflictingHosts, other.ConflictingHosts, slices.Equal)
 }
@@ -142,8 +144,8 @@ type Actor struct {
 
 	mu      sync.Mutex
 	desired Desired
-	wanted  map[place]work // what is desired, by place
-	sets    uint64         // how often something was desired
+	wanted  map[place]*work // what is desired, by place
+	sets    uint64          // how often something was desired
 	outcome Outcome
 	broken  map[responder]error // those whose serve has ended
 	seen    sightings
@@ -153,10 +155,12 @@ type Actor struct {
 	awake atomic.Pointer[wakefulness] // what was last applied
 	// Only apply touches what follows.
 	ports map[place]*port
-	// published says of the last outcome how many ports there were, and whether no other device was seen.
+	// published says of the last outcome how many ports there were, whether no other device was seen, and how
+	// many nodes Scouted names.
 	published struct {
-		ports int
-		quiet bool
+		ports   int
+		quiet   bool
+		scouted int
 	}
 	reclaims allowance
 	ahead    allowance
@@ -303,7 +307,7 @@ type noticed struct {
 
 // applyPort brings one interface up to date and returns when it is to be looked at again; the zero
 // time means never.
-func (a *Actor) applyPort(p *port, w work, noticed noticed, now time.Time) time.Time {
+func (a *Actor) applyPort(p *port, w *work, noticed noticed, now time.Time) time.Time {
 	p.calm = false
 	if now.Before(p.retryAt) {
 		return p.retryAt
@@ -364,49 +368,65 @@ func (a *Actor) open(p *port) (responder, error) {
 
 // publish makes the outcome known, if it differs.
 func (a *Actor) publish(now time.Time) {
-	before := a.Outcome().Answering
-	outcome := Outcome{Answering: make(map[netip.Addr][]string, len(before)), Problems: map[string]string{},
-		Rivals: map[netip.Addr]string{}}
+	before := a.Outcome()
+	outcome := Outcome{Problems: map[string]string{}, Rivals: map[netip.Addr]string{}, Scouted: before.Scouted,
+		Version: before.Version}
 	for _, at := range slices.SortedFunc(maps.Keys(a.ports), place.compare) {
-		name, p, only := at.iface, a.ports[at], a.only(at)
+		p := a.ports[at]
 		if p.problem != nil {
-			outcome.Problems[name] = p.problem.Error()
+			outcome.Problems[at.iface] = p.problem.Error()
 		}
 		for vip, v := range p.vips {
-			if was := before[vip]; only && len(was) == 1 && was[0] == name {
-				outcome.Answering[vip] = was // nobody changes it
-			} else {
-				outcome.Answering[vip] = append(outcome.Answering[vip], name)
-			}
 			if rival := v.rival.current(now); rival != "" {
 				outcome.Rivals[vip] = rival
 			}
 		}
 	}
+	var answers, found bool
+	outcome.Answering, answers = a.answering(before.Answering)
 	a.mu.Lock()
 	outcome.Probed, outcome.ConflictingHosts = a.probed(a.desired.Probes), a.seen.conflicts()
-	same := a.calm()
-	if outcome.Scouted = a.outcome.Scouted; !same {
-		outcome.Scouted = a.scouted(now)
-		same = maps.EqualFunc(a.outcome.Scouted, outcome.Scouted, maps.Equal)
+	if !a.calm() {
+		outcome.Scouted, found = a.scouted(now)
 	}
-	same = same && a.outcome.equal(outcome)
+	differs := answers || found || !before.equal(outcome)
+	if differs {
+		outcome.Version++
+	}
 	a.outcome = outcome
 	a.mu.Unlock()
-	if !same && a.opts.Changed != nil {
+	if differs && a.opts.Changed != nil {
 		a.opts.Changed()
 	}
 }
 
-// only reports whether a port is the only one of its family, so that what was said of an address there
-// can be said again as it is.
-func (a *Actor) only(at place) bool {
-	for other := range a.ports {
-		if other != at && other.family == at.family {
-			return false
+// answering returns on which interfaces each VIP is answered for, given what was said before, and whether
+// that differs. Where nothing does, it is the same map.
+func (a *Actor) answering(before map[netip.Addr][]string) (now map[netip.Addr][]string, differs bool) {
+	count, was := 0, 0
+	for at, p := range a.ports {
+		count += len(p.vips)
+		for vip := range p.vips {
+			differs = differs || !slices.Contains(before[vip], at.iface)
 		}
 	}
-	return true
+	for _, names := range before {
+		was += len(names)
+	}
+	if !differs && count == was {
+		return before, false
+	}
+	now = make(map[netip.Addr][]string, len(before))
+	for _, at := range slices.SortedFunc(maps.Keys(a.ports), place.compare) {
+		for vip := range a.ports[at].vips {
+			if was := before[vip]; len(was) == 1 && was[0] == at.iface && now[vip] == nil {
+				now[vip] = was[:1:1] // most are answered for on one interface
+			} else {
+				now[vip] = append(now[vip], at.iface)
+			}
+		}
+	}
+	return now, true
 }
 
 func find(interfaces []lb.Interface, name string) (lb.Interface, bool) {

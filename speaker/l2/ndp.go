@@ -175,7 +175,7 @@ func linkLayer(options []byte, kind byte) (mac net.HardwareAddr, ok bool) {
 // or from which it sends. Also one that it is about to use counts, if this node is about to use it
 // itself (RFC 4862, 5.4.3).
 func (f ndpFrame) uses(own net.HardwareAddr,
-	heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
+	listens listening) (vip netip.Addr, mac net.HardwareAddr, ok bool) {
 	mac = f.Source
 	if bytes.Equal(mac, own) || mac[0]&1 == 1 {
 		return vip, nil, false
@@ -185,13 +185,13 @@ func (f ndpFrame) uses(own net.HardwareAddr,
 		if f.given != nil {
 			mac = f.given
 		}
-		_, ok = heeded[f.target]
+		_, ok = listens(f.target)
 		return f.target, mac, ok && !bytes.Equal(mac, own)
 	case f.source.IsUnspecified():
-		answered, ok := heeded[f.target]
+		answered, ok := listens(f.target)
 		return f.target, mac, ok && !answered
 	}
-	_, ok = heeded[f.source]
+	_, ok = listens(f.source)
 	return f.source, mac, ok
 }
 
@@ -284,10 +284,10 @@ func newNDPResponder(i lb.Interface, listen func(lb.Interface) (NDPSocket, error
 }
 
 // answer also joins the groups in which the VIPs are asked for.
-func (r *ndpResponder) answer(vips map[netip.Addr]bool) {
-	r.base.answer(vips)
+func (r *ndpResponder) answer(w *work) {
+	r.base.answer(w)
 	wanted := map[netip.Addr]bool{}
-	for vip := range vips {
+	for vip := range w.all() {
 		if group, err := ndp.SolicitedNodeMulticast(vip); err == nil {
 			wanted[group] = true
 		}

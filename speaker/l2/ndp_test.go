@@ -263,7 +263,7 @@ func TestAGroupThatCannotBeJoined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.answer(map[netip.Addr]bool{vip6: true})
+	r.answer(&work{answers: map[netip.Addr]Answer{vip6: {}}})
 	if err := r.announce(vip6); err == nil {
 		t.Error("it announces what nobody can ask for")
 	}

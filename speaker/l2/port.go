@@ -17,9 +17,10 @@ type port struct {
 	vips      map[netip.Addr]*announcement // those that are answered for
 	probes    map[netip.Addr]*probing
 	ahead     map[netip.Addr]*scouting
-	heeds     uint64 // how often something had been desired when the responder was last told
-	// heeded is what the responder was told: the addresses to listen for, and with true to answer for.
-	heeded map[netip.Addr]bool
+	left      []netip.Addr          // gone from ahead since the last outcome, which says something of them
+	heeds     uint64                // how often something had been desired when the responder was last told
+	answered  map[netip.Addr]Answer // what the responder was last told to answer for
+	looks     uint64                // how often all addresses ahead were gone through
 	// scoutedFor is heeds when all addresses ahead were last gone through, or 0 where they have to be again,
 	// and scoutAt when they have to be in any case; the zero time for never. calm is set while the last look
 	// has not gone through them.
@@ -54,31 +55,21 @@ func (v *announcement) due(repeat time.Duration) time.Time {
 
 // withdraw ends the answers that are no longer wanted and begins the new ones. Answering starts
 // before the first announcement, so that a client that asks back at once is served.
-func (p *port) withdraw(w work) {
+func (p *port) withdraw(w *work) {
 	maps.DeleteFunc(p.vips, func(vip netip.Addr, _ *announcement) bool {
-		_, ok := w.rounds[vip]
+		_, ok := w.answers[vip]
 		return !ok
 	})
-	heeded := make(map[netip.Addr]bool, len(w.rounds)+len(w.probes)+len(w.ahead))
-	for _, e := range w.ahead {
-		heeded[e.addr] = false
-	}
-	for vip := range w.probes {
-		heeded[vip] = false
-	}
-	for vip := range w.rounds {
-		heeded[vip] = true
-	}
-	p.responder.answer(heeded)
-	p.forget(heeded)
-	p.heeded = heeded
+	p.responder.answer(w)
+	p.forget(w.answers)
+	p.answered = w.answers
 }
 
 // forget ends the counts of the VIPs that were answered for and are no longer: there is no end to
 // the addresses that Services had.
-func (p *port) forget(heeded map[netip.Addr]bool) {
-	for vip, answered := range p.heeded {
-		if answered && !heeded[vip] {
+func (p *port) forget(answers map[netip.Addr]Answer) {
+	for vip := range p.answered {
+		if _, answered := answers[vip]; !answered {
 			p.stat.Withdrawn(p.i.Name, vip)
 		}
 	}
@@ -93,18 +84,18 @@ func (p *port) repeat(now time.Time) {
 
 // announce sends what is due of the bursts and returns when the next part is; the zero time means
 // never.
-func (p *port) announce(w work, now time.Time, repeat time.Duration) (next time.Time, err error) {
-	for vip, round := range w.rounds {
+func (p *port) announce(w *work, now time.Time, repeat time.Duration) (next time.Time, err error) {
+	for vip, answer := range w.answers {
 		v := p.vips[vip]
-		if v == nil && w.held[vip] {
+		if v == nil && answer.Held {
 			continue
 		}
 		if v == nil {
-			v = &announcement{round: round, since: now}
-		} else if v.round != round {
-			v.round, v.since, v.sent, v.rival.node = round, now, 0, ""
+			v = &announcement{round: answer.Round, since: now}
+		} else if v.round != answer.Round {
+			v.round, v.since, v.sent, v.rival.node = answer.Round, now, 0, ""
 		}
-		if v.rival.node != "" && !w.owned[vip] {
+		if v.rival.node != "" && !answer.Owned {
 			continue // it may be the other's by right, and clients listen to whoever spoke last
 		}
 		for v.sent < len(burst) || repeat > 0 {
@@ -143,6 +134,6 @@ func (p *port) shut() {
 		p.responder.close()
 		p.responder = nil
 		p.forget(nil)
-		p.heeded = nil
+		p.answered = nil
 	}
 }

@@ -90,7 +90,7 @@ func (r *rivalry) announced(node string, changes *allowance, now time.Time) {
 
 // current returns the other node that announced the VIP last, unless that was long ago.
 func (r *rivalry) current(now time.Time) string {
-	if now.Before(r.heard.Add(sightingLasts)) {
+	if r.node != "" && now.Before(r.heard.Add(sightingLasts)) {
 		return r.node
 	}
 	return ""
@@ -116,25 +116,25 @@ func (r *rivalry) reclaimed(now time.Time) {
 }
 
 // claimed takes in which VIPs other nodes announce.
-func (p *port) claimed(vips map[netip.Addr]string, w work, changes *allowance, now time.Time) {
+func (p *port) claimed(vips map[netip.Addr]string, w *work, changes *allowance, now time.Time) {
 	for vip, node := range vips {
 		v := p.vips[vip]
 		if v == nil {
 			continue
 		}
 		v.rival.announced(node, changes, now)
-		if w.owned[vip] {
+		if w.answers[vip].Owned {
 			v.rival.seen(now)
 		}
 	}
 }
 
 // reclaim begins to announce the VIPs again for which it is time, as far as is allowed.
-func (p *port) reclaim(w work, allowed *allowance, now time.Time) {
+func (p *port) reclaim(w *work, allowed *allowance, now time.Time) {
 	for vip, v := range p.vips {
 		switch {
 		case v.rival.due.IsZero() || v.rival.due.After(now):
-		case !w.owned[vip]:
+		case !w.answers[vip].Owned:
 			v.rival.due = time.Time{} // it was the other's by right
 		case allowed.take(now):
 			v.rival.reclaimed(now)

@@ -31,7 +31,7 @@ const (
 
 // responder answers for VIPs of one family on one interface.
 type responder interface {
-	answer(vips map[netip.Addr]bool) // from now on, exactly these are heeded: true answered for, false only looked after
+	answer(w *work) // from now on, exactly what it names is answered for or looked after
 	announce(vip netip.Addr) error
 	probe(vip netip.Addr) error // ask who holds the VIP
 	serve() error               // until close
@@ -42,16 +42,19 @@ type responder interface {
 type frame interface {
 	// answer returns the frame that answers it, and for which address, or why there is none.
 	answer(own net.HardwareAddr, answers func(netip.Addr) bool) (reply []byte, asked netip.Addr, drop Drop)
-	// uses returns which of the heeded addresses another device uses, as the packet shows.
-	uses(own net.HardwareAddr, heeded map[netip.Addr]bool) (vip netip.Addr, mac net.HardwareAddr, ok bool)
+	// uses returns which of the addresses that are looked after another device uses, as the packet shows.
+	uses(own net.HardwareAddr, listens listening) (vip netip.Addr, mac net.HardwareAddr, ok bool)
 }
+
+// listening reports whether an address is answered for, and whether it is looked after at all.
+type listening func(netip.Addr) (answered, listens bool)
 
 // base is what the responders have in common.
 type base struct {
 	i    lb.Interface
 	conn net.PacketConn
 	around
-	vips atomic.Pointer[map[netip.Addr]bool]
+	work atomic.Pointer[work]
 }
 
 // around is what the responders are given.
@@ -63,16 +66,19 @@ type around struct {
 	pulses *loop.Pulses // while it takes in a frame
 }
 
-func (b *base) answer(vips map[netip.Addr]bool) { b.vips.Store(&vips) }
+func (b *base) answer(w *work) { b.work.Store(w) }
 
-func (b *base) heeded() map[netip.Addr]bool {
-	if vips := b.vips.Load(); vips != nil {
-		return *vips
+func (b *base) listens(vip netip.Addr) (answered, listens bool) {
+	if w := b.work.Load(); w != nil {
+		return w.listens(vip)
 	}
-	return nil
+	return false, false
 }
 
-func (b *base) answers(vip netip.Addr) bool { return b.heeded()[vip] }
+func (b *base) answers(vip netip.Addr) bool {
+	answered, _ := b.listens(vip)
+	return answered
+}
 
 func (b *base) close() { b.conn.Close() }
 
@@ -128,7 +134,7 @@ func take[F frame](b *base, read func([]byte) (F, bool), received []byte) error 
 		b.stat.Dropped(b.i.Name, dropMalformed)
 		return nil
 	}
-	if vip, mac, ok := frame.uses(b.i.MAC, b.heeded()); ok {
+	if vip, mac, ok := frame.uses(b.i.MAC, b.listens); ok {
 		b.seen(vip, mac)
 	}
 	reply, asked, drop := frame.answer(b.i.MAC, b.answers)
