@@ -340,10 +340,11 @@ func (s *speaker) held() []plan.BGPHeld {
 // which something else is known. It reports whether the actor for ARP and NDP has something else to
 // do.
 func (s *speaker) scout(now time.Time, facts plan.Facts, dirty dirt, divided bool) (changed bool, again time.Duration) {
+	seen := s.to.l2.Outcome()
 	f := ahead.Facts{
 		Node: facts, Held: s.rooms.holders.Held, Served: s.rooms.ownership.Served,
 		Room:   plan.MaxVIPs - s.rooms.holders.Count(),
-		Claims: s.from.members.Claims, Scouted: s.to.l2.Outcome().Scouted,
+		Claims: s.from.members.Claims, Scouted: seen.Scouted, Version: seen.Version,
 	}
 	touched, changed, again := s.rooms.ahead.Step(now, f, ahead.Events{
 		All: dirty.all || divided, Next: dirty.ahead, Heard: dirty.vips})
@@ -362,7 +363,7 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 	return s.rooms.ownership.Step(now, facts, ownership.Events{
 		VIPs: dirty,
 		Seen: ownership.Seen{Answering: seen.Answering, Probed: seen.Probed, ConflictingHosts: seen.ConflictingHosts,
-			Rivals: seen.Rivals},
+			Rivals: seen.Rivals, Version: seen.Version},
 		Input: func(vip netip.Addr) (plan.Input, bool) {
 			if !s.rooms.holders.Held(vip) {
 				return plan.Input{}, false

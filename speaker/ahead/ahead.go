@@ -5,7 +5,6 @@ package ahead
 import (
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"time"
 
@@ -33,6 +32,8 @@ type Facts struct {
 	// Scouted names for each address, by interface, the node that has asked on that LAN lately, while
 	// nobody is known to use it there.
 	Scouted map[netip.Addr]map[string]string
+	// Version is another one whenever Scouted says something else; 0 if that is not known.
+	Version uint64
 }
 
 // State is what is remembered from one step to the next. The zero value is ready.
@@ -40,6 +41,7 @@ type State struct {
 	scouts  map[netip.Addr]plan.Scout
 	leaving map[netip.Addr]time.Time // addresses that are not handed out next any more, until when they stay
 	scouted map[netip.Addr]map[string]string
+	version uint64 // of scouted
 	// said are the nodes that say of an address that nobody has answered them.
 	said map[netip.Addr]map[string]bool
 	own  map[netip.Addr]bool // what this node says itself
@@ -58,7 +60,6 @@ type Events struct {
 func (s *State) Step(now time.Time, f Facts, e Events) (
 	touched map[netip.Addr]bool, changed bool, again time.Duration) {
 	touched = map[netip.Addr]bool{}
-	before := s.scouts
 	look := e.All || e.Next
 	for _, until := range s.leaving {
 		look = look || !now.Before(until)
@@ -69,8 +70,8 @@ func (s *State) Step(now time.Time, f Facts, e Events) (
 	}
 	moved := map[netip.Addr]bool{} // addresses of which this node may say something else
 	if look {
-		changed = s.look(now, f, e.All)
-		unlike(before, s.scouts, plan.Scout.Equal, moved)
+		s.look(now, f, e.All, moved)
+		changed = len(moved) > 0
 	}
 	for addr := range s.listening(moved, e) {
 		free := s.Clear(f.Node.Self, addr)
@@ -79,7 +80,9 @@ func (s *State) Step(now time.Time, f Facts, e Events) (
 			touched[addr] = true
 		}
 	}
-	unlike(s.scouted, f.Scouted, sameFound, moved)
+	if f.Version == 0 || f.Version != s.version {
+		unlike(s.scouted, f.Scouted, moved)
+	}
 	for addr := range moved {
 		differs := !maps.Equal(s.scouted[addr], f.Scouted[addr])
 		if free := s.foundFree(f, addr); free != s.own[addr] {
@@ -90,7 +93,7 @@ func (s *State) Step(now time.Time, f Facts, e Events) (
 			touched[addr] = true
 		}
 	}
-	s.scouted = f.Scouted
+	s.scouted, s.version = f.Scouted, f.Version
 	for _, until := range s.leaving {
 		again = plan.Sooner(again, until.Sub(now))
 	}
@@ -117,16 +120,20 @@ func (s *State) listening(moved map[netip.Addr]bool, e Events) map[netip.Addr]bo
 	return found
 }
 
-// look finds out which addresses to probe or to listen for, and reports whether that differs. Without
-// all, only what pools hand out next is something else.
-func (s *State) look(now time.Time, f Facts, all bool) (changed bool) {
+// look finds out which addresses to probe or to listen for, and adds to moved those for which that differs.
+// Without all, only what pools hand out next is something else.
+func (s *State) look(now time.Time, f Facts, all bool, moved map[netip.Addr]bool) {
 	var known map[netip.Addr]plan.Scout
 	if !all {
 		known = s.scouts
 	}
 	next := plan.Ahead(f.Node, f.Held, min(f.Room, plan.MaxAhead), known)
-	for addr, scout := range s.scouts {
-		if _, stays := next[addr]; stays {
+	kept := 0 // addresses of before that are there still
+	for addr, before := range s.scouts {
+		if scout, stays := next[addr]; stays {
+			if kept++; !scout.Equal(before) {
+				moved[addr] = true
+			}
 			delete(s.leaving, addr)
 			continue
 		}
@@ -136,20 +143,29 @@ func (s *State) look(now time.Time, f Facts, all bool) (changed bool) {
 		if _, known := s.leaving[addr]; !known {
 			s.leaving[addr] = now.Add(linger)
 		}
-		listens := scout.Rank < 0
+		scout, listens := before, before.Rank < 0
 		if all || !listens {
 			scout, listens = plan.ScoutOf(f.Node, addr)
 		}
 		if listens && now.Before(s.leaving[addr]) && !f.Served(addr) {
+			kept++
 			next[addr] = scout
 		} else {
 			delete(s.leaving, addr)
 			delete(s.said, addr)
 		}
+		if now, stays := next[addr]; !stays || !now.Equal(before) {
+			moved[addr] = true
+		}
 	}
-	changed = !maps.EqualFunc(s.scouts, next, plan.Scout.Equal)
+	if kept < len(next) {
+		for addr := range next {
+			if _, known := s.scouts[addr]; !known {
+				moved[addr] = true
+			}
+		}
+	}
 	s.scouts = next
-	return changed
 }
 
 // listen takes in what the others say of an address. One that has found somebody says nothing of it
@@ -238,22 +254,24 @@ func (s *State) Counts(self string) (wanted, clear int) {
 	return wanted, clear
 }
 
-// unlike adds to found the keys whose values differ in two maps.
-func unlike[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[netip.Addr]bool) {
+// unlike adds to found the addresses of which two maps say something else.
+func unlike(a, b map[netip.Addr]map[string]string, found map[netip.Addr]bool) {
+	kept := 0 // addresses of a that are in b
 	for addr, now := range b {
-		if was, ok := a[addr]; !ok || !same(was, now) {
+		was, ok := a[addr]
+		if ok {
+			kept++
+		}
+		if !ok || !maps.Equal(was, now) {
 			found[addr] = true
 		}
+	}
+	if kept == len(a) {
+		return
 	}
 	for addr := range a {
 		if _, ok := b[addr]; !ok {
 			found[addr] = true
 		}
 	}
-}
-
-// sameFound reports whether two maps say the same. The L2 actor shows what has not changed in the same map again, and
-// to compare the contents of hundreds of small maps in each step takes long.
-func sameFound(a, b map[string]string) bool {
-	return reflect.ValueOf(a).UnsafePointer() == reflect.ValueOf(b).UnsafePointer() || maps.Equal(a, b)
 }

@@ -26,6 +26,8 @@ type Seen struct {
 	Probed           map[netip.Addr]bool
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 	Rivals           map[netip.Addr]string
+	// Version is another one whenever the others say something else; 0 if that is not known.
+	Version uint64
 }
 
 // Events are what may change decisions.
@@ -164,6 +166,9 @@ func (s *State) urgent(vip netip.Addr, live map[string]bool) bool {
 
 // look takes what the actor has found out. It adds to vips those that this is news about.
 func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
+	if seen.Version != 0 && seen.Version == s.seen.Version {
+		return
+	}
 	differing(s.seen.Answering, seen.Answering, slices.Equal, vips)
 	differing(s.seen.ConflictingHosts, seen.ConflictingHosts, slices.Equal, vips)
 	differing(s.seen.Rivals, seen.Rivals, func(a, b string) bool { return a == b }, vips)
@@ -173,10 +178,18 @@ func (s *State) look(seen Seen, vips map[netip.Addr]bool) {
 
 // differing compares two maps, and adds to found each key whose values differ.
 func differing[V any](a, b map[netip.Addr]V, same func(a, b V) bool, found map[netip.Addr]bool) {
+	kept := 0 // keys of a that are in b
 	for vip, now := range b {
-		if before := a[vip]; !same(before, now) {
+		before, ok := a[vip]
+		if ok {
+			kept++
+		}
+		if !same(before, now) {
 			found[vip] = true
 		}
+	}
+	if kept == len(a) {
+		return
 	}
 	for vip := range a {
 		if _, ok := b[vip]; !ok {

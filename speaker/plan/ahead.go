@@ -35,10 +35,10 @@ func (s Scout) Equal(other Scout) bool {
 // and that it would announce over ARP or NDP. most bounds how many; those to be probed seldom come
 // last. known has what was returned before as far as it still holds, which saves to find it out anew.
 func Ahead(f Facts, held func(netip.Addr) bool, most int, known map[netip.Addr]Scout) map[netip.Addr]Scout {
-	scouts := map[netip.Addr]Scout{}
 	if !f.scouts() {
-		return scouts
+		return map[netip.Addr]Scout{}
 	}
+	scouts := make(map[netip.Addr]Scout, len(known))
 	names := slices.Sorted(maps.Keys(f.Pools))
 	for _, seldom := range []bool{false, true} {
 		for _, name := range names {
@@ -47,11 +47,14 @@ func Ahead(f Facts, held func(netip.Addr) bool, most int, known map[netip.Addr]S
 			if pool.ProbeAhead == 0 || len(ads) == 0 {
 				continue
 			}
-			place := map[lb.Family]int{}
+			var place4, place6 int
 			for addr := range addressesOf(pool.Status.Next) {
-				family := lb.FamilyOf(addr)
-				place[family]++
-				if (place[family] > pool.ProbeAhead) != seldom {
+				place := &place6
+				if addr.Is4() {
+					place = &place4
+				}
+				*place++
+				if (*place > pool.ProbeAhead) != seldom {
 					continue
 				}
 				if len(scouts) >= most {
