@@ -23,7 +23,7 @@ import (
 // after the API server took the last the last address was assigned, and a client heard it announced, the
 // processor seconds that the agents of a node take from the first request until every Service is
 // announced and 3 s more, what they take at rest, what programs take that only watch the same
-// objects, and the load of the machine:
+// objects, how many changes of each kind those of the proxy hear of, and the load of the machine:
 //
 //	go test -run '^$' -bench FiveHundred -benchtime 1x -timeout 30m ./e2e
 //
@@ -53,6 +53,7 @@ func fiveHundred(b *testing.B, known int) {
 		for name, used := range before {
 			b.ReportMetric(1000*(used-atRest[name])/rest.Seconds(), name+"-at-rest-ms/s")
 		}
+		heard := heardBy(b, l, floor["proxy"])
 		var profiling errgroup.Group
 		writeProfiles(b, l, &profiling)
 		said := map[netip.Addr]bool{}
@@ -75,6 +76,9 @@ func fiveHundred(b *testing.B, known int) {
 		time.Sleep(3 * time.Second)
 		for name, used := range usedBy(b, l, others, floor) {
 			b.ReportMetric(used-before[name], name+"-s/node")
+		}
+		for resource, n := range heardBy(b, l, floor["proxy"]) {
+			b.ReportMetric(n-heard[resource], "heard-"+resource)
 		}
 		for _, program := range []string{"speaker", "proxy"} {
 			b.ReportMetric(metric(b, l.Agent(program, workers(l)[0]), "process_resident_memory_bytes")/(1<<20), program+"-MiB")
@@ -138,6 +142,24 @@ func usedBy(b *testing.B, l *lab.Lab, others, floor map[string]string) map[strin
 		sums["floor-"+program] = used
 	}
 	return sums
+}
+
+// heardBy returns how many objects of each kind the floor of a program has heard of so far.
+func heardBy(b *testing.B, l *lab.Lab, url string) map[string]float64 {
+	b.Helper()
+	_, text, err := l.Get(b.Context(), workers(l)[2], url)
+	if err != nil {
+		b.Fatal(err)
+	}
+	heard := map[string]float64{}
+	for line := range strings.Lines(text) {
+		var resource string
+		var n float64
+		if _, err := fmt.Sscanf(line, "heard_total{resource=%q} %g", &resource, &n); err == nil {
+			heard[resource] = n
+		}
+	}
+	return heard
 }
 
 // runOthers has the second worker run other programs, if there are some, and returns by what name

@@ -1,5 +1,6 @@
 // Floor watches what a speaker, a proxy or kube-proxy watches, with client-go's informers, and does
-// nothing with it: what it costs, watching costs. It serves the seconds of a processor that it has taken:
+// nothing with it: what it costs, watching costs. It serves the seconds of a processor that it has taken, and
+// how many objects of each kind it has heard:
 //
 //	floor KUBECONFIG speaker|proxy|kube-proxy ADDRESS
 package main
@@ -9,6 +10,7 @@ import (
 	"log"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -48,11 +51,12 @@ func run(kubeconfig, program, address string) error {
 		return err
 	}
 	builtIn := informers.NewSharedInformerFactory(client, 0)
-	builtIn.Core().V1().Services().Informer()
-	builtIn.Core().V1().Nodes().Informer()
+	heard := counts{}
+	heard.count("services", builtIn.Core().V1().Services().Informer())
+	heard.count("nodes", builtIn.Core().V1().Nodes().Informer())
 	if program != "speaker" {
-		builtIn.Discovery().V1().EndpointSlices().Informer()
-		builtIn.Networking().V1().ServiceCIDRs().Informer()
+		heard.count("endpointslices", builtIn.Discovery().V1().EndpointSlices().Informer())
+		heard.count("servicecidrs", builtIn.Networking().V1().ServiceCIDRs().Informer())
 	}
 	config.ContentType = runtime.ContentTypeJSON
 	custom, err := dynamic.NewForConfig(config)
@@ -61,8 +65,8 @@ func run(kubeconfig, program, address string) error {
 	}
 	landfall := dynamicinformer.NewDynamicSharedInformerFactory(custom, 0)
 	for _, resource := range own[program] {
-		landfall.ForResource(schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1", Resource: resource}).
-			Informer()
+		kind := schema.GroupVersionResource{Group: "landfall.dev", Version: "v1beta1", Resource: resource}
+		heard.count(resource, landfall.ForResource(kind).Informer())
 	}
 	forever := make(chan struct{})
 	builtIn.Start(forever)
@@ -77,6 +81,23 @@ func run(kubeconfig, program, address string) error {
 		}
 		seconds := time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
 		fmt.Fprintf(w, "process_cpu_seconds_total %g\n", seconds)
+		for resource, n := range heard {
+			fmt.Fprintf(w, "heard_total{resource=%q} %d\n", resource, n.Load())
+		}
 	})
 	return http.ListenAndServe(address, nil)
+}
+
+// counts are how many objects of each kind have come, by list or by watch.
+type counts map[string]*atomic.Int64
+
+func (c counts) count(resource string, informer cache.SharedIndexInformer) {
+	n := new(atomic.Int64)
+	c[resource] = n
+	if err := informer.SetTransform(func(o any) (any, error) {
+		n.Add(1)
+		return o, nil
+	}); err != nil {
+		log.Fatal(err) // it runs already
+	}
 }
