@@ -263,7 +263,7 @@ func TestContract11NamespacesShareTheRelay(t *testing.T) {
 	b, f := newRelayBench(t)
 	web, other := key("web"), lb.Key{Namespace: "other", Name: "web"}
 	b.run()
-	b.relayShares = plan.NewWholeShares(1000, plan.RelayNeeds(b.records[web].live)*5/4)
+	b.relayShares = plan.NewWholeShares(1000, 7) // six of new Services, of which one namespace gets four
 	b.mark(web)
 	b.run()
 	b.putLike(web, other, "10.96.7.7")
@@ -273,7 +273,7 @@ func TestContract11NamespacesShareTheRelay(t *testing.T) {
 			b.rules.wanted[other].Relay, len(f.all))
 	}
 	if len(b.warnings) != 1 || !strings.Contains(b.warnings[0], "RelayRefused") ||
-		!strings.Contains(b.warnings[0], "for which the node has no room: of the 5 that it relays for all namespaces") {
+		!strings.Contains(b.warnings[0], "for which the node has no room: of the 6 of new Services that it relays for all namespaces") {
 		t.Errorf("told %q", b.warnings)
 	}
 	b.relayed("web", "false")
@@ -397,6 +397,26 @@ func TestContract6WhatHadGrownIsRelayedAfterAStart(t *testing.T) {
 	if !b.rules.wanted[key("c")].Relay || b.rules.wanted[key("d")].Relay {
 		t.Errorf("later c is relayed: %v, and d: %v; they need %d and %d", b.rules.wanted[key("c")].Relay,
 			b.rules.wanted[key("d")].Relay, b.records[key("c")].relayNeeds, b.records[key("d")].relayNeeds)
+	}
+}
+
+// What Services may have grown into is theirs after a start only once those of other namespaces have their places.
+func TestContract6AStartTakesNoPlaceOfAnotherNamespace(t *testing.T) {
+	b := newBench(t, func(s *settings) { s.relay, s.drain = true, 0 })
+	b.to.relay = &fakeRelay{all: map[lb.Key]*plan.Relayed{}}
+	other := lb.Key{Namespace: "other", Name: "web"}
+	b.put("a", "198.51.100.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+	b.put("b", "198.51.100.2", "10.0.0.1")
+	b.relayed("a", "true")
+	b.relayed("b", "true")
+	b.putLike(key("a"), other, "10.96.7.7")
+	b.relayShares = plan.NewWholeShares(10, 20)
+	b.synced()
+	b.run()
+	for who, want := range map[lb.Key]bool{key("a"): true, key("b"): false, other: true} {
+		if got := b.rules.wanted[who].Relay; got != want {
+			t.Errorf("%s needs %d and is relayed: %v, want %v", who, b.records[who].relayNeeds, got, want)
+		}
 	}
 }
 

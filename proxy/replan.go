@@ -16,12 +16,20 @@ import (
 // returns those whose plans changed. Each Service is progress: at the start there may be many large ones.
 func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned []lb.Key,
 	now time.Time) map[lb.Key]bool {
-	p.relayShares.Loading(!p.begun)
 	var told []lb.Key
-	for _, key := range p.order(dirty) {
-		others, losers := p.planLive(key, now)
-		loop.Progress(ctx)
-		concerned, told = append(concerned, others...), append(told, losers...)
+	live := func(keys []lb.Key) {
+		for _, key := range keys {
+			others, losers := p.planLive(key, now)
+			loop.Progress(ctx)
+			concerned, told = append(concerned, others...), append(told, losers...)
+		}
+	}
+	keys := p.order(dirty)
+	live(keys)
+	if !p.begun { // some that wait may have had a place, and have grown
+		p.relayShares.Loading(true)
+		live(slices.DeleteFunc(keys, func(key lb.Key) bool { return !p.relayShares.Waits(key) }))
+		p.relayShares.Loading(false)
 	}
 	for _, key := range append(concerned, p.lingers.changed(now, p.claims)...) {
 		if _, ok := dirty[key]; !ok {

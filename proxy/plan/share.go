@@ -20,7 +20,7 @@ type Shares struct {
 	node, used int
 	// whole says that Services are served whole or not at all, so the place of one that waits is idle.
 	whole bool
-	// loading is set while those come that had places before.
+	// loading is set while all have the room of those that have a place.
 	loading bool
 	// freed is set if a Service that waits may have room since Next was asked.
 	freed      bool
@@ -30,6 +30,8 @@ type Shares struct {
 // share is what the Services of one namespace have.
 type share struct {
 	used int
+	// placed is what of this has come while the node had room for it as for what is new.
+	placed int
 	// held is what each may need at most; waiting are those that need more than there is room for.
 	held    map[lb.Key]int
 	waiting map[lb.Key]wish
@@ -53,21 +55,18 @@ const (
 	NodeFull      Lack = "node"
 )
 
-// A namespace may need so many times as much as it then leaves of the node's bound: with its new Services, and with
-// those that have a place and grow. So however much some namespaces need, something is left for others.
-const (
-	partOfNew     = 4
-	partOfGrowing = 16
-)
+// partOfNew is how many times as much a namespace may have as is then left of the node's room for what is new. So
+// however much some namespaces need, something is left for others.
+const partOfNew = 4
 
 // NewShares returns Shares of so much for each namespace; of any number for 0.
 func NewShares(limit int) *Shares { return &Shares{limit: limit, namespaces: map[string]*share{}} }
 
 // NewWholeShares returns Shares for what serves a Service whole or not at all, with a bound for each namespace and one
-// of the node, 0 for none. Those that have a place may need a quarter more than the limit together, so that each keeps
-// its place while it changes, as in a rolling update. If that is too little for one, its place is idle until there is
-// room for it: older Services that wait may take of it what they need, younger ones may not. A Service that needs more
-// than the limit by itself has no place.
+// of the node, 0 for none. Those that have a place may need a quarter more than the limit together, for which a fifth of
+// the node is kept, so that each keeps its place while it changes, as in a rolling update. If that is too little for one,
+// its place is idle until there is room for it: older Services that wait may take of it what they need, younger ones may
+// not. A Service that needs more than the limit by itself has no place.
 func NewWholeShares(limit, node int) *Shares {
 	return &Shares{limit: limit, growth: limit / 4, node: node, whole: true, namespaces: map[string]*share{}}
 }
@@ -78,9 +77,19 @@ func (s *Shares) Limit() int { return s.limit }
 // Node returns what the Services of all namespaces may need together; 0 for any number.
 func (s *Shares) Node() int { return s.node }
 
-// Loading says whether Services come of which it is unknown who had a place, as when the proxy starts. Until that is
-// over, all may have the room of those that have a place: else some that had grown would lose theirs.
+// Loading gives all Services the room of those that have a place, or takes it back from those that have none. It is for
+// the proxy's start, when nobody knows which of those that wait had a place, by that room.
 func (s *Shares) Loading(is bool) { s.loading = is }
+
+// Waits reports whether a Service waits for room.
+func (s *Shares) Waits(key lb.Key) bool {
+	of := s.namespaces[key.Namespace]
+	if of == nil {
+		return false
+	}
+	_, waits := of.waiting[key]
+	return waits
+}
 
 // Held returns what a Service may need at most, as it has a place; 0 for one that has none.
 func (s *Shares) Held(key lb.Key) int {
@@ -153,18 +162,19 @@ func (s *Shares) tooLarge(needs int) bool { return s.whole && needs > s.limit }
 // lacks returns how much too little room there is for all that a Service needs, without the idle places of others, and
 // what has too little; there is enough if that is not positive.
 func (s *Shares) lacks(of *share, key lb.Key, needs int) (lacking int, lack Lack) {
-	room, part := s.limit-of.used, partOfNew
+	room, left := s.limit-of.used, max((partOfNew*(s.forNew()-s.used)-of.used)/(partOfNew+1), 0)
 	if of.held[key] > 0 || s.loading {
-		room, part = room+s.growth, partOfGrowing
+		room, left = room+s.growth, max(left, of.placed+of.placed/4-of.used)
 	}
 	lack = NamespaceFull
-	if s.node > 0 {
-		if left := max((part*(s.node-s.used)-of.used)/(part+1), 0); left < room { // who has more keeps it
-			room, lack = left, NodeFull
-		}
+	if s.node > 0 && left < room {
+		room, lack = left, NodeFull
 	}
 	return needs - of.held[key] - room, lack
 }
+
+// forNew returns how much of the node's bound is there for what is new. The rest is for namespaces that grow by a quarter.
+func (s *Shares) forNew() int { return s.node - s.node/5 }
 
 // wait has a Service wait. If it has a place, older ones may have room by that.
 func (s *Shares) wait(of *share, one waiter, needs int) {
@@ -195,6 +205,11 @@ func (s *Shares) hold(of *share, key lb.Key, n int) {
 	of.used, s.used = of.used+more, s.used+more
 	if of.held[key] = n; n == 0 {
 		delete(of.held, key)
+	}
+	if placed := min(of.placed, of.used); of.used > partOfNew*(s.forNew()-s.used) {
+		of.placed = placed
+	} else if of.placed = of.used; of.placed > placed && len(of.waiting) > 0 {
+		s.freed = true // one that waits may grow by a quarter of this
 	}
 }
 

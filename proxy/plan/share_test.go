@@ -230,12 +230,12 @@ func (w watched) settle(key lb.Key, age Age, needs int) {
 	}
 	for namespace, of := range w.namespaces {
 		for key, one := range of.waiting {
-			room, part := w.limit-of.used, 4
+			room, left := w.limit-of.used, max((4*(w.node*4/5-w.used)-of.used)/5, 0)
 			if of.held[key] > 0 {
-				room, part = room+w.growth, 16
+				room, left = room+w.growth, max(left, of.placed*5/4-of.used)
 			}
 			if w.node > 0 {
-				room = min(room, max((part*(w.node-w.used)-of.used)/(part+1), 0))
+				room = min(room, left)
 			}
 			for other, o := range of.waiting {
 				if (waiter{one.Age, key}).compare(waiter{o.Age, other}) < 0 {
@@ -252,9 +252,12 @@ func (w watched) settle(key lb.Key, age Age, needs int) {
 // set has a Service need so much, and checks who has lost a place by that.
 func (w watched) set(key lb.Key, age Age, needs int) (fits bool, next *lb.Key) {
 	w.t.Helper()
-	before, used := map[lb.Key]int{}, 0
+	before, used, most := map[lb.Key]int{}, 0, w.limit+w.growth
 	if of := w.namespaces[key.Namespace]; of != nil {
 		before, used = maps.Clone(of.held), of.used
+		if w.node > 0 {
+			most = min(most, of.placed*5/4)
+		}
 	}
 	w.asked[key] = wish{age, needs}
 	fits, next = w.Set(key, age, needs) == Room, w.Next()
@@ -279,16 +282,16 @@ func (w watched) set(key lb.Key, age Age, needs int) (fits bool, next *lb.Key) {
 			w.t.Fatalf("%s loses its place", key)
 		}
 	}
-	if had := before[key]; had > 0 && !fits && w.node == 0 && needs <= w.limit && used-had+needs <= w.limit+w.growth {
+	if had := before[key]; had > 0 && !fits && needs <= w.limit && used-had+needs <= most {
 		w.t.Fatalf("%s has %d and gets no %d, of %d in use", key, had, needs, used)
 	}
 	return fits, next
 }
 
-// TestContract11NamespacesShareANode tells the story of a node with room for 100 of all namespaces together, and 40 of
-// each.
+// TestContract11NamespacesShareANode tells the story of a node with room for 100 of what is new of all namespaces
+// together, and 40 of each.
 func TestContract11NamespacesShareANode(t *testing.T) {
-	s := NewWholeShares(40, 100)
+	s := NewWholeShares(40, 125)
 	for _, step := range []struct {
 		what, namespace, name string
 		created               int64
@@ -304,9 +307,11 @@ func TestContract11NamespacesShareANode(t *testing.T) {
 		{"a fourth one gets four fifths of what that left", "d", "web", 5, 4, NodeFull, ""},
 		{"and no more", "d", "web", 5, 3, Room, ""},
 		{"one that comes later waits", "e", "web", 6, 1, NodeFull, ""},
+		{"one with a place grows by a quarter", "c", "web", 4, 20, Room, ""},
+		{"and no more", "c", "web", 4, 21, NodeFull, ""},
+		{"it is as before", "c", "web", 4, 16, Room, ""},
 		{"until another one needs less", "b", "web", 3, 20, Room, "e/web"},
 		{"and gets room", "e", "web", 6, 1, Room, ""},
-		{"one with a place grows beyond four fifths", "c", "web", 4, 20, Room, ""},
 		{"but another one does not get all that is left", "b", "web", 3, 36, NodeFull, ""},
 		{"and keeps its place", "b", "web", 3, 20, Room, ""},
 		{"the first namespace needs nothing, and the oldest that waits is next", "a", "web", 1, 0, Room, "a/api"},
@@ -335,10 +340,35 @@ func TestContract11NamespacesShareANodeAtRandom(t *testing.T) {
 			for _, of := range s.namespaces {
 				used += of.used
 			}
-			if used != s.used || used >= s.node {
+			if used != s.used || used > s.node {
 				t.Fatalf("seed %d: %d are held of %d, and %d counted", seed, used, s.node, s.used)
 			}
 		}
+	}
+}
+
+// Who comes small and grows gets no more than who comes large, and a rolling update has room, however full a node is.
+func TestContract11ComingSmallIsNoWayPastTheBound(t *testing.T) {
+	s := NewWholeShares(1000, 5000)
+	if lack := s.Set(of("shop", "web"), Age{Created: 1}, 20); lack != Room {
+		t.Fatal(lack)
+	}
+	for i := range 12 {
+		namespace := fmt.Sprint("ns-", i)
+		for n := 1; n < 1000; n++ {
+			if s.Set(of(namespace, "web"), Age{Created: 2}, n) != Room {
+				break
+			}
+		}
+		for n := range 10 {
+			s.Set(of(namespace, fmt.Sprint(n)), Age{Created: 2}, 1)
+		}
+	}
+	if lack := s.Set(of("shop", "web"), Age{Created: 1}, 25); lack != Room {
+		t.Errorf("no %s has room for a rolling update, of which %d are left", lack, s.node-s.used)
+	}
+	if s.used > s.node {
+		t.Errorf("%d are held of %d", s.used, s.node)
 	}
 }
 
