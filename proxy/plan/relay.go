@@ -333,9 +333,9 @@ func RelayNeeds(s Service) (n int) {
 func RefuseRelayFor(needs int, lack Lack, of *Shares) string {
 	if lack == NodeFull {
 		return fmt.Sprintf("annotation %s: the Service has %d frontends and endpoints, those of each port counted, for "+
-			"which the node has no room: of the %d of new Services that it relays for all namespaces, one gets at most %d times "+
-			"as many as are then left for others; connections go straight to endpoints", lb.AnnotationRelay, needs, of.forNew(),
-			partOfNew)
+			"which the node has no room: of the %d of new Services that it relays for all namespaces, one gets at most "+
+			"%d times as many as are then left for others; connections go straight to endpoints", lb.AnnotationRelay, needs,
+			of.forNew(), partOfNew)
 	}
 	return fmt.Sprintf("annotation %s: the Service has %d frontends and endpoints, those of each port counted, and with "+
 		"the other relayed ones of its namespace more than the %d that are relayed together; connections go straight to "+

@@ -63,10 +63,10 @@ const partOfNew = 4
 func NewShares(limit int) *Shares { return &Shares{limit: limit, namespaces: map[string]*share{}} }
 
 // NewWholeShares returns Shares for what serves a Service whole or not at all, with a bound for each namespace and one
-// of the node, 0 for none. Those that have a place may need a quarter more than the limit together, for which a fifth of
-// the node is kept, so that each keeps its place while it changes, as in a rolling update. If that is too little for one,
-// its place is idle until there is room for it: older Services that wait may take of it what they need, younger ones may
-// not. A Service that needs more than the limit by itself has no place.
+// of the node, 0 for none. Those that have a place may need a quarter more together, for which a fifth of the node is
+// kept, so that each keeps its place while it changes, as in a rolling update. If that is too little for one, its place
+// is idle until there is room for it: older Services that wait may take of it what they need, younger ones may not. A
+// Service that needs more than the limit by itself has no place.
 func NewWholeShares(limit, node int) *Shares {
 	return &Shares{limit: limit, growth: limit / 4, node: node, whole: true, namespaces: map[string]*share{}}
 }
@@ -173,7 +173,7 @@ func (s *Shares) lacks(of *share, key lb.Key, needs int) (lacking int, lack Lack
 	return needs - of.held[key] - room, lack
 }
 
-// forNew returns how much of the node's bound is there for what is new. The rest is for namespaces that grow by a quarter.
+// forNew returns how much of the node's bound is there for what is new. The rest is for namespaces that grow.
 func (s *Shares) forNew() int { return s.node - s.node/5 }
 
 // wait has a Service wait. If it has a place, older ones may have room by that.
