@@ -612,6 +612,8 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{`proxy.scheduler="maglev"`, "proxy.conntrackTCPBeLiberal=true", "proxy.setKernelParameters=false"}, "proxy",
 			[]string{"--scheduler=maglev", "--conntrack-tcp-be-liberal=true"}, []string{"--proc-sys-net"}},
 		{[]string{"proxy.setIPForward=true"}, "proxy", []string{"--set-ip-forward=true"}, nil},
+		{nil, "proxy", []string{"--flow-offload=false"}, nil},
+		{[]string{"proxy.flowOffload=true"}, "proxy", []string{"--flow-offload=true"}, nil},
 		{[]string{"proxy.acceptForwarded=true"}, "proxy", []string{"--accept-forwarded=true"}, nil},
 		{nil, "proxy", []string{"--path-check=strict", "--probe-interval=100ms"}, nil},
 		{[]string{`proxy.probeInterval="0s"`}, "proxy", []string{"--probe-interval=0s"}, nil},
@@ -769,6 +771,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		t.Errorf("a PodMonitor of a localhost: %v", err)
 	}
 	for _, refused := range [][]string{
+		{"proxy.flowOffload needs proxy.serviceCounters=off", "proxy.flowOffload=true", `proxy.serviceCounters="all"`},
 		{"relay.enabled needs proxy.enabled=true", "relay.enabled=true", "proxy.enabled=false"},
 		{"is 30, shorter than speaker.bgpConvergence plus 7 s", `speaker.bgpConvergence="24s"`},
 		{"is 30, shorter than relay.drainTime plus 5 s", "relay.enabled=true", `relay.drainTime="25001ms"`},

@@ -29,6 +29,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/loads"
 	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/offload"
 	"github.com/landfall-lb/landfall/proxy/path"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/probe"
@@ -54,8 +55,9 @@ type assembly struct {
 	metrics *metrics
 	events  *kube.Events
 	watcher *links.Watcher
-	walker  *path.Actor // nil if nothing looks at the way to endpoints
-	through *vrf.Actor  // nil if VRFs are left alone
+	walker  *path.Actor    // nil if nothing looks at the way to endpoints
+	through *vrf.Actor     // nil if VRFs are left alone
+	devices *offload.Actor // nil if nothing is offloaded
 	rules   *dialect.Actor
 	cuts    *conntrack.Actor
 	offer   *feed.Actor
@@ -98,6 +100,9 @@ func (a *assembly) read() {
 			a.walker.Poke()
 		}
 		a.pokeVRFs()
+		if a.devices != nil {
+			a.devices.Poke()
+		}
 	})
 	facts := func(string) { p.markFacts() }
 	p.from = sources{
@@ -222,7 +227,8 @@ func (a *assembly) rescuer(strict, noTunnel *note) (*rescue.Actor, error) {
 // addOptional gives the loop the actors that flags or the mode leave out.
 func (a *assembly) addOptional() error {
 	p := a.proxy
-	for _, add := range []func() error{a.addCounters, a.addSenders, a.addAcross, a.addRelay, a.addWalker, a.addVRFs} {
+	for _, add := range []func() error{a.addCounters, a.addSenders, a.addAcross, a.addRelay, a.addWalker, a.addVRFs,
+		a.addOffload} {
 		if err := add(); err != nil {
 			return err
 		}
@@ -374,6 +380,22 @@ func (a *assembly) addVRFs() error {
 	a.onClose(func() { fib.Close() })
 	a.through = a.newVRFs(a.proxy, marks, fib, a.kernel.families, a.offer.SetVRFs)
 	a.proxy.from.vrfs, a.actors["VRFs"] = a.through.States, a.through
+	return nil
+}
+
+// addOffload has the flowtables of the rules take packets from the node's interfaces.
+func (a *assembly) addOffload() error {
+	if len(a.set.offload) == 0 {
+		return nil
+	}
+	tables, err := nftables.OpenFlowtables()
+	if err != nil {
+		return err
+	}
+	a.onClose(tables.Close)
+	a.devices = offload.New(offload.Deps{Log: a.rt.Log, Kernel: tables, Interfaces: a.watcher.All,
+		Families: slices.Sorted(maps.Keys(a.set.offload))})
+	a.actors["flow offloading"] = a.devices
 	return nil
 }
 

@@ -150,6 +150,16 @@ func (s directSite) planFor(i int, far ...int) plan.Service {
 // program writes the Service into a node's kernel.
 func (s directSite) program(t testing.TB, i int, planned plan.Service) {
 	t.Helper()
+	s.programAs(t, i, planned, siteConfig())
+}
+
+func siteConfig() plan.Config {
+	return plan.Config{MasqueradeBit: 14, DropInvalid: true, Pods: plan.Detector{Prefixes: []netip.Prefix{
+		netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd01::/16")}}}
+}
+
+func (s directSite) programAs(t testing.TB, i int, planned plan.Service, config plan.Config) {
+	t.Helper()
 	var way *nftables.Netlink
 	s.nodes[i-1].Do(t, func() (err error) {
 		way, err = nftables.Dial()
@@ -157,8 +167,7 @@ func (s directSite) program(t testing.TB, i int, planned plan.Service) {
 	})
 	defer way.Close()
 	a := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Rules: nftables.Rules(way, nil), Changed: func() {}})
-	a.Configure(plan.Config{MasqueradeBit: 14, DropInvalid: true, Pods: plan.Detector{Prefixes: []netip.Prefix{
-		netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd01::/16")}}})
+	a.Configure(config)
 	a.Begin(map[lb.Key]plan.Service{planned.Key: planned})
 	if _, err := a.Apply(t.Context(), false); err != nil {
 		t.Fatal(err)

@@ -46,6 +46,10 @@ type settings struct {
 	allAddresses bool
 	// direct are the families in which the rules can hand packets over to other nodes.
 	direct map[lb.Family]bool
+	// offload are the families in which the rules offload established flows, notOffloaded why not in others that shall.
+	offload      map[lb.Family]bool
+	offloadUDP   bool
+	notOffloaded map[lb.Family]string
 	// relay has the rules send connections to a relay, if the mode can.
 	relay bool
 	// relayUDP has it do so for UDP too.
@@ -130,6 +134,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 			LoopbackNodePorts: s.loopbackNodePorts, SetRouteLocalnet: s.setRouteLocalnet, AnswerPing: s.answerPing,
 			Relay:             s.relay,
 			RelayUDPRate:      s.relayUDPRate,
+			Offload:           s.offload,
+			OffloadUDP:        s.offloadUDP,
 			NodePortAddresses: s.nodePortAddresses(node, own),
 		},
 	}

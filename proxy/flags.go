@@ -48,6 +48,7 @@ type flags struct {
 	probeInterval, gateTimeout                               time.Duration
 	relay, relayUDP                                          bool
 	relayUDPRate                                             int
+	flowOffload                                              bool
 	relaySocket                                              string
 	namespace                                                string
 	daemonSets                                               []string
@@ -133,6 +134,10 @@ func (f *flags) add(set *pflag.FlagSet) {
 	set.BoolVar(&f.direct, "direct-forwarding", false,
 		"in nftables mode with --rescue-ring, hand connections to Services with "+lb.AnnotationForwarding+": "+
 			lb.ForwardingDirect+" to the nodes of their backends")
+	set.BoolVar(&f.flowOffload, "flow-offload", false,
+		"in nftables mode, offload established TCP flows to Services, and from Linux "+lb.OffloadUDPSince+
+			" on those of UDP, to a flowtable of the kernel, if it has that (CONFIG_NF_FLOW_TABLE): their packets pass no "+
+			"rules, of other programs neither; not with --service-counters")
 	set.IntVar(
 		&f.rescueLimit, "rescue-limit", rescue.DefaultLimit,
 		fmt.Sprintf("with --rescue, how many packets of unknown connections the node forwards in a second for each external "+
@@ -193,7 +198,7 @@ func (f *flags) settings() (settings, error) {
 	if err := cmp.Or(
 		ops.OneOf("mode", f.mode, modeAuto, modeIptables, modeNftables), ops.NotNegative("drain-time", f.drain),
 		ops.NotNegative("readiness-gate-timeout", f.gateTimeout), f.checkRelay(),
-		ops.OneOf("path-check", f.pathCheck, pathStrict, pathDefaultRoute, pathOff),
+		f.checkOffload(), ops.OneOf("path-check", f.pathCheck, pathStrict, pathDefaultRoute, pathOff),
 		ops.OneOf("service-counters", f.serviceCounters, string(counters.Off), string(counters.External),
 			string(counters.All)),
 	); err != nil {
@@ -334,6 +339,13 @@ const maxNamespaceLimit = 1000
 
 // maxRelayUDPRate is more than a relay can take.
 const maxRelayUDPRate = 100_000
+
+func (f *flags) checkOffload() error {
+	if f.flowOffload && f.serviceCounters != string(counters.Off) {
+		return ops.Usagef("--flow-offload: no rule could count the packets for --service-counters=%s", f.serviceCounters)
+	}
+	return nil
+}
 
 func (f *flags) checkRelay() error {
 	if f.relayUDPRate < 0 || f.relayUDPRate > maxRelayUDPRate {

@@ -83,7 +83,7 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 	networks := serviceNetworks(from.networks.All(), settings.serviceNetworks)
 	_, facts.Shared = plan.OnlyServices(networks, from.nodes.All(), settings.pods.Prefixes)
 	facts.Routes = h.podRoutes(node, interfaces, from.nodes.All(), from.slices.All())
-	facts.Strict, facts.NoTunnel = h.strict(), h.noTunnel()
+	facts.Strict, facts.NoTunnel, facts.NotOffloaded = h.strict(), h.noTunnel(), settings.notOffloaded
 	facts.Connections, facts.Most = h.parameters.number(parameterCount), h.parameters.number(parameterMax)
 	h.forwarding(ctx, &facts)
 	h.relaying(&facts)

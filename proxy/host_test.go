@@ -122,6 +122,9 @@ func TestHostLooks(t *testing.T) {
 	strict, noTunnel = "", "operation not supported"
 	look(true, lb.ReasonTunnelUnavailable)
 	noTunnel = ""
+	h.proxy.settings.notOffloaded = map[lb.Family]string{lb.IPv6: "no such file or directory", lb.IPv4: "no such file"}
+	look(true, lb.ReasonOffloadUnavailable, lb.ReasonOffloadUnavailable)
+	h.proxy.settings.notOffloaded = nil
 	set("netfilter/nf_conntrack_max", "1000")
 	set("netfilter/nf_conntrack_count", "949")
 	look(true)

@@ -21,6 +21,17 @@ func (f *flags) prepare(ctx context.Context, set *settings, parameters kernelPar
 	if f.direct && f.rescue && f.rescueRing {
 		set.prepareDirect(k, parameters.log)
 	}
+	if f.flowOffload {
+		set.prepareOffload(k.mode, k.families, func(family lb.Family) error {
+			return try(parameters.log, "flow offloading", family, func() error {
+				return nftables.ProbeOffload(k.netlink, family)
+			})
+		})
+		if set.offloadUDP = !lb.KeepsOffloaded(release()); len(set.offload) > 0 && !set.offloadUDP {
+			parameters.log.Warn("this node offloads flows of TCP alone: before Linux " + lb.OffloadUDPSince +
+				", the kernel deletes no flow that is offloaded")
+		}
+	}
 	if k.mode == modeIptables && set.scheduler != plan.Random {
 		parameters.log.Warn("iptables mode spreads connections at random; other schedulers need --mode=nftables", "scheduler",
 			set.scheduler)
@@ -69,6 +80,20 @@ func (s *settings) prepareDirect(k kernel, log *slog.Logger) {
 			continue
 		}
 		s.direct[family] = true
+	}
+}
+
+// prepareOffload finds out in which families the rules can offload established flows.
+func (s *settings) prepareOffload(mode string, families []lb.Family, probe func(lb.Family) error) {
+	s.offload, s.notOffloaded = map[lb.Family]bool{}, map[lb.Family]string{}
+	for _, family := range families {
+		if mode != modeNftables {
+			s.notOffloaded[family] = mode + " mode has no rules for it"
+		} else if err := probe(family); err != nil {
+			s.notOffloaded[family] = err.Error()
+		} else {
+			s.offload[family] = true
+		}
 	}
 }
 

@@ -818,6 +818,7 @@ func TestBadFlags(t *testing.T) {
 		"--mode: \"ipvs\"":                      func(f *flags) { f.mode = "ipvs" },
 		"--rescue-limit: -1":                    func(f *flags) { f.rescueLimit = -1 },
 		"--namespace-limit: -1":                 func(f *flags) { f.namespaceLimit = -1 },
+		"--flow-offload: no rule could count":   func(f *flags) { f.flowOffload, f.serviceCounters = true, "external" },
 		"--path-check: \"on\"":                  func(f *flags) { f.pathCheck = "on" },
 		"--rescue-tunnel-port: 65536":           func(f *flags) { f.rescueTunnelPort = 65536 },
 		"--masquerade-bit":                      func(f *flags) { f.masqueradeBit = 32 },

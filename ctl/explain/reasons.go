@@ -163,6 +163,9 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonTunnelUnavailable: {"The node cannot pass on connections to nodes behind routers, so some are reset when " +
 		"routers move them to another rack.",
 		"see the finding for the kernel's reason; the kernel needs the module vxlan"},
+	lb.ReasonOffloadUnavailable: {"The node does not offload established flows, as --flow-offload asks, and " +
+		"forwards them by its rules.", "see the finding for the reason; it needs nftables mode, and the kernel's modules " +
+		"nf_flow_table_inet and nft_flow_offload; or set proxy.flowOffload=false"},
 	lb.ReasonProbing: {Meaning: "The owner probes whether another device uses the address; that takes 0.6 s."},
 	lb.ReasonProbedAhead: {Meaning: "The node has found that no device uses the address before a Service got it, and " +
 		"says nothing of the Service yet."},

@@ -130,6 +130,8 @@ const (
 	ReasonStrictReversePath Reason = "StrictReversePath"
 	// a node cannot pass on connections to the nodes of its rings that are behind routers
 	ReasonTunnelUnavailable Reason = "TunnelUnavailable"
+	// a node cannot offload established flows to a flowtable, and forwards them by its rules
+	ReasonOffloadUnavailable Reason = "OffloadUnavailable"
 	// the VIP was announced so often in a row that its next announcement waits
 	ReasonFlapping Reason = "Flapping"
 	// the owner probes whether another device uses the VIP, before its first announcement

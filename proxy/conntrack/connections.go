@@ -40,10 +40,23 @@ func (n Netlink) Connections(each func(Connection)) error {
 	return nil
 }
 
+// stateTCP reads the state of a TCP connection. The kernel leaves it out for one that is offloaded to a
+// flowtable, which is established.
+func stateTCP(b []byte) (state uint8, known bool) {
+	if state := nfnetlink.Get(b, protocolInfo, infoTCP, infoState); len(state) == 1 {
+		return state[0], true
+	}
+	return establishedTCP, isOffloaded(b)
+}
+
+func isOffloaded(b []byte) bool {
+	status, _ := nfnetlink.GetNumber(b, attrStatus)
+	return status&statusOffloaded != 0
+}
+
 // decodeConnection reads an open TCP connection; ok is false for every other flow.
 func decodeConnection(b []byte) (c Connection, ok bool) {
-	state := nfnetlink.Get(b, protocolInfo, infoTCP, infoState)
-	if len(state) != 1 || state[0] < firstOpen || state[0] > lastOpen {
+	if state, known := stateTCP(b); !known || state < firstOpen || state > lastOpen {
 		return Connection{}, false
 	}
 	protocol, from, to := tuple(nfnetlink.Get(b, tupleOriginal))

@@ -21,6 +21,7 @@ const (
 	infoSCTP                        = 3
 
 	statusReplied, statusAssured = 1 << 1, 1 << 2
+	statusOffloaded              = 1 << 14 // IPS_OFFLOAD
 )
 
 // The states by their numbers (linux/netfilter/nf_conntrack_tcp.h and nf_conntrack_sctp.h).
@@ -121,6 +122,8 @@ func state(b []byte, status uint32) string {
 		}
 	}
 	switch {
+	case status&statusOffloaded != 0:
+		return "OFFLOAD" // as conntrack has it
 	case status&statusAssured != 0:
 		return "ASSURED"
 	case status&statusReplied != 0:

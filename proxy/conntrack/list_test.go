@@ -6,8 +6,11 @@ import (
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/nstest"
+	"github.com/landfall-lb/landfall/proxy/nfnetlink"
 )
 
 // What conntrack knows of real connections, in both families: by address, by address and port, and by node
@@ -84,4 +87,24 @@ func FuzzDecodeFlow(f *testing.F) {
 			t.Errorf("%x is %+v", b, flow)
 		}
 	})
+}
+
+// Of a connection that is offloaded the kernel says no state: it is open, and shown as offloaded.
+func TestOffloadedConnectionIsOpen(t *testing.T) {
+	client, flow := netip.MustParseAddrPort("192.0.2.1:4000"), Flow{Protocol: unix.IPPROTO_TCP,
+		To: netip.MustParseAddrPort("198.51.100.1:80"), From: netip.MustParseAddrPort("10.0.0.1:8080")}
+	for status, want := range map[uint32]string{statusAssured: "ASSURED", statusAssured | statusOffloaded: "OFFLOAD"} {
+		message := flowAttributes(client, flow, 0)
+		var bare nfnetlink.Attributes
+		for kind, data := range nfnetlink.All(message) {
+			if kind != protocolInfo && kind != attrStatus {
+				bare.Bytes(kind, data)
+			}
+		}
+		bare.Number(attrStatus, status)
+		_, open := decodeConnection(bare)
+		if f, ok := decodeFlow(bare); !ok || f.State != want || open != (want == "OFFLOAD") {
+			t.Errorf("status %#x: %+v, open %v; want %s", status, f, open, want)
+		}
+	}
 }

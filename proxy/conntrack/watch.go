@@ -95,8 +95,8 @@ func decodeTracked(b []byte, gone bool) (t plan.Tracked, ok bool) {
 	case lb.UDP:
 		t.Open = true
 	case lb.TCP:
-		state := nfnetlink.Get(b, protocolInfo, infoTCP, infoState)
-		ok, t.Open = ok && len(state) == 1, len(state) == 1 && state[0] == establishedTCP
+		state, known := stateTCP(b)
+		ok, t.Open = ok && known, known && state == establishedTCP
 	case lb.SCTP:
 		state := nfnetlink.Get(b, protocolInfo, infoSCTP, infoState)
 		ok, t.Open = ok && len(state) == 1, len(state) == 1 && (state[0] == establishedSCTP || state[0] == heartbeatSCTP)

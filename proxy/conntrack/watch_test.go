@@ -262,6 +262,7 @@ func TestDecodeTracked(t *testing.T) {
 	}{
 		{"open", message(unix.IPPROTO_TCP, both, infoTCP, 3), false, true, true},
 		{"farewell", message(unix.IPPROTO_TCP, both, infoTCP, 4), false, true, false},
+		{"offloaded", message(unix.IPPROTO_TCP, both|statusOffloaded, 0, 0), false, true, true},
 		{"a label", message(unix.IPPROTO_TCP, both, 0, 0), false, false, false},
 		{"not assured", message(unix.IPPROTO_TCP, statusTranslated, infoTCP, 3), false, false, false},
 		{"not translated", message(unix.IPPROTO_TCP, statusAssured, infoTCP, 3), false, false, false},

@@ -145,7 +145,8 @@ func elements(attributes []byte) iter.Seq[Element] {
 }
 
 // Changed returns the table that an event is about, and the set if it is about elements; ok is
-// false for an event that is about no table, or about an object that this package does not write.
+// false for an event that is about no table, about an object that this package does not write, or about a
+// flowtable, which nobody can remove while a rule uses it.
 func Changed(m nfnetlink.Message) (t Table, set string, ok bool) {
 	if !m.Is(subsystem) {
 		return t, "", false
@@ -159,7 +160,8 @@ func Changed(m nfnetlink.Message) (t Table, set string, ok bool) {
 		return t, "", false
 	}
 	switch m.Kind & 0xff {
-	case unix.NFT_MSG_NEWGEN, unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ:
+	case unix.NFT_MSG_NEWGEN, unix.NFT_MSG_NEWOBJ, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_NEWFLOWTABLE,
+		unix.NFT_MSG_DELFLOWTABLE:
 		return t, "", false
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 		set = nfnetlink.GetText(m.Attributes(), unix.NFTA_SET_ELEM_LIST_SET)

@@ -32,6 +32,7 @@ const (
 	// leaves.
 	fieldGroup
 	fieldSender // the MAC address of the frame
+	fieldDevice // the name of an interface
 )
 
 // builder makes rules for one family.

@@ -26,6 +26,7 @@ type state struct {
 	sets     map[string]nft.Shape
 	chains   map[string]nft.Chain
 	elements map[element]target
+	offload  bool // there is a flowtable
 	// unknown are elements in our sets that no version of the proxy writes.
 	unknown []unknownElement
 }
@@ -134,6 +135,9 @@ func (c change) install(b *nft.Batch) {
 	if !have.exists {
 		b.AddTable()
 	}
+	if c.rules.offload && !have.offload {
+		b.AddFlowtable(flowtable)
+	}
 	for _, s := range c.rules.sets {
 		if _, ok := have.sets[s.name]; !ok {
 			b.AddSet(s.definition(c.rules.family))
@@ -168,6 +172,9 @@ func (c change) install(b *nft.Batch) {
 		if _, ok := c.rules.set(name); !ok {
 			b.RemoveSet(name)
 		}
+	}
+	if have.offload && !c.rules.offload {
+		b.RemoveFlowtable(flowtable.Name)
 	}
 }
 
@@ -210,6 +217,11 @@ func (k netlinkKernel) read() (st state, err error) {
 	if st.chains, err = l.Chains(); err != nil {
 		return st, fmt.Errorf("list the chains: %w", err)
 	}
+	flowtables, err := l.Flowtables()
+	if err != nil {
+		return st, fmt.Errorf("list the flowtables: %w", err)
+	}
+	_, st.offload = flowtables[flowtable.Name]
 	st.elements = map[element]target{}
 	for name := range st.sets {
 		of, ok := setOf(name)
@@ -235,7 +247,7 @@ func (r *ruleset) compare(have state) (right, keep bool) {
 	if !have.exists {
 		return false, false
 	}
-	right, keep = len(have.sets) == len(r.sets) && len(have.chains) == len(r.chains), true
+	right, keep = len(have.sets) == len(r.sets) && len(have.chains) == len(r.chains) && have.offload == r.offload, true
 	for _, s := range r.sets {
 		switch shape, ok := have.sets[s.name]; {
 		case !ok:
@@ -252,7 +264,7 @@ func (r *ruleset) compare(have state) (right, keep bool) {
 
 // state returns what the kernel holds once it has these rules, but for the elements.
 func (r *ruleset) state() state {
-	st := state{exists: true, sets: map[string]nft.Shape{}, chains: map[string]nft.Chain{}}
+	st := state{exists: true, sets: map[string]nft.Shape{}, chains: map[string]nft.Chain{}, offload: r.offload}
 	for _, s := range r.sets {
 		st.sets[s.name] = s.definition(r.family).Shape()
 	}

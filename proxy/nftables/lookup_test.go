@@ -12,7 +12,8 @@ import (
 
 // Linux 6.1 refuses a rule that looks up a key of a map and does not load the value, and with it the whole table.
 func TestMapsAreAskedForTheirValues(t *testing.T) {
-	config := plan.Config{DropInvalid: true, AnswerPing: true, Relay: true, RelayUDPRate: 100}
+	config := plan.Config{DropInvalid: true, AnswerPing: true, Relay: true, RelayUDPRate: 100,
+		Offload: map[lb.Family]bool{lb.IPv4: true, lb.IPv6: true}, OffloadUDP: true}
 	maps := 0
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		rules := newRuleset(family, config, needs{{setRemember, 1}, {setSourceRanges, 8}, {set: setDirect}})

@@ -33,6 +33,8 @@ type ruleset struct {
 	sets   []set
 	chains []chain
 	needs  needs
+	// offload is set if the table has a flowtable.
+	offload bool
 }
 
 // chain is a chain with its rules; hook is zero for one that is only jumped to.
@@ -65,6 +67,8 @@ const (
 	chainUnserved       = "unserved"
 	chainUnservedOutput = "unserved-output"
 	chainUnservedVIP    = "unserved-vip"
+	chainOffload        = "offload"
+	chainOffloadFlows   = "offload-flows"
 )
 
 // Where more than exactClasses backends are drawn from, a draw finds one with more than even
@@ -276,6 +280,9 @@ func (r *ruleset) hooks(b builder, config plan.Config, memories []memory) {
 	if len(forward) > 0 {
 		r.hook("forward", "filter", unix.NF_INET_FORWARD, priorityFilter, forward...)
 	}
+	if config.Offload[b.family] {
+		r.flows(b, config.OffloadUDP)
+	}
 }
 
 func (r *ruleset) hook(name, kind string, number uint32, priority int32, rules ...nft.Rule) {
@@ -330,5 +337,5 @@ var setNames = [...]string{
 // isState reports whether a set holds what packets or the proxy's lease of the relay write, which is not
 // for the table to compare.
 func isState(name string) bool {
-	return slices.Contains([]string{stickyMap, relayMap, relayRates, relayPorts, relayLeased}, name)
+	return slices.Contains([]string{stickyMap, relayMap, relayRates, relayPorts, relayLeased, devicesSet}, name)
 }

@@ -96,6 +96,8 @@ func typeNumber(family lb.Family, fields []field) uint32 {
 			types[i] = nft.TypeClass
 		case fieldSender:
 			types[i] = nft.TypeEther
+		case fieldDevice:
+			types[i] = nft.TypeIfname
 		default:
 			types[i] = nft.TypeAddress(family)
 		}
@@ -124,6 +126,8 @@ func fieldBytes(family lb.Family, f field) uint32 {
 		return 2
 	case fieldSender:
 		return uint32(macBytes)
+	case fieldDevice:
+		return unix.IFNAMSIZ
 	}
 	return 4 * builder{family}.words(f)
 }
@@ -142,12 +146,12 @@ func length(family lb.Family, fields []field) uint32 {
 
 // userdata is what nft keeps with a set to print it, in libnftnl's form: type, length, value. For a
 // key that holds a drawn number these are the expressions that the key is made of, as no plain type
-// fits a drawn number; and where a key or a value is a group alone, its byte order.
+// fits a drawn number; and where a key or a value is a group or a name alone, its byte order.
 func (s set) userdata(family lb.Family) []byte {
 	const byteOrder, dataByteOrder, keyTypeOf, dataTypeOf, dataInterval = 0, 1, 3, 4, 6
 	order := func(fields []field) []byte {
 		const unknown, host = 0, 1
-		if slices.Equal(fields, []field{fieldGroup}) {
+		if slices.Equal(fields, []field{fieldGroup}) || slices.Equal(fields, []field{fieldDevice}) {
 			return expr.Host32(host)
 		}
 		return expr.Host32(unknown)
@@ -157,7 +161,7 @@ func (s set) userdata(family lb.Family) []byte {
 	case s.typeOf != 0:
 		return concat(orders, nft.TLV(keyTypeOf, s.typeOfFields(family, s.key)),
 			nft.TLV(dataTypeOf, s.typeOfFields(family, s.value)), nft.TLV(dataInterval, expr.Host32(0)))
-	case slices.Contains(s.key, fieldGroup), slices.Contains(s.value, fieldGroup):
+	case slices.Contains(s.key, fieldGroup), slices.Contains(s.value, fieldGroup), s.key[0] == fieldDevice:
 		return orders
 	}
 	return nil

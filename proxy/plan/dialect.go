@@ -47,6 +47,10 @@ type Config struct {
 	RelayTo map[lb.Family]netip.AddrPort
 	// RelayUDPRate is how many flows of UDP a second they lead there from each frontend; 0 for no limit.
 	RelayUDPRate int
+	// Offload are the families in which the rules offload established connections to a flowtable, in nftables mode.
+	Offload map[lb.Family]bool
+	// OffloadUDP is set if flows of UDP are among them.
+	OffloadUDP bool
 }
 
 // Outcome is what is so for one Service.

@@ -40,6 +40,8 @@ type Host struct {
 	// NoTunnel says why connections are not passed on to nodes behind routers; "" if they are, or need
 	// not be.
 	NoTunnel string
+	// NotOffloaded says why established flows are not offloaded, in families in which they shall be.
+	NotOffloaded map[lb.Family]string
 	// Relay is what is so of the node's relay, nil without one; Inputs are the chains that see what is for
 	// the node itself, as connections to it are.
 	Relay  *HostRelay
@@ -81,7 +83,16 @@ type PodRoute struct {
 // Findings says what keeps the node from delivering what its rules say.
 func Findings(h Host) []lb.Finding {
 	return slices.Concat(h.full(), h.forwarding(), h.dropped(), h.unrouted(), h.strict(), h.untunneled(),
-		h.unmatched(), h.shared(), h.unrelayed())
+		h.unmatched(), h.shared(), h.unrelayed(), h.unoffloaded())
+}
+
+// unoffloaded finds why established flows go through the rules that shall be offloaded.
+func (h Host) unoffloaded() (found []lb.Finding) {
+	for _, family := range slices.Sorted(maps.Keys(h.NotOffloaded)) {
+		found = append(found, lb.Find(lb.ReasonOffloadUnavailable, "%s does not offload established flows of %s, which go "+
+			"through its rules instead: %s", h.Node, family, h.NotOffloaded[family]).About(string(family)))
+	}
+	return found
 }
 
 // unrelayed finds why connections to Services that ask for the relay go straight to endpoints.

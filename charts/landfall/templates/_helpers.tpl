@@ -136,6 +136,9 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- if and .acceptForwarded (ne .detectLocalMode "ClusterCIDR") -}}
 {{- fail "proxy.acceptForwarded needs proxy.detectLocalMode=ClusterCIDR, as it accepts connections of the network in proxy.clusterCIDR" -}}
 {{- end -}}
+{{- if and .flowOffload (ne (.serviceCounters | default "off") "off") -}}
+{{- fail "proxy.flowOffload needs proxy.serviceCounters=off: no rule could count the packets of offloaded flows" -}}
+{{- end -}}
 - --detect-local-mode={{ .detectLocalMode }}
 - --cluster-cidr={{ $cidr }}
 {{- with .podBridgeInterface }}

@@ -61,6 +61,7 @@ var suites = []suite{
 	{name: "l2", folder: "speaker/l2", pattern: "^TestVM", tags: "vm", timeout: 10 * time.Minute},
 	{name: "rescue", folder: "proxy/rescue", pattern: "^TestContract5", timeout: 30 * time.Minute},
 	{name: "direct", folder: "proxy", pattern: "^TestDirectForwarding", timeout: 30 * time.Minute},
+	{name: "offload", folder: "proxy", pattern: "^TestOffload", tags: "vm", timeout: 20 * time.Minute},
 	{name: "ipvs", folder: "e2e/vm", pattern: "^TestIPVS", tags: "vm", timeout: 60 * time.Minute,
 		starts: []string{"kube-proxy", "landfall-proxy", "landfallctl"}},
 	{name: "vrf", folder: "e2e/vm", pattern: "^TestVRF$", tags: "vm", timeout: 60 * time.Minute,

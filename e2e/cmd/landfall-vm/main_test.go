@@ -15,7 +15,7 @@ func TestSuitesAreChosen(t *testing.T) {
 	for _, c := range []struct {
 		names, pattern, want string
 	}{
-		{"", "", "iptables nftables iptables-ipip nftables-ipip auto l2 rescue direct ipvs vrf"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "ipvs iptables"},
+		{"", "", "iptables nftables iptables-ipip nftables-ipip auto l2 rescue direct offload ipvs vrf"}, {"l2", "", "l2"}, {"ipvs,iptables", "TestX", "ipvs iptables"},
 	} {
 		chosen, err := choose(c.names, c.pattern)
 		if err != nil {

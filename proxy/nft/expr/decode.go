@@ -139,6 +139,8 @@ func decodeAction(name string, data []byte) Any {
 		return &Dup{RegAddr: number(data, unix.NFTA_DUP_SREG_ADDR), RegDev: number(data, unix.NFTA_DUP_SREG_DEV)}
 	case "notrack":
 		return &Notrack{}
+	case "flow_offload":
+		return &FlowOffload{Flowtable: nfnetlink.GetText(data, flowTableName)}
 	case "exthdr":
 		if !has(data, unix.NFTA_EXTHDR_SREG) {
 			return nil

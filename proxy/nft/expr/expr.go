@@ -88,6 +88,7 @@ const (
 	MetaKeyIIF     MetaKey = unix.NFT_META_IIF
 	MetaKeyIIFNAME MetaKey = unix.NFT_META_IIFNAME
 	MetaKeyIIFTYPE MetaKey = unix.NFT_META_IIFTYPE
+	MetaKeyOIFNAME MetaKey = unix.NFT_META_OIFNAME
 	MetaKeyL4PROTO MetaKey = unix.NFT_META_L4PROTO
 	// MetaKeyNFPROTO is netfilter's number of the packet's family.
 	MetaKeyNFPROTO MetaKey = unix.NFT_META_NFPROTO
@@ -124,9 +125,10 @@ const (
 	// CtKeyDIRECTION is 0 for packets of who opened the connection, 1 for answers.
 	CtKeyDIRECTION CtKey = unix.NFT_CT_DIRECTION
 
-	CtStateBitINVALID   = 1
-	CtStateBitNEW       = 8
-	CtStateBitUNTRACKED = 64
+	CtStateBitINVALID     = 1
+	CtStateBitESTABLISHED = 2
+	CtStateBitNEW         = 8
+	CtStateBitUNTRACKED   = 64
 )
 
 // Ct loads what connection tracking knows of a packet, or, with SourceRegister, changes it.
@@ -450,6 +452,17 @@ func (e *Dup) encode(a *nfnetlink.Attributes) string {
 type Notrack struct{}
 
 func (*Notrack) encode(*nfnetlink.Attributes) string { return "notrack" }
+
+// FlowOffload adds a packet's connection to a flowtable.
+type FlowOffload struct{ Flowtable string }
+
+// flowTableName is NFTA_FLOW_TABLE_NAME of linux/netfilter/nf_tables.h.
+const flowTableName = 1
+
+func (e *FlowOffload) encode(a *nfnetlink.Attributes) string {
+	a.Text(flowTableName, e.Flowtable)
+	return "flow_offload"
+}
 
 // Segment writes the greatest segment that a TCP packet with SYN asks for (RFC 9293 section 3.7.1),
 // from a register and in the network's byte order. The kernel makes it smaller only.

@@ -61,7 +61,7 @@ func onlyDrops(r nft.Listed) bool {
 		case *expr.Payload:
 			return e.Write
 		case *expr.Reject, *expr.Cmp, *expr.Range, *expr.Bitwise, *expr.Counter, *expr.Limit, *expr.Ct, *expr.Immediate,
-			*expr.Fib, *expr.Hash, *expr.Numgen, *expr.Dynset:
+			*expr.Fib, *expr.Hash, *expr.Numgen, *expr.Dynset, *expr.FlowOffload:
 			return false
 		}
 		return true

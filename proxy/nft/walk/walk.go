@@ -282,7 +282,7 @@ func (w *Walker) expr(e expr.Any, p way, step func(p *way, does string)) (matche
 			element.Value = p.load(e.SrcRegData, int(shape.ValueLength))
 		}
 		w.Table.Write(e.SetName, element, e.Operation == dynsetDelete)
-	case *expr.Counter:
+	case *expr.Counter, *expr.FlowOffload:
 	case *expr.Segment:
 		step(&p, fmt.Sprintf("ask for segments of at most %d bytes", binary.BigEndian.Uint16(p.load(e.Register, 2))))
 	case *expr.Limit: // as long as there are few packets
