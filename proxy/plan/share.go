@@ -74,9 +74,6 @@ func NewWholeShares(limit, node int) *Shares {
 // Limit returns what the Services of one namespace may need together; 0 for any number.
 func (s *Shares) Limit() int { return s.limit }
 
-// Node returns what the Services of all namespaces may need together; 0 for any number.
-func (s *Shares) Node() int { return s.node }
-
 // Loading gives all Services the room of those that have a place, or takes it back from those that have none. It is for
 // the proxy's start, when nobody knows which of those that wait had a place, by that room.
 func (s *Shares) Loading(is bool) { s.loading = is }
