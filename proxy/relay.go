@@ -145,6 +145,10 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	deps := relay.NewDeps(rt.Log)
 	deps.Succeeded = rt.StopMetrics
+	if os.Getenv("GOMEMLIMIT") == "" {
+		_, limit := deps.Memory()
+		relay.BoundGarbage(limit)
+	}
 	r := openRelay(ctx, deps.Log, settled, func() (*relay.Relay, error) { return relay.New(f.options, deps) })
 	if r == nil {
 		return nil

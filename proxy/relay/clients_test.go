@@ -19,6 +19,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
+	"github.com/landfall-lb/landfall/proxy/relayfeed/wire"
 )
 
 // greeted connects as a client, and returns the name of its backend.
@@ -77,6 +78,48 @@ func TestContract6HandOverKeepsClientsThatAreAway(t *testing.T) {
 				if conn.Close(); name != had[i] {
 					t.Errorf("client %s had %s, and got %s", client, had[i], name)
 				}
+			}
+		})
+	}
+}
+
+// A successor that is told of many Services waits for that, so that it knows those of the clients: not for longer than
+// its predecessor waits for it.
+func TestContract6ASuccessorThatIsToldForLongKeepsClients(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		waited time.Duration
+		keeps  bool
+	}{
+		{"longer than it waits for a word", knownWithin, true},
+		{"as long as it may", toldWithin, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			key := lb.Key{Namespace: "shop", Name: "web"}
+			m := withAffinity([]lb.Key{key})
+			m.Complete = true
+			first := newRig(t, handsOver(filepath.Join(t.TempDir(), "own", "handover.sock"), 0))
+			first.tell <- m
+			first.until("the relay hears of the Service", func() bool { return first.Ready() == nil })
+			first.table.rememberHanded([]handedClient{{Service: key, Protocol: lb.UDP, Choices: "dns",
+				Client: netip.MustParseAddr("192.0.2.1"), Backend: frontend, Last: time.Now()}})
+			first.until("it serves successors", func() bool { _, err := os.Stat(first.options.HandOver); return err == nil })
+			next := newRig(t, handsOver(first.options.HandOver, first.sockets.ports()[lb.IPv4]))
+			next.tell <- wire.Message{Complete: true, More: true}
+			next.until("the successor is told", next.telling.Load)
+			next.ahead.Store(int64(tt.waited))
+			if tt.keeps {
+				time.Sleep(10 * lookEvery) // else it takes over now
+			} else {
+				next.until("the successor has taken over", func() bool { return next.Settled() == nil })
+			}
+			m.Complete = false
+			next.tell <- m
+			next.until("the successor has taken over", func() bool { return next.Settled() == nil && next.Ready() == nil })
+			keeps := slices.ContainsFunc(next.table.mostRememberedFirst(),
+				func(s *service) bool { return len(s.rememberedSince(time.Time{})) > 0 })
+			if keeps != tt.keeps {
+				t.Errorf("it remembers the client: %v, want %v", keeps, tt.keeps)
 			}
 		})
 	}

@@ -107,6 +107,7 @@ func isClosed(c <-chan struct{}) bool {
 // hear takes in what the proxy says until it goes or is silent for too long.
 func (r *Relay) hear(conn net.Conn) error {
 	defer r.known.Store(false)
+	defer r.telling.Store(false)
 	var other loop.Failures
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, maxMessage)
@@ -145,6 +146,7 @@ func (r *Relay) take(line []byte, other *loop.Failures) error {
 	if r.table.take(m) {
 		r.known.Store(true)
 	}
+	r.telling.Store(m.More) // after known, as takeOver goes on once neither is set
 	r.questions.take(m.Answers)
 	if !r.sameVersion.Swap(true) {
 		r.cross() // has the ports said

@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stepWithin, knownWithin, clientsWithin = time.Minute, time.Minute, time.Minute
+	stepWithin, knownWithin, toldWithin, clientsWithin = time.Minute, time.Minute, 2*time.Minute, time.Minute
 	os.Exit(m.Run())
 }
 

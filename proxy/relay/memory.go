@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +36,15 @@ func excess(used, limit uint64) uint64 {
 		return 0
 	}
 	return used - limit/10*7
+}
+
+// BoundGarbage has the collector of garbage run before the process itself comes to seven tenths of a limit; 0 for none.
+// Else garbage takes the room of the kernel's buffers, and the relay resets connections for that: when a proxy that has
+// restarted tells of all Services once more, the heap grows to twice what is needed.
+func BoundGarbage(limit uint64) {
+	if limit > 0 {
+		debug.SetMemoryLimit(int64(min(limit, math.MaxInt64) / 10 * 7))
+	}
 }
 
 // ownMemory reads the memory of the process' own control group, as a container sees it.

@@ -2,10 +2,12 @@ package relay
 
 import (
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"testing"
 
@@ -72,6 +74,22 @@ func TestContract11WhoHoldsMostIsReset(t *testing.T) {
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("for %d: %v, want %v", room, got, want)
+		}
+	}
+}
+
+// The process itself gets seven tenths of a limit that there is.
+func TestContract11GarbageIsBounded(t *testing.T) {
+	before := debug.SetMemoryLimit(-1)
+	defer debug.SetMemoryLimit(before)
+	for _, test := range []struct {
+		limit uint64
+		want  int64
+	}{{0, before}, {1 << 40, 1 << 40 / 10 * 7}, {math.MaxUint64, math.MaxInt64 / 10 * 7}} {
+		debug.SetMemoryLimit(before)
+		BoundGarbage(test.limit)
+		if got := debug.SetMemoryLimit(-1); got != test.want {
+			t.Errorf("of %d: %d, want %d", test.limit, got, test.want)
 		}
 	}
 }

@@ -140,6 +140,7 @@ type Relay struct {
 	crossed       chan struct{} // holds a token once open has crossed high or low
 	waiting       atomic.Int64  // for the proxy's word on their frontend
 	known         atomic.Bool   // the proxy is connected and has said all
+	telling       atomic.Bool   // it is connected, and has said that there is more to come until that is all
 	sameVersion   atomic.Bool   // it has shown that it means the same as this relay
 	leaving, left chan struct{} // closed when the relay is about to end, and once the rules do not lead here
 	leftOnce      sync.Once

@@ -57,6 +57,8 @@ type rig struct {
 	logged    logged
 	// scarce has the next look find little memory.
 	scarce atomic.Bool
+	// ahead is how much later it is for the relay.
+	ahead atomic.Int64
 }
 
 // logged is what the relay has logged, as JSON.
@@ -148,6 +150,7 @@ func newRigOf(t *testing.T, version int, tune func(*Options)) *rig {
 		return 0, 0
 	}
 	deps.Original = func(*Conn, lb.Family) (netip.AddrPort, error) { return *g.original.Load(), nil }
+	deps.Now = func() time.Time { return time.Now().Add(time.Duration(g.ahead.Load())) }
 	listener, err := net.Listen("unix", options.Socket)
 	if err != nil {
 		t.Fatal(err)
@@ -210,10 +213,11 @@ func (g *rig) proxy(listener net.Listener) {
 			defer conn.Close()
 			encoder, beat := json.NewEncoder(conn), time.NewTicker(wire.Beat)
 			defer beat.Stop()
-			for {
-				var m wire.Message
+			for more := false; ; {
+				m := wire.Message{More: more}
 				select {
 				case m = <-g.tell:
+					more = m.More
 				case m.Answers = <-answers:
 				case <-left:
 					m.Left = true

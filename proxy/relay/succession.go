@@ -16,8 +16,10 @@ import (
 
 // knownWithin is how long a successor waits for the proxy's word on what is relayed before it takes over. Without
 // that word it would have to reset new connections, so it takes none of the sockets that accept them: the proxy may
-// be of another release, and know the predecessor alone. It is longer in tests, whose machines are busy.
-var knownWithin = 5 * time.Second
+// be of another release, and know the predecessor alone. While the proxy tells of many Services, the successor waits
+// for up to toldWithin: it can remember no client of a Service that it does not know. The predecessor waits a little
+// longer, for knownWithin and stepWithin. Both are longer in tests, whose machines are busy.
+var knownWithin, toldWithin = 5 * time.Second, 9 * time.Second
 
 const (
 	// knownFor is how long ago a successor has told the proxy its ports when it takes the proxy to know it.
@@ -114,8 +116,7 @@ func versions(other int) string {
 // it could ask, it has all that there is.
 func (c *crew) takeOver(ctx context.Context) {
 	defer c.settle()
-	known := time.Now().Add(knownWithin)
-	for c.Ready() != nil && time.Now().Before(known) && wait(ctx, lookEvery) {
+	for began := c.deps.Now(); c.mayHear(c.deps.Now().Sub(began)) && wait(ctx, lookEvery); {
 	}
 	err := c.takeFrom(ctx, c.predecessor)
 	for err != nil && c.mayFollow() && wait(ctx, reopenEvery) {
@@ -131,6 +132,11 @@ func (c *crew) takeOver(ctx context.Context) {
 		}
 	}
 	c.openOwn(ctx)
+}
+
+// mayHear reports whether a successor that has waited for so long goes on waiting for what is relayed.
+func (r *Relay) mayHear(waited time.Duration) bool {
+	return r.Ready() != nil && (waited < knownWithin || r.telling.Load() && waited < toldWithin)
 }
 
 // openOwn opens the relay's ports, unless it has them.

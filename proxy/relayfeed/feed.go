@@ -91,8 +91,14 @@ type Actor struct {
 
 // relay is one connection.
 type relay struct {
-	changed map[lb.Key]bool // what it has not been told; nil as long as that is all
-	moved   bool            // the addresses of node ports have changed since
+	// changed are the Services that it has to be told of; nil before it is told of all. due has the same by namespaces,
+	// the oldest change first, and turns are the namespaces that have some. So those that change much, or have many, hold
+	// up no other. untold are those of which it hears before the rules lead there.
+	changed map[lb.Key]bool
+	due     map[string][]lb.Key
+	turns   []string
+	untold  map[lb.Key]bool
+	moved   bool // the addresses of node ports have changed since
 	wake    chan struct{}
 	said    wire.Hello
 	heard   bool // it has said something
@@ -174,7 +180,7 @@ func (a *Actor) update(changes map[lb.Key]*plan.Relayed) {
 		}
 		for r := range a.relays {
 			if r.changed != nil {
-				r.changed[key] = true
+				r.note(key)
 				poke(r.wake)
 			}
 		}
@@ -418,7 +424,7 @@ func (a *Actor) told(r *relay) {
 }
 
 // news returns what a relay has not been told, as much of it as a line has; the next line is due then. At first that is
-// of all Services, and there is more until the relay has been told once of each.
+// of all Services, and there are more until the relay has been told once of each, whatever changes meanwhile.
 func (a *Actor) news(r *relay) (m wire.Message) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -428,27 +434,52 @@ func (a *Actor) news(r *relay) (m wire.Message) {
 		return m
 	}
 	if m.Complete = r.changed == nil; m.Complete {
-		r.changed = make(map[lb.Key]bool, len(a.all))
+		r.changed, r.due, r.untold = make(map[lb.Key]bool, len(a.all)), map[string][]lb.Key{}, map[lb.Key]bool{}
 		for key := range a.all {
-			r.changed[key] = true
+			r.note(key)
+			r.untold[key] = true
 		}
 	}
 	if m.Complete || r.moved {
 		m.NodePorts = append([]netip.Addr{}, a.nodePorts...)
 	}
-	size := 0
-	for key := range r.changed {
+	for size := 0; len(r.turns) > 0; {
+		key := r.due[r.turns[0]][0]
 		if size += a.all[key].Size(); size > wire.MaxServices && len(m.Services) > 0 {
 			poke(r.wake)
-			m.More = !r.told
 			break
 		}
 		m.Services = append(m.Services, wire.Service{Key: key, Relayed: a.all[key]})
-		delete(r.changed, key)
+		r.strike(key)
 	}
+	m.More = len(r.untold) > 0
 	r.moved = false
 	slices.SortFunc(m.Services, func(x, y wire.Service) int { return x.Key.Compare(y.Key) })
 	return m
+}
+
+// note notes a Service that the relay has to be told of.
+func (r *relay) note(key lb.Key) {
+	if r.changed[key] {
+		return
+	}
+	r.changed[key] = true
+	if len(r.due[key.Namespace]) == 0 {
+		r.turns = append(r.turns, key.Namespace)
+	}
+	r.due[key.Namespace] = append(r.due[key.Namespace], key)
+}
+
+// strike notes that the relay is told of the Service whose turn it is. Then it is the next namespace's turn.
+func (r *relay) strike(key lb.Key) {
+	delete(r.changed, key)
+	delete(r.untold, key)
+	r.turns = r.turns[1:]
+	if r.due[key.Namespace] = r.due[key.Namespace][1:]; len(r.due[key.Namespace]) > 0 {
+		r.turns = append(r.turns, key.Namespace)
+	} else {
+		delete(r.due, key.Namespace)
+	}
 }
 
 // hear takes in what a relay says until it goes or is silent for too long.

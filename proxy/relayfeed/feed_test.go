@@ -268,7 +268,7 @@ func TestContract11AllServicesInSeveralLines(t *testing.T) {
 	g.Begin(all)
 	r := g.join(hello(7))
 	known, lines := map[lb.Key]*plan.Relayed{}, 0
-	for more := true; more; lines++ {
+	for more := true; more || known[mail] == nil; lines++ { // what is new may come after all that there was
 		m := r.next(func(m wire.Message) bool { return len(m.Services) > 0 })
 		size := 0
 		for _, s := range m.Services {
@@ -303,6 +303,72 @@ func TestContract11AllServicesInSeveralLines(t *testing.T) {
 	}
 }
 
+// fakeOf returns a relay that has connected, and says nothing more.
+func fakeOf() *relay { return &relay{wake: make(chan struct{}, 1), said: hello(7)} }
+
+// largeOf returns some Services of a namespace, each of which fills more than half of a line.
+func largeOf(namespace string, services int) map[lb.Key]*plan.Relayed {
+	all := map[lb.Key]*plan.Relayed{}
+	for i := range services {
+		all[lb.Key{Namespace: namespace, Name: fmt.Sprint(i)}] = &plan.Relayed{Ports: []plan.RelayedPort{{
+			Frontends: slices.Repeat(relayed("192.0.2.9:80").Ports[0].Frontends, wire.MaxServices/2+1)}}}
+	}
+	return all
+}
+
+// A relay that has connected hears of each Service once, and then that this was all, however fast Services change
+// meanwhile.
+func TestContract11ARelayIsToldAllWhileServicesChange(t *testing.T) {
+	t.Parallel()
+	const services = 20
+	a := New(Deps{Log: slog.New(slog.DiscardHandler)})
+	a.Begin(largeOf("changes", services))
+	a.Update(largeOf("stays", services))
+	r, known, lines := fakeOf(), map[lb.Key]bool{}, 0
+	a.relays[r] = true
+	for more := true; more && lines < 100*services; lines++ {
+		m := a.news(r)
+		for _, s := range m.Services {
+			known[s.Key] = true
+		}
+		if more = m.More; more == (len(known) == 2*services) {
+			t.Fatalf("it knows %d of %d Services, and hears that there are more: %v", len(known), 2*services, more)
+		}
+		a.Update(largeOf("changes", services))
+	}
+	if lines != 2*services {
+		t.Errorf("all that there is comes in %d lines, want %d", lines, 2*services)
+	}
+}
+
+// What one Service changes is told before the many changes of other namespaces that came before it.
+func TestContract11ASmallChangeWaitsForOneServiceOfEachNamespace(t *testing.T) {
+	t.Parallel()
+	const namespaces, services = 4, 50
+	a := New(Deps{Log: slog.New(slog.DiscardHandler)})
+	a.Begin(nil)
+	r := fakeOf()
+	a.relays[r] = true
+	if m := a.news(r); !m.Complete || m.More {
+		t.Fatalf("at first it hears %+v", m)
+	}
+	for n := range 5 {
+		for i := range namespaces {
+			a.Update(largeOf(fmt.Sprint(i), services))
+		}
+		a.Update(map[lb.Key]*plan.Relayed{web: relayed("192.0.2.9:80")})
+		lines := 1
+		for ; !slices.ContainsFunc(a.news(r).Services, func(s wire.Service) bool { return s.Key == web }); lines++ {
+			if lines == 2*namespaces*services {
+				t.Fatal("the relay does not hear of a change")
+			}
+		}
+		if lines > namespaces+1 {
+			t.Errorf("change %d: the relay hears of it in line %d, after more than a Service of each namespace", n, lines)
+		}
+	}
+}
+
 // BenchmarkTellAll has a relay be told of as much as a node relays at most.
 func BenchmarkTellAll(b *testing.B) {
 	one := &plan.Relayed{Ports: []plan.RelayedPort{{Protocol: lb.TCP,
@@ -315,7 +381,7 @@ func BenchmarkTellAll(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for range b.N {
-		r := &relay{wake: make(chan struct{}, 1), said: hello(7)}
+		r := fakeOf()
 		encoder := json.NewEncoder(io.Discard)
 		for more := true; more; {
 			m := a.news(r)
