@@ -15,9 +15,11 @@ import (
 	"github.com/landfall-lb/landfall/release/image"
 )
 
-// packages are what the virtual machine is made of, beside the programs under test.
+const kernelPackage = "linux-image-amd64"
+
+// packages are what the virtual machine is made of, beside its kernel and the programs under test.
 var packages = []string{
-	"linux-image-amd64", "base-files", "busybox-static", "conntrack", "iproute2", "ipset", "iptables", "ipvsadm", "kmod",
+	"base-files", "busybox-static", "conntrack", "iproute2", "ipset", "iptables", "ipvsadm", "kmod",
 	"nftables", "procps", "bird2",
 }
 

@@ -34,11 +34,27 @@ type Machine struct {
 	Heard func(program, line string)
 }
 
-// System returns the files of Debian packages that the virtual machine consists of. The packages come
-// from a suite of Debian, or where it is "" from what this machine's apt is configured for, and are
-// kept in a folder.
-func System(ctx context.Context, folder, suite string) ([]image.File, error) {
-	return image.Root(ctx, "amd64", folder, suite, packages...)
+// System returns the files of Debian packages that the virtual machine consists of. The kernel and
+// the tools come each from a suite of Debian, or where it is "" from what this machine's apt is
+// configured for. The packages are kept in folders below folder, one for each suite.
+func System(ctx context.Context, folder, kernel, tools string) ([]image.File, error) {
+	root := func(suite string, names ...string) ([]image.File, error) {
+		return image.Root(ctx, "amd64", filepath.Join(folder, "vm-"+suite), suite, names...)
+	}
+	if kernel == tools {
+		return root(kernel, append([]string{kernelPackage}, packages...)...)
+	}
+	files, err := root(tools, packages...)
+	if err != nil {
+		return nil, err
+	}
+	others, err := root(kernel, kernelPackage)
+	if err != nil {
+		return nil, err
+	}
+	return append(files, slices.DeleteFunc(others, func(f image.File) bool {
+		return !strings.HasPrefix(f.Path, "boot/") && !strings.HasPrefix(merged(f.Path), modulesDir)
+	})...), nil
 }
 
 // Times that the machine may take.

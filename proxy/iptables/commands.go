@@ -53,8 +53,8 @@ func Detect(ctx context.Context, family lb.Family) (Commands, error) {
 	if err != nil {
 		return Commands{}, fmt.Errorf("%s: %w", name, err)
 	}
+	v1, v2, v3 := ipt.GetIptablesVersion()
 	if !ipt.HasRandomFully() {
-		v1, v2, v3 := ipt.GetIptablesVersion()
 		return Commands{},
 			fmt.Errorf("%s %d.%d.%d is too old: 1.6.2 is the oldest that can masquerade at random ports", name, v1, v2, v3)
 	}
@@ -78,8 +78,16 @@ func Detect(ctx context.Context, family lb.Family) (Commands, error) {
 	if err := commands.Save(ctx, func(io.Reader) error { return nil }); err != nil {
 		return Commands{}, err
 	}
+	if losesMasks(v1, v2, v3) && !commands.Legacy(ctx) {
+		return Commands{}, fmt.Errorf("%s %d.%d.%d loses masks of addresses such as 0.0.0.127: "+
+			"want 1.8.8 or later, as in Landfall's image, or the legacy variant", commands, v1, v2, v3)
+	}
 	return commands, nil
 }
+
+// losesMasks reports whether the nft variant of a version takes a mask that begins with a zero byte for none, which the
+// kernel refuses. We sort addresses into chains by their last bits.
+func losesMasks(v1, v2, v3 int) bool { return v1 == 1 && v2 == 8 && (v3 == 6 || v3 == 7) }
 
 // usedByAgents reports whether rules carry traces of the kubelet, kube-proxy, or Landfall.
 func usedByAgents(saved io.Reader) (bool, error) {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -24,7 +25,7 @@ import (
 
 const usage = `usage:
   landfall-vm [--only NAMES] [--run PATTERN] [--programs DIR] [--kube-proxy FILE] [--suite NAME]
-              [--output DIR] [--accelerator NAME] [--cpus N]
+              [--tools NAME] [--output DIR] [--accelerator NAME] [--cpus N]
 
 Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86_64 must be there.
   --only NAMES    only these suites, separated by commas, in this order
@@ -34,6 +35,7 @@ Runs the suites below in a virtual machine with Debian's kernel; qemu-system-x86
                   kube-proxy, which the suite ipvs starts
   --suite NAME    the suite of Debian whose kernel and tools it is, such as bullseye or trixie-backports; by default
                   what apt is configured for
+  --tools NAME    the suite of Debian whose tools it is, if not the kernel's
   --output DIR    where the outputs go; bin/vm by default
   --accelerator NAME
                   qemu's; kvm by default where the processor can, else tcg,thread=single, which emulates the processor
@@ -96,6 +98,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	kubeProxy := flags.String("kube-proxy", "", "")
 	output := flags.String("output", "bin/vm", "")
 	suite := flags.String("suite", "", "")
+	tools := flags.String("tools", "", "")
 	accelerator := flags.String("accelerator", vm.Accelerator(), "")
 	cpus := flags.Int("cpus", 0, "")
 	if err := flags.Parse(args); err != nil {
@@ -122,7 +125,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if m.Init, err = os.Executable(); err != nil {
 		return err
 	}
-	if m.Files, err = vm.System(ctx, filepath.Join(kept, "vm-"+*suite), *suite); err != nil {
+	if m.Files, err = vm.System(ctx, kept, *suite, cmp.Or(*tools, *suite)); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(*output, 0o755); err != nil {
