@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -55,8 +56,9 @@ type table struct {
 	onRing map[netip.Addr][]netip.Addr
 	// limit is Deps.Limit.
 	limit int
-	// carried has, for each target behind a router, the interface of the tunnel to it. segment is the
-	// greatest TCP segment that fits into the tunnel; 0 for no bound.
+	// carried has, for each target behind a router, the interface of the tunnel to it; for one whose link is away that
+	// link, as a copy without it would go to a router, which may send it back. segment is the greatest TCP segment that
+	// fits into the tunnel; 0 for no bound.
 	carried map[netip.Addr]int
 	segment int
 
@@ -85,6 +87,8 @@ func (l losses) equal(other losses) bool {
 type judge struct {
 	neighbors map[netip.Addr]links.Neighbor
 	lost      losses
+	// away are the nodes that only keep the place where they were, by since when.
+	away map[netip.Addr]time.Time
 }
 
 // gone reports whether a node holds nothing any more. While this node may be cut off, its kernel
@@ -137,10 +141,11 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 		t.peers = append(t.peers, j.neighbors[node].MAC)
 	}
 	for node, n := range j.neighbors {
-		if !n.Routed || !n.Found {
+		_, away := j.away[node]
+		if !n.Found || !n.Routed && !away {
 			continue
 		}
-		if family == lb.IPv6 {
+		if family == lb.IPv6 && n.Routed {
 			t.segment = n.MTU - ipv6Header - tcpHeader
 		}
 		if _, target := t.targets[node]; target {

@@ -102,7 +102,8 @@ func TestChoose(t *testing.T) {
 		{"until the node is gone", lb.IPv4, Desired{}, dead, []netip.Addr{a}, owners{}, nil},
 		{"or said to be", lb.IPv4, Desired{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, owners{}, nil},
 	} {
-		got := choose(test.family, test.w.all(), judge{test.neighbors, losses{test.w.Gone, test.w.CutOff}}, test.sent)
+		j := judge{neighbors: test.neighbors, lost: losses{test.w.Gone, test.w.CutOff}}
+		got := choose(test.family, test.w.all(), j, test.sent)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
