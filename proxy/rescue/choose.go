@@ -66,6 +66,10 @@ type table struct {
 	// aimed at a target, and spread the VIPs whose packets may pass through so many nodes.
 	previous, others map[netip.Addr]int
 	spread           [maxHops + 1]int
+
+	// crowded is set once a VIP has found no room because of nodes that are only remembered. They give way when the
+	// table is made anew.
+	crowded bool
 }
 
 // The targets are bounded, and with them the rules that a stray packet meets. VIPs that are forwarded
@@ -190,14 +194,8 @@ func (t *table) join(vip netip.Addr, o Origins) {
 
 // aim makes a node the target for a VIP, if there is room for it.
 func (t *table) aim(vip, node netip.Addr, direct bool) bool {
-	_, known := t.targets[node]
-	full := !known && len(t.targets) >= maxTargets+maxDirect
-	if direct {
-		full = full || !known && len(t.targets)-len(t.others) >= maxDirect
-	} else {
-		full = full || t.others[node] == 0 && len(t.others) >= maxTargets
-	}
-	if full {
+	if !t.fits(node, direct, len(t.targets)) {
+		t.crowded = t.crowded || t.fits(node, direct, len(t.targets)-t.onlyRemembered())
 		return false
 	}
 	t.targets[node] = insert(t.targets[node], vip)
@@ -205,6 +203,25 @@ func (t *table) aim(vip, node netip.Addr, direct bool) bool {
 		t.others[node]++
 	}
 	return true
+}
+
+// fits reports whether there is room for a VIP at a node among so many targets.
+func (t *table) fits(node netip.Addr, direct bool, targets int) bool {
+	_, known := t.targets[node]
+	if !known && (targets >= maxTargets+maxDirect || direct && targets-len(t.others) >= maxDirect) {
+		return false
+	}
+	return direct || t.others[node] > 0 || len(t.others) < maxTargets
+}
+
+// onlyRemembered returns how many targets no VIP is aimed at.
+func (t *table) onlyRemembered() (n int) {
+	for _, vips := range t.targets {
+		if len(vips) == 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // remove takes a VIP out. o must be the Origins that it was added with.

@@ -370,7 +370,8 @@ func (a *Actor) adjust() bool {
 	clear(a.changed)
 	for _, family := range a.families {
 		switch t := a.written[family]; {
-		case t.shape() == shapes[family] && (len(edits[family]) == 0 || a.kernel.edit(family, edits[family]) == nil):
+		case t.shape() == shapes[family] && !t.crowded &&
+			(len(edits[family]) == 0 || a.kernel.edit(family, edits[family]) == nil):
 		default:
 			delete(a.written, family) // it will be read
 		}
