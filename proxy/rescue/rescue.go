@@ -501,6 +501,9 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	if before, known := a.written[family]; known {
 		return before.equal(want)
 	}
+	if len(have.foreign)+len(have.strange)+len(have.left)+len(have.leftChains) > 0 {
+		return false
+	}
 	have.table.limit = want.limit // the rules show it
 	have.table.carried, have.table.segment = want.carried, want.segment
 	return have.table.equal(want)
