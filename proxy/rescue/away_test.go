@@ -3,6 +3,7 @@ package rescue
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -93,10 +94,17 @@ func TestContract5ALinkThatIsAwayForgetsNothing(t *testing.T) {
 	for _, away := range []string{"the link is down", "the addresses are taken away with the carrier"} {
 		r := newRack(t, 2)
 		node, a := r.nodes[1], r.actors[1]
-		nstest.Veth(t, nstest.New(t), "up0", "10.8.0.1/24", node, "up0", "10.8.0.2/24")
+		uplink := lan{client: nstest.New(t)}
+		nstest.Veth(t, uplink.client, "eth0", "10.8.0.1/24", node, "up0", "10.8.0.2/24")
+		uplink.client.Run(t, "ip", "addr", "add", "fd08::1/64", "dev", "eth0", "nodad")
 		node.Run(t, "ip", "addr", "add", "fd08::2/64", "dev", "up0", "nodad")
 		node.Run(t, "ip", "route", "add", "default", "via", "10.8.0.1")
 		node.Run(t, "ip", "route", "add", "default", "via", "fd08::1")
+		for _, router := range []string{"10.8.0.1", "fd08::1"} { // so copies to it would not have to wait
+			node.Run(t, "ip", "neigh", "replace", router, "lladdr", macOf(t, uplink.client), "dev", "up0", "nud", "permanent")
+		}
+		mac := strings.Fields(node.Run(t, "ip", "-br", "link", "show", "up0"))[2]
+		toRouter := arrivals(t, uplink.client, madeUp...)
 		node.Run(t, "sysctl", "-qw", "net.ipv6.conf.eth0.keep_addr_on_down=1")
 		w := from(v4.vip, v4.a, v6.vip, v6.a)
 		r.set(t, 1, w)
@@ -124,6 +132,15 @@ func TestContract5ALinkThatIsAwayForgetsNothing(t *testing.T) {
 		for range 2 {
 			node.Do(t, a.apply)
 			check("away", true)
+		}
+		moved := a.Packets()
+		uplink.send(t, slices.Values([][]byte{ack(mac, v4.vip, 1), ack(mac, v6.vip, 1)}))
+		until(t, "both are moved", func() bool {
+			node.Do(t, a.apply)
+			return a.Packets() == moved+2
+		})
+		if n := toRouter(); n > 0 {
+			t.Errorf("%s: the router has got %d packets that were moved", away, n)
 		}
 		if away == "the link is down" {
 			node.Run(t, "ip", "link", "set", "eth0", "up")
