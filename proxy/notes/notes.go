@@ -90,13 +90,14 @@ func write(f *os.File, value int) error {
 
 // Keep takes the kernel's notes, those of a predecessor too, into noted, by interface, and notes
 // again what is missing there, as after "nft flush ruleset". Whoever has set a parameter to another
-// value since has it.
+// value since has it. A note of an interface that is gone goes too: one that gets its name later has
+// a parameter of its own.
 func (p Parameter) Keep(conn *nfnetlink.Conn, folder string, noted map[string]int) error {
 	have, err := p.read(conn)
 	if err != nil {
 		return err
 	}
-	var errs []error
+	errs := []error{p.forgetGone(conn, folder, have)}
 	for iface, was := range noted {
 		if _, there := have[iface]; there {
 			continue
@@ -113,6 +114,26 @@ func (p Parameter) Keep(conn *nfnetlink.Conn, folder string, noted map[string]in
 	}
 	maps.Copy(noted, have)
 	return errors.Join(errs...)
+}
+
+// forgetGone forgets notes of parameters that are gone with their interfaces, in the kernel and in
+// have.
+func (p Parameter) forgetGone(conn *nfnetlink.Conn, folder string, have map[string]int) error {
+	before, _, perInterface := strings.Cut(p.Path, "*")
+	if _, err := os.Stat(filepath.Join(folder, before)); !perInterface || err != nil {
+		return nil // unknown is not absent
+	}
+	var gone []string
+	for iface := range have {
+		if _, err := p.Read(folder, iface); errors.Is(err, os.ErrNotExist) {
+			gone = append(gone, iface)
+			delete(have, iface)
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	return p.forget(conn, gone...)
 }
 
 // Restore sets back what is noted, in the kernel or in noted, and forgets that. Where others have

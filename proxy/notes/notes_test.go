@@ -152,6 +152,74 @@ func TestContract11WhatIsSetIsSetBack(t *testing.T) {
 	}
 }
 
+// A note of an interface that is gone goes, and with the last one the table: one that is made with its name later has
+// the value that its administrator sets, and not what the one before it had.
+func TestContract11ANoteEndsWithItsInterface(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		flush bool
+		gone  []string
+		noted map[string]int
+	}{
+		{"one of two", false, []string{"lan"}, map[string]int{"lan2": 0}},
+		{"both", false, []string{"lan", "lan2"}, nil},
+		{"one of two, after a flush", true, []string{"lan"}, map[string]int{"lan2": 0}},
+	} {
+		s, noted := newSite(t), map[string]int{}
+		for _, iface := range []string{"lan", "lan2"} {
+			s.put(filter, iface, 0)
+			s.set(filter, iface)
+		}
+		keep := func() {
+			t.Helper()
+			if err := filter.Keep(s.conn, s.folder, noted); err != nil {
+				t.Fatal(err)
+			}
+		}
+		keep()
+		for _, iface := range tt.gone {
+			if err := os.RemoveAll(filepath.Dir(filter.file(s.folder, iface))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if tt.flush {
+			s.ns.Run(t, "nft", "flush", "ruleset")
+		}
+		keep()
+		s.wantNotes(tt.name, filter, tt.noted)
+		for _, iface := range tt.gone {
+			s.put(filter, iface, 2)
+		}
+		keep()
+		if !maps.Equal(noted, tt.noted) {
+			t.Errorf("%s: remembers %v, want %v", tt.name, noted, tt.noted)
+		}
+		if _, err := filter.Restore(s.conn, s.folder, noted); err != nil {
+			t.Error(err)
+		}
+		for _, iface := range tt.gone {
+			s.want(tt.name, filter, iface, 2)
+		}
+	}
+}
+
+// Where no parameters can be seen at all, none counts as gone.
+func TestContract11NotesOutliveAFolderThatIsMissing(t *testing.T) {
+	for _, p := range []Parameter{filter, reuse} {
+		s, noted := newSite(t), map[string]int{}
+		iface := ""
+		if p.perInterface() {
+			iface = "lan"
+		}
+		s.put(p, iface, 0)
+		s.set(p, iface)
+		if err := p.Keep(s.conn, filepath.Join(s.folder, "missing"), noted); err != nil {
+			t.Fatal(err)
+		}
+		s.wantNotes("no folder", p, map[string]int{iface: 0})
+	}
+}
+
 // One that cannot be set back keeps no other as it is, and what is set back is forgotten: an
 // administrator may set it to the same value next.
 func TestContract11WhatIsSetBackIsForgottenBesideWhatIsNot(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
@@ -55,8 +56,9 @@ type table struct {
 	onRing map[netip.Addr][]netip.Addr
 	// limit is Deps.Limit.
 	limit int
-	// carried has, for each target behind a router, the interface of the tunnel to it. segment is the
-	// greatest TCP segment that fits into the tunnel; 0 for no bound.
+	// carried has, for each target behind a router, the interface of the tunnel to it; for one whose link is away that
+	// link, as a copy without it would go to a router, which may send it back. segment is the greatest TCP segment that
+	// fits into the tunnel; 0 for no bound.
 	carried map[netip.Addr]int
 	segment int
 
@@ -64,6 +66,10 @@ type table struct {
 	// aimed at a target, and spread the VIPs whose packets may pass through so many nodes.
 	previous, others map[netip.Addr]int
 	spread           [maxHops + 1]int
+
+	// crowded is set once a VIP has found no room because of nodes that are only remembered. They give way when the
+	// table is made anew.
+	crowded bool
 }
 
 // The targets are bounded, and with them the rules that a stray packet meets. VIPs that are forwarded
@@ -85,6 +91,8 @@ func (l losses) equal(other losses) bool {
 type judge struct {
 	neighbors map[netip.Addr]links.Neighbor
 	lost      losses
+	// away are the nodes that only keep the place where they were, by since when.
+	away map[netip.Addr]time.Time
 }
 
 // gone reports whether a node holds nothing any more. While this node may be cut off, its kernel
@@ -137,10 +145,11 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 		t.peers = append(t.peers, j.neighbors[node].MAC)
 	}
 	for node, n := range j.neighbors {
-		if !n.Routed || !n.Found {
+		_, away := j.away[node]
+		if !n.Found || !n.Routed && !away {
 			continue
 		}
-		if family == lb.IPv6 {
+		if family == lb.IPv6 && n.Routed {
 			t.segment = n.MTU - ipv6Header - tcpHeader
 		}
 		if _, target := t.targets[node]; target {
@@ -185,14 +194,8 @@ func (t *table) join(vip netip.Addr, o Origins) {
 
 // aim makes a node the target for a VIP, if there is room for it.
 func (t *table) aim(vip, node netip.Addr, direct bool) bool {
-	_, known := t.targets[node]
-	full := !known && len(t.targets) >= maxTargets+maxDirect
-	if direct {
-		full = full || !known && len(t.targets)-len(t.others) >= maxDirect
-	} else {
-		full = full || t.others[node] == 0 && len(t.others) >= maxTargets
-	}
-	if full {
+	if !t.fits(node, direct, len(t.targets)) {
+		t.crowded = t.crowded || t.fits(node, direct, len(t.targets)-t.onlyRemembered())
 		return false
 	}
 	t.targets[node] = insert(t.targets[node], vip)
@@ -200,6 +203,25 @@ func (t *table) aim(vip, node netip.Addr, direct bool) bool {
 		t.others[node]++
 	}
 	return true
+}
+
+// fits reports whether there is room for a VIP at a node among so many targets.
+func (t *table) fits(node netip.Addr, direct bool, targets int) bool {
+	_, known := t.targets[node]
+	if !known && (targets >= maxTargets+maxDirect || direct && targets-len(t.others) >= maxDirect) {
+		return false
+	}
+	return direct || t.others[node] > 0 || len(t.others) < maxTargets
+}
+
+// onlyRemembered returns how many targets no VIP is aimed at.
+func (t *table) onlyRemembered() (n int) {
+	for _, vips := range t.targets {
+		if len(vips) == 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // remove takes a VIP out. o must be the Origins that it was added with.

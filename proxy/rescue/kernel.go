@@ -74,8 +74,17 @@ type held struct {
 	// in the way of ours.
 	table   table
 	foreign []string
-	// left are nodes of which only onRing is left: a release without that has removed them.
-	left []netip.Addr
+	// strange are chains that this release does not have. Their rules may use sets of ours.
+	strange []string
+	// left and leftChains are sets and chains of nodes that lack the rest: a release without onRing has removed them, or
+	// a write has failed between two transactions.
+	left, leftChains []leftover
+}
+
+// leftover is what is left of a node that is no target.
+type leftover struct {
+	node netip.Addr
+	name string
 }
 
 // load reads what is there; with all, the elements of sets too.
@@ -138,31 +147,63 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 	}
 	have.table, err = h.read(l, sets, have)
 	have.foreign, have.left = h.foreign(sets, have)
+	have.strange, have.leftChains = h.strange(chains, have)
 	return have, err
 }
 
 // foreign are the sets with names of ours that are not as we make them, and those of VIPs for a
-// node that lacks the rest. left are nodes of which only onRing is there.
-func (h header) foreign(sets map[string]nft.Shape, have held) (names []string, left []netip.Addr) {
+// node that lacks the rest. left are the other sets of such nodes.
+func (h header) foreign(sets map[string]nft.Shape, have held) (names []string, left []leftover) {
 	ours := map[string]nft.Shape{}
 	for _, set := range append(h.limitSets(), h.peers(), h.addresses(setRing)) {
 		ours[set.Name] = set.Shape()
 	}
-	for node := range have.sent {
-		ours[h.vips(node).Name] = h.vips(node).Shape()
-		ours[h.onRing(node).Name] = h.onRing(node).Shape()
-	}
 	for name, shape := range sets {
-		_, aims := h.nodeOf(prefixVIPs, name)
-		node, rings := h.nodeOf(prefixOnRing, name)
+		node, set, is := h.ofTarget(name)
+		if is {
+			ours[name] = set.Shape()
+		}
 		if _, is := hopsOf(name); is {
 			ours[name] = h.addresses(name).Shape()
 		}
-		switch should, known := ours[name]; {
-		case !known && rings && shape == h.onRing(node).Shape():
-			left = append(left, node)
-		case known && shape != should || !known && (aims || rings):
+		should, known := ours[name]
+		_, whole := have.sent[node]
+		switch {
+		case known && shape != should, is && !whole && name == h.vips(node).Name:
 			names = append(names, name)
+		case is && !whole:
+			left = append(left, leftover{node, name})
+		}
+	}
+	return names, left
+}
+
+// ofTarget returns the set of a target that has a name.
+func (h header) ofTarget(text string) (node netip.Addr, set nft.Set, ok bool) {
+	for prefix, of := range map[string]func(netip.Addr) nft.Set{
+		prefixVIPs: h.vips, prefixOnRing: h.onRing, prefixFlows: h.flows, prefixFresh: h.fresh,
+	} {
+		if node, ok = h.nodeOf(prefix, text); ok {
+			return node, of(node), true
+		}
+	}
+	return node, set, false
+}
+
+// strange are the chains that are none of ours. left are those of nodes that lack the rest.
+func (h header) strange(chains map[string]nft.Chain, have held) (names []string, left []leftover) {
+	ours := append([]string{chainErrors, chainRecall, chainOffRing, chainStrays, chainSegments}, limitChains...)
+	for chain := range chains {
+		node, is := h.nodeOf(prefixTo, chain)
+		if !is {
+			node, is = h.nodeOf(prefixNew, chain)
+		}
+		_, whole := have.sent[node]
+		switch {
+		case is && !whole:
+			left = append(left, leftover{node, chain})
+		case !is && !slices.Contains(ours, chain):
+			names = append(names, chain)
 		}
 	}
 	return names, left
@@ -238,13 +279,16 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	}
 	w.AddTable()
 	written := have.sent
-	if len(have.foreign) > 0 {
-		w.RemoveRules("") // which may use them
+	if len(have.foreign)+len(have.strange) > 0 {
+		w.RemoveRules("") // which may use sets that are to go
 		have.rules, have.limits, have.errors, have.segments, written = nil, nil, nil, nil, nil
 		have.recall, have.offRing = nil, nil
 	}
 	for _, name := range have.foreign {
 		w.RemoveSet(name)
+	}
+	for _, name := range have.strange {
+		w.RemoveChain(name)
 	}
 	type sets struct {
 		set      nft.Set
@@ -312,12 +356,30 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 			w.spill()
 		}
 	}
-	for _, node := range have.left {
-		if _, wanted := want.targets[node]; !wanted {
-			w.RemoveSet(h.onRing(node).Name)
-		}
-	}
+	w.removeLeft(want, have)
 	return w.commit()
+}
+
+// removeLeft removes what is left of nodes that are no targets.
+func (w *writer) removeLeft(want *table, have held) {
+	wanted := func(l leftover) bool {
+		_, wanted := want.targets[l.node]
+		return wanted
+	}
+	sets := slices.DeleteFunc(slices.Clone(have.left), wanted)
+	chains := slices.DeleteFunc(slices.Clone(have.leftChains), wanted)
+	for _, chain := range chains { // one may lead to another
+		w.RemoveRules(chain.name)
+		w.spill()
+	}
+	for _, chain := range chains {
+		w.RemoveChain(chain.name)
+		w.spill()
+	}
+	for _, set := range sets {
+		w.RemoveSet(set.name)
+		w.spill()
+	}
 }
 
 // writeLimits makes the chains of limits as wanted. What was counted of a VIP goes on.

@@ -60,6 +60,11 @@ const (
 	lookFailed = 200 * time.Millisecond
 	lookSoon   = 20 * time.Millisecond
 	soonLooks  = 10
+	// linkAway is how long a node keeps the place where it was while there is only a way over routers, and tunnelAway
+	// while its tunnel cannot be looked at. After that the node has moved, or the tunnel is gone, and packets for it
+	// would get lost that another node may know.
+	linkAway   = lb.FlowMemory
+	tunnelAway = time.Minute
 	// gap is the least time between two steps that changes cause, which may come by the hundred.
 	gap = 50 * time.Millisecond
 )
@@ -120,6 +125,7 @@ type Actor struct {
 	looked  time.Time                     // when the kernel was looked at last
 	known   map[netip.Addr]links.Neighbor // nodes as they last were
 	asked   map[netip.Addr]int            // how often nodes were looked for of which nothing is known
+	away    map[netip.Addr]time.Time      // since when nodes only keep the place where they were
 	counted map[netip.Addr]uint64
 	floods  map[lb.Family]flood
 	failed  loop.Failures
@@ -142,6 +148,7 @@ func newActor(deps Deps, k kernel) *Actor {
 		all: map[netip.Addr]Origins{}, nodes: map[netip.Addr]int{}, changed: map[netip.Addr]Origins{},
 		written: map[lb.Family]*table{}, sent: map[lb.Family][]netip.Addr{},
 		known: map[netip.Addr]links.Neighbor{}, asked: map[netip.Addr]int{}, counted: map[netip.Addr]uint64{},
+		away:   map[netip.Addr]time.Time{},
 		floods: map[lb.Family]flood{}, tunnels: map[lb.Family]carrier{}, noted: map[string]int{},
 		tightened: deps.Parameters == "" || !slices.Contains(deps.Families, lb.IPv4)}
 	a.cluster.handing.known = !deps.Direct
@@ -337,7 +344,7 @@ func (a *Actor) adjust() bool {
 		return false
 	}
 	edits := map[lb.Family][]edit{}
-	j := judge{a.known, a.gone}
+	j := judge{a.known, a.gone, a.away}
 	shapes := map[lb.Family]string{}
 	for _, family := range a.families {
 		t, written := a.written[family]
@@ -363,7 +370,8 @@ func (a *Actor) adjust() bool {
 	clear(a.changed)
 	for _, family := range a.families {
 		switch t := a.written[family]; {
-		case t.shape() == shapes[family] && (len(edits[family]) == 0 || a.kernel.edit(family, edits[family]) == nil):
+		case t.shape() == shapes[family] && !t.crowded &&
+			(len(edits[family]) == 0 || a.kernel.edit(family, edits[family]) == nil):
 		default:
 			delete(a.written, family) // it will be read
 		}
@@ -463,7 +471,7 @@ func (a *Actor) sync(family lb.Family) error {
 		}
 	}
 	if !unchanged {
-		want = choose(family, a.all, judge{neighbors, a.gone}, sent)
+		want = choose(family, a.all, judge{neighbors, a.gone, a.away}, sent)
 		want.limit = a.limit
 	}
 	if family == lb.IPv4 {
@@ -493,6 +501,9 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	if before, known := a.written[family]; known {
 		return before.equal(want)
 	}
+	if len(have.foreign)+len(have.strange)+len(have.left)+len(have.leftChains) > 0 {
+		return false
+	}
 	have.table.limit = want.limit // the rules show it
 	have.table.carried, have.table.segment = want.carried, want.segment
 	return have.table.equal(want)
@@ -519,7 +530,15 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 	a.carry(family, found)
 	for _, node := range nodes {
 		last, before := a.known[node]
+		_, wasAway := a.away[node]
+		isAway := a.keepsPlace(family, node, found[node])
+		if isAway != wasAway {
+			delete(a.sent, family) // rules name its link while it is away
+		}
 		switch n := found[node]; {
+		case isAway, wasAway && n.Failed: // nobody has answered while the link was away
+			found[node] = last
+			delete(a.asked, node)
 		case n.Failed:
 			last.Failed = true
 			found[node] = last // where it was
@@ -532,10 +551,32 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 			a.asked[node]++
 		}
 	}
-	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool {
-		return lb.FamilyOf(node) == family && !slices.Contains(nodes, node)
-	})
+	forgotten := func(node netip.Addr) bool { return lb.FamilyOf(node) == family && !slices.Contains(nodes, node) }
+	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool { return forgotten(node) })
+	maps.DeleteFunc(a.away, func(node netip.Addr, _ time.Time) bool { return forgotten(node) })
 	return found, nil
+}
+
+// keepsPlace reports whether a node is to stay where it was last: on a link over which there is no way now, as the
+// default route answers for a link that is away; or behind a tunnel that could not be looked at. Without its place it
+// would be no target, and what is remembered of it would be lost.
+func (a *Actor) keepsPlace(family lb.Family, node netip.Addr, n links.Neighbor) bool {
+	last, most := a.known[node], linkAway
+	if last.Routed {
+		most = tunnelAway
+	}
+	if !n.Routed || n.Found || !last.Found || last.Routed && a.tunnels[family].failed == "" {
+		delete(a.away, node)
+		return false
+	}
+	if _, was := a.away[node]; !was {
+		a.away[node] = time.Now()
+	}
+	if time.Since(a.away[node]) < most {
+		return true
+	}
+	delete(a.away, node)
+	return false
 }
 
 // count adds up packets since the last look.

@@ -102,7 +102,8 @@ func TestChoose(t *testing.T) {
 		{"until the node is gone", lb.IPv4, Desired{}, dead, []netip.Addr{a}, owners{}, nil},
 		{"or said to be", lb.IPv4, Desired{Gone: []netip.Addr{a}}, all, []netip.Addr{a}, owners{}, nil},
 	} {
-		got := choose(test.family, test.w.all(), judge{test.neighbors, losses{test.w.Gone, test.w.CutOff}}, test.sent)
+		j := judge{neighbors: test.neighbors, lost: losses{test.w.Gone, test.w.CutOff}}
+		got := choose(test.family, test.w.all(), j, test.sent)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
@@ -179,6 +180,66 @@ func TestContract11DirectVIPsTakeNoTargetsFromOthers(t *testing.T) {
 		if len(now.others)+len(now.hops)+len(now.ring)+len(now.lengths()) > 0 {
 			t.Errorf("removed, it still counts %v, %v", now.others, now.hops)
 		}
+	}
+}
+
+// A VIP that changes alone gets the target that it gets by a look: nodes that are only remembered take
+// no places from it.
+func TestContract5NodesThatAreOnlyRememberedTakeNoPlaces(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		nodes  int
+		length int
+		direct bool
+	}{{"rings of 17 among 120 nodes", 120, 16, false}, {"rings of 2 among 120 nodes", 120, 1, false},
+		{"direct, 1 endpoint elsewhere, among 40 nodes", 40, 1, true}} {
+		t.Run(tt.name, func(t *testing.T) {
+			k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+			var nodes []netip.Addr
+			for i := range tt.nodes {
+				node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+				nodes, k.neighbor[node] = append(nodes, node), there(byte(i))
+			}
+			nodes = append(nodes, nodes...)
+			a := newActor(fakeDeps, k)
+			vip, keeps := addr("192.0.2.1"), addr("192.0.2.2")
+			origins := func(i int) *Origins { return &Origins{Ring: nodes[i : i+tt.length], Direct: tt.direct} }
+			step := func(look bool) {
+				if look {
+					a.looked = time.Time{}
+				}
+				if _, err := a.step(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			all := map[netip.Addr]*Origins{vip: origins(0), keeps: origins(0)}
+			for i := 0; i < tt.nodes; i += lb.MaxRing { // so each node is known
+				all[netip.AddrFrom4([4]byte{192, 0, 2, byte(100 + i)})] = &Origins{Ring: nodes[i : i+lb.MaxRing]}
+			}
+			a.Begin(all)
+			for range 3 {
+				step(true)
+			}
+			for turn := range 2 * tt.nodes { // another node is the next one on the ring
+				i := turn % tt.nodes
+				a.Update(map[netip.Addr]*Origins{vip: origins(i)})
+				step(false)
+				for range 3 {
+					step(true)
+				}
+				if got := a.written[lb.IPv4].of(vip); len(got) != 1 || got[0] != nodes[i] {
+					want := choose(lb.IPv4, a.all, judge{neighbors: a.known}, a.written[lb.IPv4].nodes()).of(vip)
+					t.Fatalf("turn %d, after three looks: targets %v for the VIP, of %d; choose says %v; on a ring %t", turn, got,
+						len(a.written[lb.IPv4].targets), want, len(a.written[lb.IPv4].ring) == len(all))
+				}
+				if tt.direct { // and back
+					a.Update(map[netip.Addr]*Origins{vip: origins(0)})
+					for range 4 {
+						step(true)
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -60,7 +60,7 @@ func TestChooseOnARing(t *testing.T) {
 			[]netip.Addr{vip2}, []int{2}, []byte{2}},
 		{"no further than this", Desired{Ring: many}, all, nodes{a: {vip1}}, []netip.Addr{vip1}, []int{maxHops}, nil},
 	} {
-		got := choose(lb.IPv4, test.w.all(), judge{test.neighbors, losses{nodes: test.w.Gone}}, nil)
+		got := choose(lb.IPv4, test.w.all(), judge{neighbors: test.neighbors, lost: losses{nodes: test.w.Gone}}, nil)
 		var peers []byte
 		for _, peer := range got.peers {
 			peers = append(peers, peer[5])
@@ -844,7 +844,7 @@ func TestMemoryIsFollowedOnALongRing(t *testing.T) {
 			node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
 			ring, neighbors[node] = append(ring, node), there(byte(i))
 		}
-		got := choose(lb.IPv4, map[netip.Addr]Origins{vip: {Ring: ring}}, judge{neighbors, losses{}}, nil)
+		got := choose(lb.IPv4, map[netip.Addr]Origins{vip: {Ring: ring}}, judge{neighbors: neighbors}, nil)
 		if _, inOrder := got.onRing[ring[0]]; inOrder != (n+spare <= maxHops) {
 			t.Errorf("%d other nodes: on the ring %v", n, got.onRing)
 		}
