@@ -36,19 +36,19 @@ type Machine struct {
 
 // System returns the files of Debian packages that the virtual machine consists of. The kernel and
 // the tools come each from a suite of Debian, or where it is "" from what this machine's apt is
-// configured for. The packages are kept in folders below folder, one for each suite.
+// configured for. The packages are kept in folders below folder, one for each use of a suite.
 func System(ctx context.Context, folder, kernel, tools string) ([]image.File, error) {
-	root := func(suite string, names ...string) ([]image.File, error) {
-		return image.Root(ctx, "amd64", filepath.Join(folder, "vm-"+suite), suite, names...)
+	root := func(use, suite string, names ...string) ([]image.File, error) {
+		return image.Root(ctx, "amd64", filepath.Join(folder, use+suite), suite, names...)
 	}
 	if kernel == tools {
-		return root(kernel, append([]string{kernelPackage}, packages...)...)
+		return root("vm-", kernel, append([]string{kernelPackage}, packages...)...)
 	}
-	files, err := root(tools, packages...)
+	files, err := root("vm-tools-", tools, packages...)
 	if err != nil {
 		return nil, err
 	}
-	others, err := root(kernel, kernelPackage)
+	others, err := root("vm-kernel-", kernel, kernelPackage)
 	if err != nil {
 		return nil, err
 	}

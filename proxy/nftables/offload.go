@@ -32,8 +32,11 @@ func (r *ruleset) flows(b builder, ofUDP bool) {
 	through := func(key expr.MetaKey) expr.List {
 		return append(expr.List{&expr.Meta{Key: key, Register: expr.Reg}}, expr.In(devicesSet)...)
 	}
+	// The kernel looks up the way back with the interface where the packet came in, without a router if no route leads out
+	// there. So it is asked by answers, which come from the pod: those to the client have the route that they have.
+	isAnswer := expr.List{&expr.Ct{Key: expr.CtKeyDIRECTION, Register: expr.Reg}, expr.Compare(expr.CmpOpEq, 1)}
 	r.hook(chainOffload, "filter", unix.NF_INET_FORWARD, priorityOffload, b.rule("",
-		expr.HasBits(expr.State(), expr.CtStateBitESTABLISHED), isTranslated(), isAssured,
+		expr.HasBits(expr.State(), expr.CtStateBitESTABLISHED), isTranslated(), isAssured, isAnswer,
 		through(expr.MetaKeyIIFNAME), through(expr.MetaKeyOIFNAME), expr.Goto(chainOffloadFlows)))
 	var rules []nft.Rule
 	for _, p := range []protocol{tcp, udp} {

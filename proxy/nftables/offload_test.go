@@ -38,7 +38,7 @@ func TestDeviceEdits(t *testing.T) {
 }
 
 // The rules of a family have the flowtable only where they shall offload, behind all filters of the forward hook, and
-// ask for a connection that is established, translated and assured first. Direct connections leave before.
+// ask for an answer of a connection that is established, translated and assured first. Direct connections leave before.
 func TestOffloadRules(t *testing.T) {
 	config := seedConfig
 	config.Offload, config.OffloadUDP = map[lb.Family]bool{lb.IPv6: true}, true
@@ -55,6 +55,12 @@ func TestOffloadRules(t *testing.T) {
 			}
 			if hook.hook.Number != unix.NF_INET_FORWARD || hook.hook.Priority <= 100 || len(hook.rules) != 1 {
 				t.Errorf("hook %+v with %d rules", hook.hook, len(hook.rules))
+			}
+			if !slices.ContainsFunc(hook.rules[0].Exprs, func(e expr.Any) bool {
+				ct, is := e.(*expr.Ct)
+				return is && ct.Key == expr.CtKeyDIRECTION
+			}) {
+				t.Error("packets of clients are offloaded, whose answers the kernel then sends out where these came in")
 			}
 			flows, _ := r.chain(chainOffloadFlows)
 			var adds, returns, sets []string

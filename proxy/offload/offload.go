@@ -72,10 +72,10 @@ func (a *Actor) step(context.Context) (again time.Duration, err error) {
 	}
 	again = lookEvery
 	devices, left := Devices(interfaces)
-	if left != a.left {
-		a.left = left
+	if left > 0 && a.left == 0 { // pods come and go
 		a.deps.Log.Info("connections through some interfaces are not offloaded, as there are too many", "those", left)
 	}
+	a.left = left
 	var errs []error
 	for _, family := range a.deps.Families {
 		switch there, failed := a.deps.Kernel.Set(family, devices); {

@@ -31,51 +31,53 @@ func (h handedClient) isValid() bool {
 
 // handClients hands over the clients that session affinity remembers, and of those that were handed over before the
 // ones that have come again. It awaits no answer: a client that is lost on the way may get another backend, and no
-// connection ends. A successor of an earlier release does not ask for them. What was not handed over at a time is
-// handed over the next time, with all others: the sockets and the connections shall not wait for it.
+// connection ends. A successor of an earlier release does not ask for them. The sockets and the connections shall not
+// wait for them: what was not handed over at a time is handed over the next time, and the clients of the Service at
+// which the time was over then come last, so that they do not take that of all others again.
 func (c *crew) handClients(p *courier, until time.Time) error {
 	if !p.wantsClients || !time.Now().Before(until) {
 		return nil
 	}
-	since := p.clientsSince
-	p.clientsSince = c.deps.Now().Add(-time.Second) // one may be noted a moment after its time was taken
+	began := c.deps.Now().Add(-time.Second) // one may be noted a moment after its time was taken
 	some, handed := make([]handedClient, 0, maxHandedClients), 0
+	var whole []*service // those of which no client is left behind some
 	send := func() error {
-		defer c.pulses.Begin()()
-		if err := p.sendUntil(until, letter{Clients: some}); err != nil {
-			return err
-		}
-		handed += len(some)
-		some = some[:0]
-		return nil
-	}
-	err := c.eachRemembered(since, func(one handedClient) error {
-		if some = append(some, one); len(some) < maxHandedClients {
-			return nil
-		}
-		return send()
-	})
-	if err == nil && len(some) > 0 {
-		err = send()
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		c.deps.Log.Warn("the successor takes the clients too slowly that session affinity remembers: going on without the "+
-			"rest", "handed", handed)
-		p.clientsSince, err = since, nil
-	}
-	return err
-}
-
-// eachRemembered calls visit with each client that session affinity remembers since a time, until that fails.
-func (c *crew) eachRemembered(since time.Time, visit func(handedClient) error) error {
-	for _, s := range c.table.mostRememberedFirst() {
-		for _, one := range s.rememberedSince(since) {
-			if err := visit(one); err != nil {
+		if len(some) > 0 {
+			defer c.pulses.Begin()()
+			if err := p.sendUntil(until, letter{Clients: some}); err != nil {
 				return err
 			}
 		}
+		for _, s := range whole {
+			p.clientsSince[s] = began
+		}
+		handed, some, whole = handed+len(some), some[:0], whole[:0]
+		return nil
 	}
-	return nil
+	services := c.table.mostRememberedFirst()
+	if i := slices.Index(services, p.clientsLeft); i >= 0 {
+		services = append(slices.Delete(services, i, i+1), p.clientsLeft)
+	}
+	err := func() error {
+		for _, s := range services {
+			p.clientsLeft = s
+			for _, one := range s.rememberedSince(p.clientsSince[s]) {
+				if some = append(some, one); len(some) == maxHandedClients {
+					if err := send(); err != nil {
+						return err
+					}
+				}
+			}
+			whole = append(whole, s)
+		}
+		return send()
+	}()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.deps.Log.Warn("the successor takes the clients too slowly that session affinity remembers: going on without the "+
+			"rest", "handed", handed)
+		err = nil
+	}
+	return err
 }
 
 // mostRememberedFirst returns the Services, those first of whose namespace most clients are remembered, and of one

@@ -336,14 +336,13 @@ func TestContract6AHandOverDoesNotWaitForClients(t *testing.T) {
 	p.close()
 }
 
-// After a time that did not suffice all clients are handed over, those included that came before.
-func TestHandOverOfClientsBeginsAnew(t *testing.T) {
-	g, n := withManyClients(t)
+// courierPair returns both ends of a connection.
+func courierPair(t *testing.T) (both []*courier) {
+	t.Helper()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var both []*courier
 	for _, fd := range ends {
 		file := os.NewFile(uintptr(fd), "")
 		conn, err := net.FileConn(file)
@@ -355,9 +354,52 @@ func TestHandOverOfClientsBeginsAnew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.close()
+		t.Cleanup(c.close)
 		both = append(both, c)
 	}
+	return both
+}
+
+// A Service of which there is no time to hand over all clients is the last one the next time, so that the others' come.
+func TestContract6ALargeServiceLeavesTimeToHandOverOthers(t *testing.T) {
+	g, _ := withManyClients(t)
+	small := lb.Key{Namespace: "small", Name: "web"}
+	g.table.set(small, &plan.Relayed{Affinity: time.Hour, Ports: []plan.RelayedPort{{Protocol: lb.TCP}}})
+	theirs := netip.MustParseAddr("10.9.9.9")
+	g.table.rememberSince(way{service: g.table.services[id{small, lb.TCP}], affinity: time.Hour}, theirs, frontend,
+		time.Now().Add(-time.Minute))
+	both := courierPair(t)
+	c := &crew{Relay: g.Relay}
+	both[0].wantsClients = true
+	came := false
+	receive := func(patience time.Duration) bool {
+		l, _, err := both[1].receive(patience)
+		came = came || slices.ContainsFunc(l.Clients, func(h handedClient) bool { return h.Client == theirs })
+		return err == nil
+	}
+	for range 2 {
+		handed := make(chan error)
+		go func() { handed <- c.handClients(both[0], time.Now().Add(300*time.Millisecond)) }()
+		for range 2 { // and then no more is taken
+			if !receive(time.Minute) {
+				t.Fatal("no letter comes")
+			}
+		}
+		if err := <-handed; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for receive(10 * time.Millisecond) {
+	}
+	if !came {
+		t.Error("the large Service comes first again, and takes all of the time")
+	}
+}
+
+// After a time that did not suffice all clients are handed over, those included that came before.
+func TestHandOverOfClientsBeginsAnew(t *testing.T) {
+	g, n := withManyClients(t)
+	both := courierPair(t)
 	c := &crew{Relay: g.Relay}
 	both[0].wantsClients = true
 	until := time.Now().Add(10 * time.Millisecond)

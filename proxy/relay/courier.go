@@ -149,9 +149,11 @@ type courier struct {
 	oob  [1 << 10]byte
 	// ready is set once the other end has said so.
 	ready bool
-	// wantsClients is set if the other end has asked for them, and clientsSince is from when on those are that it has not.
+	// wantsClients is set if the other end has asked for them. clientsSince is from when on a Service's are that it does
+	// not have, and clientsLeft the Service at which the time was over.
 	wantsClients bool
-	clientsSince time.Time
+	clientsSince map[*service]time.Time
+	clientsLeft  *service
 }
 
 // newCourier takes over a connection to a process of the same user.
@@ -171,7 +173,7 @@ func newCourier(conn *net.UnixConn) (*courier, error) {
 		conn.Close()
 		return nil, err
 	}
-	return &courier{conn: conn}, nil
+	return &courier{conn: conn, clientsSince: map[*service]time.Time{}}, nil
 }
 
 func (c *courier) close() { c.conn.Close() }

@@ -45,6 +45,12 @@ func TestContract5ANodeWhoseLinkIsAwayKeepsItsPlace(t *testing.T) {
 			{"there", near, nil, 0, true, 0}, {"away", routed, nil, 0, true, 2},
 			{"for too long", routed, nil, linkAway, false, 0}, {"and on", routed, nil, 0, false, 0},
 			{"back", near, nil, 0, true, 0}, {"away once more", routed, nil, 0, true, 2}}},
+		{"over a router of the same link", previous, []look{
+			{"there", near, nil, 0, true, 0}, {"the address is gone", links.Neighbor{Routed: true, Link: 2}, nil, 0, false, 0},
+			{"back", near, nil, 0, true, 0}}},
+		{"over a router of the same link, of a ring without a tunnel", ring, []look{
+			{"there", near, errNoTunnel, 0, true, 0},
+			{"the address is gone", links.Neighbor{Routed: true, Link: 2}, errNoTunnel, 0, false, 0}}},
 		{"of a ring without a tunnel", ring, []look{
 			{"there", near, errNoTunnel, 0, true, 0}, {"away", routed, errNoTunnel, 0, true, 2},
 			{"back", near, errNoTunnel, 0, true, 0}}},
@@ -84,6 +90,32 @@ func TestContract5ANodeWhoseLinkIsAwayKeepsItsPlace(t *testing.T) {
 				t.Errorf("%s, %s: the kernel has it: %t, over interface %d; want %t, %d", tt.name, l.what, kept,
 					a.written[lb.IPv4].carried[node], l.kept, l.carried)
 			}
+		}
+	}
+}
+
+// The next node of a ring is one to which there is a way, if there is such; who is away keeps what is remembered of it.
+func TestContract5ANodeThatIsAwayIsNotTheNext(t *testing.T) {
+	vip, first, second := addr("192.0.2.1"), addr("10.0.0.1"), addr("10.0.0.2")
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{first: there(1), second: there(2)}, cannotCarry: errNoTunnel}
+	a := newActor(fakeDeps, k)
+	w := Desired{Ring: map[netip.Addr][]netip.Addr{vip: {first, second}}}
+	for _, tt := range []struct {
+		what string
+		n    links.Neighbor
+		next netip.Addr
+	}{{"there", there(1), first}, {"away", links.Neighbor{Routed: true, Link: 9}, second}, {"back", there(1), first}} {
+		k.neighbor[first] = tt.n
+		for range 2 {
+			a.set(w)
+			a.looked = time.Time{}
+			if _, err := a.step(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, kept := k.have.sent[first]
+		if targets := a.written[lb.IPv4].targets; !slices.Equal(targets[tt.next], []netip.Addr{vip}) || !kept {
+			t.Errorf("%s: the next node is by %v, want %s; the first one is a target: %t", tt.what, targets, tt.next, kept)
 		}
 	}
 }

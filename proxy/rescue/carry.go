@@ -125,7 +125,7 @@ func (a *Actor) carry(family lb.Family, found map[netip.Addr]links.Neighbor) {
 		c.removed, c.refused = err == nil, 0
 	}
 	for _, node := range d.Peers {
-		if found[node] = (links.Neighbor{Routed: true}); err == nil && state.Link != 0 {
+		if found[node] = (links.Neighbor{Link: found[node].Link, Routed: true}); err == nil && state.Link != 0 {
 			found[node] = links.Neighbor{MAC: tunnel.MAC(node), Link: state.Link, Found: true, Routed: true, MTU: state.MTU}
 		}
 	}

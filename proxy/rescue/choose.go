@@ -105,6 +105,11 @@ func (j judge) gone(node netip.Addr) bool {
 // known could move the packet back.
 func (j judge) reachable(node netip.Addr) bool { return j.neighbors[node].Found && !j.gone(node) }
 
+func (j judge) isAway(node netip.Addr) bool {
+	_, away := j.away[node]
+	return away
+}
+
 // near reports whether packets can be moved to a previous owner now. It is on this node's network:
 // both have answered ARP or NDP for the same address.
 func (j judge) near(node netip.Addr) bool { return j.reachable(node) && !j.neighbors[node].Routed }
@@ -145,8 +150,7 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 		t.peers = append(t.peers, j.neighbors[node].MAC)
 	}
 	for node, n := range j.neighbors {
-		_, away := j.away[node]
-		if !n.Found || !n.Routed && !away {
+		if !n.Found || !n.Routed && !j.isAway(node) {
 			continue
 		}
 		if family == lb.IPv6 && n.Routed {
@@ -161,17 +165,20 @@ func choose(family lb.Family, all map[netip.Addr]Origins, j judge, sent []netip.
 	return t
 }
 
-// add aims a VIP's packets at its previous owners, or at the next reachable node of its ring.
+// add aims a VIP's packets at its previous owners, or at the next reachable node of its ring; at one to which there is
+// no way now only if there is no other.
 func (t *table) add(vip netip.Addr, o Origins, j judge) {
 	found := false
-	for _, node := range o.moved() {
-		if j.near(node) {
-			t.previous[node]++
-			found = found || t.aim(vip, node, o.Direct)
+	for _, away := range []bool{false, true} {
+		for _, node := range o.moved() {
+			if j.isAway(node) == away && j.near(node) {
+				t.previous[node]++
+				found = found || t.aim(vip, node, o.Direct)
+			}
 		}
-	}
-	for _, node := range o.Ring {
-		found = found || j.reachable(node) && t.aim(vip, node, o.Direct)
+		for _, node := range o.Ring {
+			found = found || j.isAway(node) == away && j.reachable(node) && t.aim(vip, node, o.Direct)
+		}
 	}
 	if found && len(o.Ring) > 0 {
 		t.ring, t.hops[vip] = insert(t.ring, vip), o.hops(j)

@@ -279,16 +279,13 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	}
 	w.AddTable()
 	written := have.sent
-	if len(have.foreign)+len(have.strange) > 0 {
+	if len(have.foreign) > 0 {
 		w.RemoveRules("") // which may use sets that are to go
 		have.rules, have.limits, have.errors, have.segments, written = nil, nil, nil, nil, nil
 		have.recall, have.offRing = nil, nil
 	}
 	for _, name := range have.foreign {
 		w.RemoveSet(name)
-	}
-	for _, name := range have.strange {
-		w.RemoveChain(name)
 	}
 	type sets struct {
 		set      nft.Set
@@ -335,6 +332,7 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 			w.replace(chain.name, chain.hook, chain.want)
 		}
 	}
+	w.removeChains(have.strange) // now none of our rules leads there
 	for _, s := range all {
 		w.fill(s.set, nil, missing(s.add, s.has))
 	}
@@ -366,18 +364,25 @@ func (w *writer) removeLeft(want *table, have held) {
 		_, wanted := want.targets[l.node]
 		return wanted
 	}
-	sets := slices.DeleteFunc(slices.Clone(have.left), wanted)
-	chains := slices.DeleteFunc(slices.Clone(have.leftChains), wanted)
-	for _, chain := range chains { // one may lead to another
-		w.RemoveRules(chain.name)
+	var chains []string
+	for _, l := range slices.DeleteFunc(slices.Clone(have.leftChains), wanted) {
+		chains = append(chains, l.name)
+	}
+	w.removeChains(chains)
+	for _, l := range slices.DeleteFunc(slices.Clone(have.left), wanted) {
+		w.RemoveSet(l.name)
 		w.spill()
 	}
-	for _, chain := range chains {
-		w.RemoveChain(chain.name)
+}
+
+// removeChains removes chains, of which one may lead to another.
+func (w *writer) removeChains(names []string) {
+	for _, name := range names {
+		w.RemoveRules(name)
 		w.spill()
 	}
-	for _, set := range sets {
-		w.RemoveSet(set.name)
+	for _, name := range names {
+		w.RemoveChain(name)
 		w.spill()
 	}
 }

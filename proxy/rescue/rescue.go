@@ -559,13 +559,14 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 
 // keepsPlace reports whether a node is to stay where it was last: on a link over which there is no way now, as the
 // default route answers for a link that is away; or behind a tunnel that could not be looked at. Without its place it
-// would be no target, and what is remembered of it would be lost.
+// would be no target, and what is remembered of it would be lost. Where the way over routers leads out of that link, a
+// copy would go to the router, and not nowhere: there it keeps none.
 func (a *Actor) keepsPlace(family lb.Family, node netip.Addr, n links.Neighbor) bool {
 	last, most := a.known[node], linkAway
 	if last.Routed {
 		most = tunnelAway
 	}
-	if !n.Routed || n.Found || !last.Found || last.Routed && a.tunnels[family].failed == "" {
+	if !n.Routed || n.Found || !last.Found || n.Link == last.Link || last.Routed && a.tunnels[family].failed == "" {
 		delete(a.away, node)
 		return false
 	}
