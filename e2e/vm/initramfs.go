@@ -69,11 +69,12 @@ func merged(file string) string {
 // kernel apart, and the kernel's release.
 func system(files []image.File) (chosen []image.File, kernel []byte, release string, err error) {
 	for _, f := range files {
-		if name, ok := strings.CutPrefix(f.Path, "boot/vmlinuz-"); ok {
+		if name, ok := releaseOf(f.Path); ok {
 			if release != "" {
 				return nil, nil, "", fmt.Errorf("there are two kernels: %s and %s", release, name)
 			}
 			kernel, release = f.Content, name
+			continue
 		}
 		if f.Path = merged(f.Path); wanted(f.Path) {
 			chosen = append(chosen, f)
@@ -91,6 +92,17 @@ func system(files []image.File) (chosen []image.File, kernel []byte, release str
 		}
 	}
 	return chosen, kernel, release, nil
+}
+
+// releaseOf returns the release of a kernel's file, which is beside its modules in packages since Linux 7.
+func releaseOf(file string) (release string, ok bool) {
+	if release, ok = strings.CutPrefix(file, "boot/vmlinuz-"); ok {
+		return release, true
+	}
+	if below, is := strings.CutPrefix(merged(file), modulesDir); is {
+		return strings.CutSuffix(below, "/vmlinuz")
+	}
+	return "", false
 }
 
 func wanted(file string) bool {

@@ -57,6 +57,16 @@ func TestWhatTheMachineGets(t *testing.T) {
 	}
 }
 
+// Since Linux 7 Debian's kernel is beside its modules.
+func TestAKernelBesideItsModules(t *testing.T) {
+	files := append([]image.File{file("usr/lib/modules/6.1.0-1-amd64/vmlinuz", "kernel")}, debian[1:]...)
+	chosen, kernel, release, err := system(files)
+	if err != nil || string(kernel) != "kernel" || release != "6.1.0-1-amd64" ||
+		slices.ContainsFunc(chosen, func(f image.File) bool { return strings.HasSuffix(f.Path, "/vmlinuz") }) {
+		t.Errorf("kernel %q of release %q: %v", kernel, release, err)
+	}
+}
+
 // The kernel gets the modules of Debian 13 as those of others; the rest stays as it is.
 func TestModulesAreUnpacked(t *testing.T) {
 	const folder = "usr/lib/modules/6.12.0-1-amd64/kernel/net/tls/"
