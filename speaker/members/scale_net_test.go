@@ -175,6 +175,10 @@ func (p *simPorts) DialTimeout(to string, timeout time.Duration) (net.Conn, erro
 		return nil, syscall.ECONNREFUSED
 	}
 	own, theirs := net.Pipe()
+	// A pipe has no buffer: what is written waits for ever for an end that goes before it reads.
+	if err := own.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, err
+	}
 	select {
 	case other.streams <- &simStream{theirs, p.net}:
 		p.net.count(func(t *traffic) { t.streams++ })
