@@ -181,7 +181,7 @@ func TestOffloadThroughABridge(t *testing.T) {
 	node.Run(t, "ip", "addr", "add", "10.1.1.1/24", "dev", "cni0")
 	node.Run(t, "ip", "addr", "add", "fd01:1::1/64", "dev", "cni0", "nodad")
 	s.programAs(t, 1, s.planWith(1, 1), config)
-	s.devices(t, 1, "eth0", "cni0")
+	s.devices(t, 1, "eth0", "cni0", "pod")
 	forwarded := s.forwarded(t, 1)
 	for family, vip := range s.vips {
 		f := s.offloaded(t, "tcp", vip)

@@ -14,12 +14,13 @@ const maxDevices = 256
 const ethernetBytes = 6
 
 // Devices returns the names of the interfaces through which connections are offloaded, and how many are left out as
-// there are too many. They are those whose frames have MAC addresses, outside of VRFs: a port's packets belong to its
-// bridge or bond. Interfaces of pods come last, so that many pods keep no uplink out.
+// there are too many. They are those whose frames have MAC addresses, outside of VRFs. A port's packets belong to its
+// bridge or bond, but later kernels, as 7.3, look for the port through which a pod is reached. Interfaces of pods come
+// last, so that many pods keep no uplink out.
 func Devices(interfaces []lb.Interface) (names []string, left int) {
 	var fit []lb.Interface
 	for _, i := range interfaces {
-		if !i.Disabled && !i.Loopback && !i.Enslaved && !i.NoARP && i.VRF == "" && len(i.MAC) == ethernetBytes &&
+		if !i.Disabled && !i.Loopback && (!i.Enslaved || i.Guest) && !i.NoARP && i.VRF == "" && len(i.MAC) == ethernetBytes &&
 			!lb.IsTunnel(i.Name) {
 			fit = append(fit, i)
 		}
