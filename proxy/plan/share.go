@@ -75,7 +75,7 @@ func NewWholeShares(limit, node int) *Shares {
 func (s *Shares) Limit() int { return s.limit }
 
 // Loading gives all Services the room of those that have a place, or takes it back from those that have none. It is for
-// the proxy's start, when nobody knows which of those that wait had a place, by that room.
+// the proxy's start: some of those that wait then had a place before, and it is unknown which.
 func (s *Shares) Loading(is bool) { s.loading = is }
 
 // Waits reports whether a Service waits for room.

@@ -112,8 +112,8 @@ func versions(other int) string {
 
 // takeOver takes what the predecessor has, until that has ended or ctx does. Whatever fails, the relay asks again for
 // the connections: if it were ready, the predecessor would end with them. It asks again for the sockets while it has
-// none, and opens its own port as soon as that is free if the predecessor keeps them. If nobody is there any more whom
-// it could ask, it has all that there is.
+// none, and opens its own port as soon as that is free if the predecessor keeps them. If no
+// relay is left that it could ask, it has all that there is.
 func (c *crew) takeOver(ctx context.Context) {
 	defer c.settle()
 	for began := c.deps.Now(); c.mayHear(c.deps.Now().Sub(began)) && wait(ctx, lookEvery); {

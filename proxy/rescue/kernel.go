@@ -81,7 +81,7 @@ type held struct {
 	left, leftChains []leftover
 }
 
-// leftover is what is left of a node that is no target.
+// leftover is a set or a chain of a node that is not a target.
 type leftover struct {
 	node netip.Addr
 	name string

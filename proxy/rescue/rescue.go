@@ -536,7 +536,7 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 			delete(a.sent, family) // rules name its link while it is away
 		}
 		switch n := found[node]; {
-		case isAway, wasAway && n.Failed: // nobody has answered while the link was away
+		case isAway, wasAway && n.Failed: // no answer could come while the link was away
 			found[node] = last
 			delete(a.asked, node)
 		case n.Failed:
