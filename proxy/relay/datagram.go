@@ -140,7 +140,7 @@ func arrivedAt(control []byte) (to netip.Addr, ttl int, err error) {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		switch {
 		case err != nil:
-			return to, ttl, err
+			return netip.Addr{}, ttl, err
 		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= infoSize:
 			to = netip.AddrFrom4([4]byte(data[infoFor:infoSize]))
 		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_PKTINFO && len(data) >= infoSize6:
