@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
@@ -145,29 +148,33 @@ func (b boots) conditions(t *testing.T, pod string, c lab.Conditions) {
 	}
 }
 
-// pathFault is something that takes the way to pods from bootNode, and gives it back.
+// pathFault is something that takes the way to pods of some families from bootNode, and gives it back.
 type pathFault struct {
 	name       string
+	families   []lb.Family
 	reason     lb.Reason
 	make, mend func(testing.TB, *lab.Lab)
 	// local is set for one that needs the policy Local, or no pod of the Service on the node.
 	local bool
 }
 
-func run(argv ...string) func(testing.TB, *lab.Lab) {
+// run runs commands on bootNode, each a list of words.
+func run(commands ...string) func(testing.TB, *lab.Lab) {
 	return func(t testing.TB, l *lab.Lab) {
 		t.Helper()
-		if _, err := l.Exec(t.Context(), bootNode, argv...); err != nil {
-			t.Fatal(err)
+		for _, command := range commands {
+			if _, err := l.Exec(t.Context(), bootNode, strings.Fields(command)...); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }
 
-func pathFaults() []pathFault {
-	forwarding := func(name string) pathFault {
-		parameter := "net.ipv4." + name
-		return pathFault{parameter, lb.ReasonForwardingOff, run("sysctl", "-qw", parameter+"=0"),
-			run("sysctl", "-qw", parameter+"=1"), false}
+// pathFaults are those of a node of a cluster with two families.
+func pathFaults(c lab.Cluster) []pathFault {
+	forwarding := func(family lb.Family, name string) pathFault {
+		return pathFault{name, []lb.Family{family}, lb.ReasonForwardingOff, run("sysctl -qw " + name + "=0"),
+			run("sysctl -qw " + name + "=1"), false}
 	}
 	cni := func(f func(*lab.Lab, context.Context, string) error) func(testing.TB, *lab.Lab) {
 		return func(t testing.TB, l *lab.Lab) {
@@ -176,11 +183,26 @@ func pathFaults() []pathFault {
 			}
 		}
 	}
+	both := []lb.Family{lb.IPv4, lb.IPv6}
+	var add, del []string
+	gateway := ""
+	for _, n := range c.Nodes {
+		to, via := lab.TwinPrefix(n.PodNetwork), "via "+lab.Twin(n.Addr).String()
+		if n.Name == bootNode {
+			via = "dev " + lab.PodBridge
+			gateway = netip.PrefixFrom(lab.Twin(n.Gateway()), to.Bits()).String()
+		}
+		add = append(add, fmt.Sprintf("ip route add %s %s", to, via))
+		del = append(del, fmt.Sprintf("ip route del %s", to))
+	}
 	return []pathFault{
-		{"routes and cni0", lb.ReasonPodRouteMissing, cni((*lab.Lab).StopCNI), cni((*lab.Lab).StartCNI), false},
-		{"cni0 down", lb.ReasonPodRouteMissing, run("ip", "link", "set", lab.PodBridge, "down"),
-			run("ip", "link", "set", lab.PodBridge, "up"), true},
-		forwarding("ip_forward"), forwarding("conf.eth0.forwarding"),
+		{"routes and cni0", both, lb.ReasonPodRouteMissing, cni((*lab.Lab).StopCNI), cni((*lab.Lab).StartCNI), false},
+		{"IPv6 routes", both[1:], lb.ReasonPodRouteMissing, run(del...), run(add...), false},
+		forwarding(lb.IPv4, "net.ipv4.ip_forward"), forwarding(lb.IPv4, "net.ipv4.conf.eth0.forwarding"),
+		forwarding(lb.IPv6, "net.ipv6.conf.all.forwarding"), // those of interfaces are nothing to Linux there
+		{"cni0 down", both, lb.ReasonPodRouteMissing, run("ip link set " + lab.PodBridge + " down"),
+			run("ip link set "+lab.PodBridge+" up", // which lost its IPv6 address when it went down
+				"ip addr add "+gateway+" nodad dev "+lab.PodBridge), true},
 	}
 }
 
@@ -211,28 +233,52 @@ func pathReason(t testing.TB, l *lab.Lab, node string, vip netip.Addr) (lb.Reaso
 	return "", errors.New("the proxy does not know the VIP")
 }
 
-// TestContract1ThePathGoes takes the way to pods from the node that answers, in each way: another node
-// takes over, and the one comes back when the way does.
+// TestContract1ThePathGoes takes the way to pods of one family or both from the node that answers, in each way: another
+// node takes over the addresses of these families, and the one comes back when the way does.
 func TestContract1ThePathGoes(t *testing.T) {
 	t.Parallel()
-	b := bootsOverL2(t)
-	for _, f := range pathFaults() {
+	cluster := lab.SeedCluster()
+	cluster.DualStack = true
+	l := labtest.Start(t, cluster, lab.Options{})
+	const of4, of6 = "172.26.236.180-172.26.236.189", `"fd00:172:26:236::180-fd00:172:26:236::189"`
+	if err := l.ApplyYAML(t.Context(), strings.Replace(preferBootNode, of4, of4+", "+of6, 1)); err != nil {
+		t.Fatal(err)
+	}
+	service := lab.SeedService()
+	service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	if err := l.AddService(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	vips := map[lb.Family]netip.Addr{lb.IPv4: seedVIP.Addr(), lb.IPv6: seedVIP6.Addr()}
+	wantAddresses(t, l, "my-nginx", vips[lb.IPv4].String(), vips[lb.IPv6].String())
+	served := func(t testing.TB) {
+		for _, vip := range vips {
+			wantAnswererAmong(t, l, vip, bootNode)
+		}
+	}
+	for _, f := range pathFaults(cluster) {
 		t.Run(f.name, func(t *testing.T) {
 			if f.local {
-				setLocal(t, b.Lab)
+				setLocal(t, l)
 			}
-			b.served(t)
-			f.make(t, b.Lab)
-			b.unserved(t)
-			eventually(t, "the proxy says why", func() error {
-				got, err := pathReason(t, b.Lab, bootNode, b.vip.Addr())
-				if err == nil && got != f.reason {
-					err = fmt.Errorf("it says %q, want %s", got, f.reason)
+			served(t)
+			f.make(t, l)
+			for family, vip := range vips {
+				want, nodes := lb.Reason(""), []string{bootNode}
+				if slices.Contains(f.families, family) {
+					want, nodes = f.reason, otherThan(l, bootNode)
 				}
-				return err
-			})
-			f.mend(t, b.Lab)
-			b.served(t)
+				wantAnswererAmong(t, l, vip, nodes...)
+				eventually(t, "the proxy says why", func() error {
+					got, err := pathReason(t, l, bootNode, vip)
+					if err == nil && got != want {
+						err = fmt.Errorf("it says %q of %s, want %q", got, vip, want)
+					}
+					return err
+				})
+			}
+			f.mend(t, l)
+			served(t)
 		})
 	}
 }

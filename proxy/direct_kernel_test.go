@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -31,6 +32,7 @@ type directSite struct {
 const (
 	directClient = 100     // the last part of the client's addresses
 	much         = 100_000 // bytes, of which pods send so many if asked
+	large        = "large" // begins a datagram that is to be answered with as many bytes
 )
 
 func newDirectSite(t *testing.T) directSite {
@@ -96,12 +98,16 @@ func serveWho(t testing.TB, ns *nstest.NS, name string) {
 		}
 		t.Cleanup(func() { conn.Close() })
 		go func() {
-			for buf := make([]byte, 100); ; {
-				_, from, err := conn.ReadFrom(buf)
+			for buf := make([]byte, 1<<16); ; {
+				n, from, err := conn.ReadFrom(buf)
 				if err != nil {
 					return
 				}
-				_, _ = conn.WriteTo(fmt.Appendf(nil, "%s %s\n", name, from), from)
+				answer := fmt.Appendf(nil, "%s %s %d", name, from, n)
+				if n > len(answer) && bytes.HasPrefix(buf, []byte(large)) { // an answer of the same size
+					answer = append(answer, bytes.Repeat([]byte(" "), n-1-len(answer))...)
+				}
+				_, _ = conn.WriteTo(append(answer, '\n'), from)
 			}
 		}()
 		return nil
@@ -374,6 +380,107 @@ func TestDirectErrorsReachTheSender(t *testing.T) {
 		}
 		if len(reached) != 3 {
 			t.Errorf("%s: 20 connections reach %v", family, reached)
+		}
+	}
+}
+
+// exchange sends a datagram of some size and wants an answer as large. It is sent again while the client learns what
+// fits into the path; an answer to an earlier one is passed over.
+func (f flow) exchange(t testing.TB, size int) (pod, seen string) {
+	t.Helper()
+	datagram := []byte(large + strings.Repeat("-", size-len(large)-1) + "\n")
+	for try := 0; ; try++ {
+		_ = f.conn.SetDeadline(time.Now().Add(3 * time.Second))
+		_, err := f.conn.Write(datagram)
+		for buf := make([]byte, 1<<16); err == nil; {
+			var n int
+			if n, err = f.conn.Read(buf); err == nil && n == size {
+				fields := strings.Fields(string(buf[:n]))
+				if fields[2] != fmt.Sprint(size) {
+					t.Fatalf("of %d bytes, %s arrived", size, fields[2])
+				}
+				return fields[0], fields[1]
+			}
+		}
+		if try == 3 {
+			t.Fatalf("%d bytes from %s: %v", size, f.conn.LocalAddr(), err)
+		}
+	}
+}
+
+// Datagrams that do not fit into a packet reach all pods in fragments, from the client's own address, and so do the
+// answers.
+func TestContract1DirectDatagramsInFragments(t *testing.T) {
+	t.Parallel()
+	s := newDirectSite(t)
+	for i := 1; i <= 3; i++ {
+		s.program(t, i, s.planFor(i))
+	}
+	s.through(t, 1)
+	s.nodes[1].Run(t, "nft", "add table inet seen; "+
+		"add chain inet seen in { type filter hook prerouting priority -500; }; "+
+		"add rule inet seen in ip ttl 218 ip frag-off & 0x3fff != 0 counter; "+
+		"add rule inet seen in ip6 hoplimit 218 exthdr frag exists counter")
+	s.wantFragments(t)
+	if listing := s.nodes[1].Run(t, "nft", "list", "table", "inet", "seen"); strings.Contains(listing, "packets 0 ") {
+		t.Errorf("no fragments are handed over: %s", listing)
+	}
+}
+
+// Where less fits on the way to a pod's node than clients send, nothing is swallowed: clients are told what fits (RFC
+// 1191, RFC 8201), and what they send then arrives, be it over TCP, in one packet or in fragments.
+func TestContract1DirectClientsAreToldWhatFits(t *testing.T) {
+	t.Parallel()
+	s := newDirectSite(t)
+	for i := 1; i <= 3; i++ {
+		s.program(t, i, s.planFor(i))
+	}
+	s.through(t, 1)
+	for j := 2; j <= 3; j++ {
+		s.nodes[0].Run(t, "ip", "route", "add", fmt.Sprint("10.0.0.", j), "dev", "eth0", "mtu", "1400")
+		s.nodes[0].Run(t, "ip", "-6", "route", "add", fmt.Sprint("fd00::", j), "dev", "eth0", "mtu", "1400")
+	}
+	s.wantFragments(t)
+	for family, vip := range s.vips {
+		for range 10 {
+			f := s.open(t, "tcp", vip)
+			_ = f.conn.SetDeadline(time.Now().Add(30 * time.Second))
+			_, err := fmt.Fprintln(f.conn, strings.Repeat("w", 50_000))
+			if err == nil {
+				_, err = f.in.ReadString('\n')
+			}
+			if err != nil {
+				t.Fatalf("%s: 50 kB: %v", family, err)
+			}
+		}
+	}
+	if told := s.client.Run(t, "nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"); strings.Contains(told, " 0 ") {
+		t.Errorf("the client was not told: %s", told)
+	}
+}
+
+// wantFragments exchanges large datagrams with all three pods in both families.
+func (s directSite) wantFragments(t *testing.T) {
+	t.Helper()
+	for family, vip := range s.vips {
+		reached := map[string]bool{}
+		for try := 0; len(reached) < 3; try++ {
+			if try == 60 {
+				t.Fatalf("%s: 60 flows reach %v", family, reached)
+			}
+			f := s.open(t, "udp", vip)
+			for _, size := range []int{1000, 1473, 3000, 20_000, 60_000} { // the first may be smaller than the MTU
+				pod, seen := f.exchange(t, size)
+				if seen != f.conn.LocalAddr().String() {
+					t.Fatalf("%s: %d bytes: pod %s sees the client as %s, want %s", family, size, pod, seen, f.conn.LocalAddr())
+				}
+				reached[pod] = true
+			}
+			// The first packet of a flow is a large one.
+			f = s.open(t, "udp", vip)
+			if pod, seen := f.exchange(t, 4000); seen != f.conn.LocalAddr().String() {
+				t.Fatalf("%s: pod %s sees the client as %s, want %s", family, pod, seen, f.conn.LocalAddr())
+			}
 		}
 	}
 }

@@ -442,3 +442,10 @@ func (s rackSite) waitUntaken(t *testing.T, i int) {
 		}
 	}
 }
+
+// Through the tunnel, datagrams that do not fit into a packet reach all pods too, in both families: a client of IPv6 is
+// told what fits, and sends smaller fragments.
+func TestContract1DatagramsInFragmentsThroughTheTunnel(t *testing.T) {
+	t.Parallel()
+	newHandingSite(t).wantFragments(t)
+}

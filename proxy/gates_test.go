@@ -171,6 +171,15 @@ func TestContract1GatesWaitUntilTheNodeAnnounces(t *testing.T) {
 	}
 
 	g = start(lb.Local)
+	g.says(lb.ReasonNoLocalBackends, true)
+	for vip, why := range g.update.Unannounced {
+		why.Service = lb.Key{Namespace: "other", Name: "first"}.Sum()
+		g.update.Unannounced[vip] = why
+	}
+	g.runAlone()
+	g.expect("Local, and the Service that it joined has no pod here", both, "new Programmed")
+
+	g = start(lb.Local)
 	g.update = lb.FeedUpdate{Gates: true}
 	g.runAlone()
 	g.expect("no such address", both, "new Programmed")

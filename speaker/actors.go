@@ -210,7 +210,7 @@ func (to routeSinks) sessions() map[string]routes.Session {
 	for name, s := range brief {
 		session := routes.Session{
 			Established: s.State == bgp.Established, Since: s.Since, Synced: s.Synced, Heard: s.Heard, Status: s.PeerNode(),
-			Reason: s.Reason, LastError: s.LastError,
+			Reason: s.Reason, LastError: s.LastError, Local: s.Local,
 		}
 		if s.Negotiated != nil {
 			session.Peer = s.Negotiated.Peer.Addr()

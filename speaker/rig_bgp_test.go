@@ -28,6 +28,7 @@ type fakeRouters struct {
 	desired map[string]plan.BGPSession
 	flushed bool
 	up      map[string]bool
+	local   netip.Addr // of the sessions; not valid: it is not told
 	since   map[string]time.Time
 	heard   map[string]map[netip.Prefix]plan.Route
 	log     []string // what each peer has heard, in order
@@ -129,7 +130,7 @@ func (f *fakeRouters) Brief() map[string]bgp.Status {
 		switch {
 		case f.heard[name] != nil:
 			s = bgp.Status{State: bgp.Established, Since: f.since[name], Synced: f.flushed, Prefixes: len(f.heard[name]),
-				Heard: f.changes}
+				Heard: f.changes, Local: f.local}
 		case d.BFDDown:
 			s.Reason, s.LastError = lb.ReasonBFDDown, "BFD says that the path to the peer is lost"
 		}

@@ -224,6 +224,33 @@ func TestContract1AnUplinkThatForwardsNothing(t *testing.T) {
 	})
 }
 
+// A router further away sends to the address of the session, which need not be one of the Node. The step looks at that
+// interface, though it answers no ARP and has no peer in its subnet.
+func TestContract1TheUplinkToAFarRouterForwardsNothing(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		n := r.nodes[w177]
+		n.opts.exclude, n.opts.checkForwarding = []string{"up*"}, true
+		n.routers.local = netip.MustParseAddr("10.8.0.1")
+		forwards := func(yes bool) {
+			n.mu.Lock()
+			n.interfaces = append(slices.Clone(n.interfaces[:1]), lb.Interface{Index: 9, Name: "wg0", Up: true, NoARP: true,
+				Unforwarded4: !yes, Addresses: []netip.Prefix{netip.MustParsePrefix("10.8.0.1/32")}})
+			n.mu.Unlock()
+			n.changes.markLinks()
+		}
+		forwards(true)
+		r.start(w177)
+		r.tor("tor-1", "172.31.0.2", nil)
+		r.service(nginx, vip1)
+		r.wantTold("at first", w177, up1)
+		forwards(false)
+		r.wantTold("it forwards nothing", w177, down1)
+		forwards(true)
+		r.wantTold("it forwards again", w177, up1)
+	})
+}
+
 func TestL2AndBGPSideBySide(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)

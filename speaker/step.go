@@ -128,8 +128,9 @@ func (s *speaker) look() bool {
 	facts := s.facts()
 	s.from.members.SetMACs(plan.MACs(facts))
 	candidates, peers := plan.Candidates(facts), s.from.routes.peers.All()
+	locals := s.rooms.routes.Locals()
 	for _, i := range facts.Interfaces {
-		counts := i.VRF != "" || plan.IsUplink(i, peers)
+		counts := i.VRF != "" || plan.IsUplink(i, peers, locals)
 		if counts && !slices.ContainsFunc(candidates, i.Equal) {
 			candidates = append(candidates, i)
 		}

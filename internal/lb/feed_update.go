@@ -57,6 +57,9 @@ type FeedUpdate struct {
 // Unannounced says why a node does not announce a VIP yet.
 type Unannounced struct {
 	Reason Reason `json:"reason"`
+	// Service is the Sum of the one that the reason is about, where several share the VIP; 0 if it is about the node. A
+	// name would be too long where there are tens of thousands of VIPs.
+	Service uint32 `json:"service,omitempty"`
 	// Elsewhere is set while another node announces the VIP.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 }

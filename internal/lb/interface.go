@@ -35,6 +35,8 @@ type Interface struct {
 	Unforwarded4, Unforwarded6 bool
 	// NoARP is set for an interface that neither asks nor answers ARP and NDP (IFF_NOARP).
 	NoARP bool
+	// Dummy is set for an interface at which no packet ever comes in: of the kind dummy, as kube-ipvs0 is.
+	Dummy bool
 	// Port is the index of the port that a bond in active-backup mode sends by; 0 for none. A VLAN or a
 	// bridge on the bond has the same. When it changes, switches still send the node's addresses to the
 	// previous port.
@@ -53,7 +55,7 @@ func (i Interface) Equal(other Interface) bool {
 		i.Up == other.Up && i.Disabled == other.Disabled && i.Guest == other.Guest &&
 		i.Unforwarded4 == other.Unforwarded4 && i.Unforwarded6 == other.Unforwarded6 &&
 		i.Loopback == other.Loopback && i.Enslaved == other.Enslaved && i.NoARP == other.NoARP &&
-		i.VRF == other.VRF && i.Table == other.Table &&
+		i.Dummy == other.Dummy && i.VRF == other.VRF && i.Table == other.Table &&
 		i.Port == other.Port && slices.Equal(i.Addresses, other.Addresses) &&
 		slices.Equal(i.Secondary, other.Secondary)
 }

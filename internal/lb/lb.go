@@ -7,6 +7,7 @@ package lb
 
 import (
 	"cmp"
+	"hash/fnv"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,6 +37,13 @@ func (k Key) SeenFrom(namespace string) string {
 // Compare orders keys by namespace, then by name.
 func (k Key) Compare(other Key) int {
 	return cmp.Or(strings.Compare(k.Namespace, other.Namespace), strings.Compare(k.Name, other.Name))
+}
+
+// Sum returns a number that tells keys apart where a mistake, which is unlikely, does no harm; never 0.
+func (k Key) Sum() uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(k.String()))
+	return max(h.Sum32(), 1)
 }
 
 // Protocol is a transport protocol as the Kubernetes API spells it.

@@ -47,6 +47,7 @@ func translate(links []netlink.Link, addrs []netlink.Addr) []lb.Interface {
 			VRF:       cmp.Or(vrfs[attrs.Index], vrfs[attrs.MasterIndex]),
 			Guest:     l.Type() == "tuntap" || l.Type() == "veth" && attrs.NetNsID >= 0,
 			NoARP:     attrs.RawFlags&unix.IFF_NOARP != 0,
+			Dummy:     l.Type() == "dummy",
 			Port:      activePort(links, l, maxLayers),
 			Addresses: byIndex[attrs.Index],
 			Secondary: secondary[attrs.Index],

@@ -80,7 +80,7 @@ func TestTranslate(t *testing.T) {
 		device(3, "eth1", unix.IFF_UP, func(a *netlink.LinkAttrs) { a.MasterIndex = 7 }),
 		&netlink.Vrf{LinkAttrs: netlink.LinkAttrs{Index: 8, Name: "red", RawFlags: running | unix.IFF_NOARP}, Table: 100},
 		device(9, "up0", running, func(a *netlink.LinkAttrs) { a.MasterIndex = 8 }),
-		device(5, "kube-ipvs0", unix.IFF_NOARP),
+		&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: 5, Name: "kube-ipvs0", RawFlags: unix.IFF_NOARP}},
 		device(1, "lo", running|unix.IFF_LOOPBACK, func(a *netlink.LinkAttrs) { a.HardwareAddr = nil }),
 	}, []netlink.Addr{
 		address(t, 2, "2001:db8::2/64"), address(t, 2, "172.26.236.178/24"), address(t, 1, "127.0.0.1/8"),
@@ -97,7 +97,7 @@ func TestTranslate(t *testing.T) {
 			Secondary: []netip.Addr{netip.MustParseAddr("172.26.236.8"), netip.MustParseAddr("172.26.236.9"),
 				netip.MustParseAddr("2001:db8::4")}},
 		{Index: 3, Name: "eth1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 3}, Enslaved: true},
-		{Index: 5, Name: "kube-ipvs0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 5}, Disabled: true, NoARP: true},
+		{Index: 5, Name: "kube-ipvs0", Disabled: true, NoARP: true, Dummy: true},
 		{Index: 1, Name: "lo", Up: true, Loopback: true, Addresses: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")}},
 		{Index: 8, Name: "red", Up: true, NoARP: true, VRF: "red", Table: 100},
 		{Index: 9, Name: "up0", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Up: true, Enslaved: true, VRF: "red"},

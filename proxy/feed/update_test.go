@@ -2,6 +2,7 @@ package feed
 
 import (
 	"encoding/json"
+	"math"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -307,7 +308,8 @@ func TestContract11AllThatASpeakerMaySayFits(t *testing.T) {
 		for range lb.MaxRing {
 			u.Ring[vip] = append(u.Ring[vip], longest(0xff))
 		}
-		u.Unannounced[vip] = lb.Unannounced{Reason: lb.Reason(strings.Repeat("r", maxReason)), Elsewhere: true}
+		u.Unannounced[vip] = lb.Unannounced{Reason: lb.Reason(strings.Repeat("r", maxReason)), Elsewhere: true,
+			Service: math.MaxUint32}
 		u.Dead, u.Gone = append(u.Dead, strings.Repeat("n", maxName)), append(u.Gone, longest(0xff))
 	}
 	line, err := json.Marshal(u)

@@ -183,6 +183,70 @@ func TestDirectDisruption(t *testing.T) {
 	}
 }
 
+// When two nodes crash at once, all others come to one table, in whatever order they hear of it: what is left of the
+// backends has its old places, but for few, and each node hands to living ones only. The figures are those of
+// docs/design/direct.md.
+func TestDirectTwoNodesCrash(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{4, 5, 10, 17} {
+		own, moved, size := 0, 0, 0
+		for seed := range uint64(10) {
+			random := rand.New(rand.NewPCG(seed, uint64(n)))
+			family := []lb.Family{lb.IPv4, lb.IPv6}[seed%2]
+			endpoints, nodes := directMembers(family, random, 3*n, n)
+			of := map[address]string{}
+			for i := range endpoints {
+				endpoints[i].Node = fmt.Sprint("node-", i%n)
+				of[addressOf(endpoints[i].Addr)] = endpoints[i].Node
+			}
+			table := func(self string, dead ...string) (backends, handed map[uint32]address) {
+				lost := map[string]bool{}
+				for _, node := range dead {
+					lost[node] = true
+				}
+				left := plan.Without([]lb.Slice{{Family: family, Endpoints: endpoints}}, lost)[0].Endpoints
+				backends, handed, _ = directTable(t, family, directService(family, random, self, left, nodes))
+				return backends, handed
+			}
+			a, b := fmt.Sprint("node-", n-1), fmt.Sprint("node-", n-2)
+			before, _ := table("node-0")
+			after, _ := table("node-0", a, b)
+			for i := range n - 2 {
+				self := fmt.Sprint("node-", i)
+				backends, handed := table(self, []string{a, b}[i%2], []string{b, a}[i%2])
+				if !maps.Equal(backends, after) {
+					t.Fatalf("seed %d: %s of %d nodes has another table than node-0", seed, self, n)
+				}
+				for number, backend := range backends {
+					node := of[backend]
+					to, is := handed[number]
+					if node == a || node == b || is == (node == self) || is && to != addressOf(nodes[node].Addresses[0]) {
+						t.Fatalf("seed %d: %s hands number %d, for a backend on %s, to %s", seed, self, number, node, to.ip(family))
+					}
+				}
+			}
+			for number, backend := range before {
+				switch node := of[backend]; {
+				case node == a || node == b:
+					own++
+				case after[number] != backend:
+					moved++
+					fallthrough
+				default:
+					size++
+				}
+			}
+		}
+		share, part := float64(own)/float64(own+size), float64(moved)/float64(size)
+		t.Logf("of %d nodes with 3 backends each, 2 crash: %.1f %% of the connections were theirs, and %.1f %% of those of the "+
+			"others move", n, 100*share, 100*part)
+		if part > 0.15 || share < 1.9/float64(n) || share > 2.1/float64(n) {
+			t.Errorf("of %d nodes, 2 crash: %.1f %% of the connections were theirs, %.1f %% of the others move", n, 100*share,
+				100*part)
+		}
+	}
+}
+
 // What becomes of a packet for the VIP, by who sends it: clients' packets are handed to the backend's
 // node, or translated, with the client's address where the backend is here; those of pods and of the node
 // are masqueraded.

@@ -102,12 +102,17 @@ func (s Standing) Done() bool { return s.Programmed && s.Unannounced == "" }
 // Awaited returns the first address of a Service that has to be announced before a pod of this node counts as ready,
 // and why it is not. With policy Local this node has to announce it, or stand by for the node that does: only its own
 // pods get what arrives here. With policy Cluster any node may, as each delivers to all pods; where none does, this
-// one is the first that can.
+// one is the first that can. A pod does not wait for another Service on its address: with policy Local that one may
+// keep this node from announcing for as long as it has no pod here.
 func Awaited(s Service, unannounced func(netip.Addr) lb.Unannounced, concerned func(lb.Family) bool) (
 	netip.Addr, lb.Reason) {
 	for _, vip := range s.VIPs {
 		why := unannounced(vip)
-		if why.Reason != "" && concerned(lb.FamilyOf(vip)) && (s.Policy == lb.Local || !why.Elsewhere) {
+		waits := !why.Elsewhere
+		if s.Policy == lb.Local {
+			waits = why.Service == 0 || why.Service == s.Key.Sum()
+		}
+		if why.Reason != "" && waits && concerned(lb.FamilyOf(vip)) {
 			return vip, why.Reason
 		}
 	}

@@ -106,6 +106,10 @@ func TestContract1WhichAddressesAPodWaitsFor(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	here := lb.Unannounced{Reason: lb.ReasonNoLocalBackends, Elsewhere: true}
 	nowhere := lb.Unannounced{Reason: lb.ReasonProbing}
+	web, other := lb.Key{Namespace: "default", Name: "web"}, lb.Key{Namespace: "other", Name: "first"}
+	about := func(service lb.Key, elsewhere bool) map[netip.Addr]lb.Unannounced {
+		return map[netip.Addr]lb.Unannounced{v4: {Reason: lb.ReasonNoLocalBackends, Service: service.Sum(), Elsewhere: elsewhere}}
+	}
 	both := func(lb.Family) bool { return true }
 	only := func(family lb.Family) func(lb.Family) bool { return func(f lb.Family) bool { return f == family } }
 	for _, c := range []struct {
@@ -126,10 +130,16 @@ func TestContract1WhichAddressesAPodWaitsFor(t *testing.T) {
 		{"a pod of the other family", lb.Local, map[netip.Addr]lb.Unannounced{v6: here}, only(lb.IPv4), netip.Addr{}, ""},
 		{"a pod of its family", lb.Local, map[netip.Addr]lb.Unannounced{v6: here}, only(lb.IPv6), v6,
 			lb.ReasonNoLocalBackends},
+		{"for this Service, which shares the address, Local", lb.Local, about(web, true), both, v4, lb.ReasonNoLocalBackends},
+		{"for the Service that it joined, Local", lb.Local, about(other, true), both, netip.Addr{}, ""},
+		{"for the Service that it joined, Local, by no node", lb.Local, about(other, false), both, netip.Addr{}, ""},
+		{"for the Service that it joined, Cluster", lb.Cluster, about(other, true), both, netip.Addr{}, ""},
+		{"for the Service that it joined, Cluster, by no node", lb.Cluster, about(other, false), both, v4,
+			lb.ReasonNoLocalBackends},
 		{"of another Service", lb.Local, map[netip.Addr]lb.Unannounced{netip.MustParseAddr("192.0.2.2"): here}, both,
 			netip.Addr{}, ""},
 	} {
-		vip, why := Awaited(Service{Policy: c.policy, VIPs: []netip.Addr{v4, v6}},
+		vip, why := Awaited(Service{Key: web, Policy: c.policy, VIPs: []netip.Addr{v4, v6}},
 			func(vip netip.Addr) lb.Unannounced { return c.unannounced[vip] }, c.concerned)
 		if vip != c.vip || why != c.why {
 			t.Errorf("%s: waits for %s (%s), want %s (%s)", c.name, vip, why, c.vip, c.why)

@@ -157,6 +157,9 @@ func (a *attempt) begin(ctx context.Context, conn net.Conn, incoming bool) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := newConnection(a.s, conn, a.d)
 	c.incoming, c.restarting, c.cancel, c.asks = incoming, !a.s.restarted, cancel, a.asked
+	if len(a.states) == 0 {
+		a.s.meets(c.local.Addr())
+	}
 	a.states[c] = OpenSent
 	go func() {
 		up, err := c.run(ctx)

@@ -57,6 +57,38 @@ func (p *fakePeer) handshakes(o peerOpen) {
 	p.write(keepalive())
 }
 
+// The node's address of a connection is known before the peer hears anything, and is that of the session.
+func TestTheAddressOfASessionIsKnownBeforeItIsUp(t *testing.T) {
+	inBubble(t, "of one that we open", func(t *testing.T, p *fakePeer, a *Actor) {
+		set(a, external(nil))
+		p.accept()
+		synctest.Wait()
+		if s := status(a); s.State != OpenSent || s.Local.String() != "10.0.0.1" {
+			t.Errorf("not yet up: %s from %v", s.State, s.Local)
+		}
+		far, taken := p.callsFrom(a, "10.0.0.2:50000", "10.0.0.9:179")
+		if !taken {
+			t.Fatal("the connection is not taken")
+		}
+		other := &fakePeer{t: p.t, conn: far}
+		defer far.Close()
+		synctest.Wait()
+		if s := status(a); s.Local.String() != "10.0.0.1" {
+			t.Errorf("a second connection that may be none: from %v", s.Local)
+		}
+		other.handshakes(routerOpen())
+		synctest.Wait()
+		if s := status(a); s.State != Established || s.Local.String() != "10.0.0.9" {
+			t.Errorf("up: %s from %v", s.State, s.Local)
+		}
+		far.Close()
+		synctest.Wait()
+		if s := status(a); s.State == Established || !s.Local.IsValid() {
+			t.Errorf("lost: %s from %v", s.State, s.Local)
+		}
+	})
+}
+
 func gracefulOpen() peerOpen {
 	o := routerOpen()
 	o.capabilities = append(o.capabilities, bgp.NewCapGracefulRestart(false, false, 120, nil))

@@ -34,6 +34,13 @@ func (s *session) enter(state State) {
 	}
 }
 
+// meets records the node's address of a connection, ahead of the state that tells of it.
+func (s *session) meets(local netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Local = local
+}
+
 func (s *session) state() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +54,7 @@ func (s *session) established(c *connection) {
 	s.mu.Lock()
 	s.status.State, s.status.Since = Established, time.Now()
 	s.status.Reason = ""
-	s.status.Negotiated = &n
+	s.status.Negotiated, s.status.Local = &n, n.Local.Addr()
 	s.heard = map[netip.Prefix]announced{}
 	s.flushedVersion = -1
 	s.failures, s.told = &loop.Failures{}, nil

@@ -33,6 +33,9 @@ type Status struct {
 	Flaps int `json:"flaps"`
 	// Negotiated is nil unless the session is established.
 	Negotiated *Negotiated `json:"negotiated,omitempty"`
+	// Local is the node's address of the last connection; not valid before the first. It is known before the session
+	// is established.
+	Local netip.Addr `json:"-"`
 	// Synced is set when all that the peer shall hear is on the wire, and nothing else.
 	Synced bool `json:"synced"`
 	// Prefixes is how many prefixes the peer hears, Heard how often that has changed within sessions.

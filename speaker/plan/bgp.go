@@ -20,6 +20,8 @@ type BGPFacts struct {
 	Namespace string
 	// BFDDown are the peers to which BFD says that the path is lost.
 	BFDDown map[string]bool
+	// Locals are the node's addresses of the sessions, as of the last connection of each.
+	Locals map[string]netip.Addr
 	// VRFs are what the proxy says of the VRFs: why the kernel does not deliver what comes in through
 	// one, or "". With TrustVRFs set there is no proxy of Landfall's that could know.
 	VRFs      map[string]string

@@ -88,7 +88,7 @@ func newRoutes(f Facts, b BGPFacts, d bgpDecision, size int) *routes {
 		for _, family := range sessions[name].Families {
 			refusal := through
 			if refusal == nil {
-				refusal = refuseUplink(f, sessions[name], family)
+				refusal = refuseUplink(f, sessions[name], b.Locals[name], family)
 			}
 			if refusal != nil {
 				r.shut[way{name, family}] = refusal
@@ -323,11 +323,14 @@ func refuseThrough(self string, b BGPFacts, vrf string) *lb.Refusal {
 
 // refuseUplink says why the node must not attract packets of a family from a peer: its kernel does not forward what
 // comes in at the link to the peer.
-func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
+func refuseUplink(f Facts, s BGPSession, local netip.Addr, family lb.Family) *lb.Refusal {
 	if !f.CheckForwarding {
 		return nil
 	}
-	for _, source := range []netip.Addr{{}, s.Source} { // the source's interface counts if none leads to the peer
+	if s.Source.IsValid() {
+		local = s.Source
+	}
+	for _, source := range []netip.Addr{{}, local} { // its interface counts if none leads to the peer
 		unforwarded := ""
 		for _, i := range f.Interfaces {
 			switch {
@@ -347,10 +350,10 @@ func refuseUplink(f Facts, s BGPSession, family lb.Family) *lb.Refusal {
 	return nil
 }
 
-// IsUplink reports whether the interface leads to one of the peers.
-func IsUplink(i lb.Interface, peers map[string]lb.Peer) bool {
-	for _, p := range peers {
-		if isUplink(i, p.VRF, p.Interface, p.Addr, p.Source) {
+// IsUplink reports whether the interface leads to one of the peers. locals are the addresses on the node of sessions.
+func IsUplink(i lb.Interface, peers map[string]lb.Peer, locals map[string]netip.Addr) bool {
+	for name, p := range peers {
+		if isUplink(i, p.VRF, p.Interface, p.Addr, p.Source) || isUplink(i, p.VRF, p.Interface, p.Addr, locals[name]) {
 			return true
 		}
 	}
@@ -359,7 +362,7 @@ func IsUplink(i lb.Interface, peers map[string]lb.Peer) bool {
 
 // isUplink reports whether the interface leads to a peer in a VRF: by its name, by an address of the peer in one of its
 // subnets, or by the address that the session has on the node, to which also a router further away sends. An address on
-// an interface without neighbors, such as a dummy, says nothing of where packets come in.
+// a dummy, or on a VRF itself, says nothing of where packets come in.
 func isUplink(i lb.Interface, vrf, name string, peer, source netip.Addr) bool {
 	if i.Loopback || i.VRF != vrf {
 		return false
@@ -368,7 +371,8 @@ func isUplink(i lb.Interface, vrf, name string, peer, source netip.Addr) bool {
 		return i.Name == name
 	}
 	_, near := i.Subnet(peer)
-	return near || !i.NoARP && slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr() == source })
+	return near || !i.Dummy && i.Table == 0 &&
+		slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return p.Addr() == source })
 }
 
 // outside refuses an aggregate that attracts traffic for addresses that are not the pool's.

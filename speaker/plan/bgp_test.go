@@ -696,8 +696,16 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 		w.bgp.Peers["tor-2"] = p
 	}
 	dummy := func(w *bgpWorld) {
-		w.facts.Interfaces = append(w.facts.Interfaces, lb.Interface{Name: "dummy0", Up: true, NoARP: true,
+		w.facts.Interfaces = append(w.facts.Interfaces, lb.Interface{Name: "dummy0", Up: true, NoARP: true, Dummy: true,
 			Unforwarded4: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.99.0.1/32")}})
+	}
+	session := func(w *bgpWorld, local string) {
+		w.bgp.Locals = map[string]netip.Addr{"tor-2": addr(local)}
+	}
+	tunnel := func(w *bgpWorld) {
+		w.facts.Interfaces[1].NoARP, w.facts.Interfaces[1].Addresses = true, []netip.Prefix{netip.MustParsePrefix("10.98.0.1/32")}
+		far(w)
+		off(1, lb.IPv4)(w)
 	}
 	join := func(w *bgpWorld, ready int, onNode bool) {
 		h := heldVIP("192.0.2.1", "other", lb.Cluster, ready).Holders[0]
@@ -772,6 +780,35 @@ func TestContract1ARouterHearsNothingThatItsLinkDoesNotForward(t *testing.T) {
 		{"a router that is not near, to an address of a dummy", func(w *bgpWorld) {
 			far(w)
 			from(w, "10.99.0.1")
+			dummy(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", ""},
+		{"a router that is not near, with a session from an address of the uplink", func(w *bgpWorld) {
+			far(w)
+			session(w, "172.16.0.9")
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: ", v4},
+		{"a router that is not near, with a session from an address of another interface", func(w *bgpWorld) {
+			far(w)
+			session(w, "10.0.0.7")
+			off(1, lb.IPv4, lb.IPv6)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", ""},
+		{"a router that is not near, whose sourceAddress is not that of its last session", func(w *bgpWorld) {
+			far(w)
+			from(w, "172.16.0.9")
+			session(w, "10.0.0.7")
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: ", v4},
+		{"a near router, with a session from an address of another interface", func(w *bgpWorld) {
+			session(w, "10.0.0.7")
+			off(1, lb.IPv4)(w)
+		}, "tor-1: 192.0.2.1/32; tor-2: fd01::1/128", v4},
+		{"a router behind a tunnel, to its address", func(w *bgpWorld) { tunnel(w); from(w, "10.98.0.1") },
+			"tor-1: 192.0.2.1/32; tor-2: ", v4},
+		{"a router behind a tunnel, with a session from its address", func(w *bgpWorld) { tunnel(w); session(w, "10.98.0.1") },
+			"tor-1: 192.0.2.1/32; tor-2: ", v4},
+		{"a router that is not near, with a session from an address of a dummy", func(w *bgpWorld) {
+			far(w)
+			session(w, "10.99.0.1")
 			dummy(w)
 		}, "tor-1: 192.0.2.1/32; tor-2: 192.0.2.1/32", ""},
 		{"two interfaces in its subnet, of which one forwards", func(w *bgpWorld) {

@@ -168,3 +168,15 @@ func TestContract1HoldsForVRFs(t *testing.T) {
 		}
 	}
 }
+
+// No packet comes in at a VRF itself: what is so of it says nothing of the way from a router in it.
+func TestAVRFIsNoUplink(t *testing.T) {
+	own := addr("10.99.0.1")
+	i := lb.Interface{Name: "red", VRF: "red", Table: 100, Addresses: []netip.Prefix{netip.PrefixFrom(own, 32)}}
+	if isUplink(i, "red", "", addr("172.31.0.2"), own) {
+		t.Error("a VRF leads to a router that is not near")
+	}
+	if i.Table = 0; !isUplink(i, "red", "", addr("172.31.0.2"), own) {
+		t.Error("a port of the VRF with the session's address does not")
+	}
+}

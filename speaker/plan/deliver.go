@@ -36,16 +36,22 @@ func tenants(holders []Holder) []Holder {
 
 // deliverable returns why this node cannot deliver the VIP, or nil when it can.
 func deliverable(gate lb.Reason, holders []Holder) *lb.Refusal {
+	refusal, _ := undeliverable(gate, holders)
+	return refusal
+}
+
+// undeliverable is deliverable, and returns the Service that it is about; none for the gate.
+func undeliverable(gate lb.Reason, holders []Holder) (refusal *lb.Refusal, about lb.Key) {
 	if gate != "" {
-		return lb.Refuse(gate, "%s", Describe(gate))
+		return lb.Refuse(gate, "%s", Describe(gate)), lb.Key{}
 	}
 	of, joined := first(holders)
-	refusal := allDeliverable(of)
+	refusal, about = allDeliverable(of)
 	nowhere := refusal != nil && (refusal.Reason == lb.ReasonNoBackends || refusal.Reason == lb.ReasonFrontendInUse)
 	if len(joined) > 0 && (len(of) == 0 || nowhere) {
 		return allDeliverable(joined)
 	}
-	return refusal
+	return refusal, about
 }
 
 // undelivered returns why this node cannot deliver the Services that joined the VIP of others.
@@ -65,11 +71,11 @@ func undelivered(holders []Holder) map[lb.Key]*lb.Refusal {
 	return found
 }
 
-// allDeliverable returns why this node cannot deliver one of the Services, or nil when it can. A
+// allDeliverable returns why this node cannot deliver one of the Services, and which, or nil when it can. A
 // Service that no node can deliver, or whose frontends another Service has, does not count, unless
 // there is no other; nor does one of which the proxy has not heard, such as a Service that is new or
 // gone, or whose status somebody else wrote: what is delivered already stays announced.
-func allDeliverable(holders []Holder) *lb.Refusal {
+func allDeliverable(holders []Holder) (refusal *lb.Refusal, about lb.Key) {
 	var empty *lb.Refusal
 	counted := 0
 	for _, h := range holders {
@@ -78,15 +84,15 @@ func allDeliverable(holders []Holder) *lb.Refusal {
 		case refusal == nil:
 			counted++
 		case h.Delivery != nil && refusal.Reason != lb.ReasonNoBackends && refusal.Reason != lb.ReasonFrontendInUse:
-			return refusal
+			return refusal, h.Service
 		case empty == nil:
-			empty = refusal
+			empty, about = refusal, h.Service
 		}
 	}
 	if counted == 0 {
-		return empty
+		return empty, about
 	}
-	return nil
+	return nil, lb.Key{}
 }
 
 // refuse returns why this node cannot deliver one Service, or nil when it can.

@@ -141,7 +141,10 @@ type Decision struct {
 	Routed Routed
 	// Undelivered says which Services that joined the VIP this node does not deliver, and why.
 	Undelivered map[lb.Key]*lb.Refusal
-	said        sayings // see Nodes
+	// kept is why this node cannot deliver the VIP, where several Services hold it, and keeper the one that it is about.
+	kept   *lb.Refusal
+	keeper lb.Key
+	said   sayings // see Nodes
 }
 
 // Obstacle says why this node neither claims the VIP nor announces a route for it; "" when it does
@@ -173,6 +176,9 @@ func Decide(f Facts, in Input) Decision {
 		d.Services = append(d.Services, h.Service)
 	}
 	d.Undelivered = undelivered(in.Holders)
+	if len(in.Holders) > 1 {
+		d.kept, d.keeper = undeliverable(f.Gate, in.Holders)
+	}
 	var place place
 	place, d.Refusal = refuse(f, in)
 	if d.Refusal == nil {

@@ -25,6 +25,9 @@ func (d Decision) Unannounced() *lb.Unannounced {
 	if waits.Reason == "" {
 		return nil
 	}
+	if d.kept != nil && d.kept.Reason == waits.Reason {
+		waits.Service = d.keeper.Sum()
+	}
 	return &waits
 }
 

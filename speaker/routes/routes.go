@@ -16,7 +16,7 @@ import (
 // Facts concern all VIPs alike.
 type Facts struct {
 	Node plan.Facts
-	// BGP lacks BFDDown, which is decided here.
+	// BGP lacks BFDDown, which is decided here, and Locals, which are among what was seen.
 	BGP plan.BGPFacts
 	// Unknown names what is not known yet of BGP; "" when all is. Until then no session is opened: a
 	// router that has kept the routes of this speaker's predecessor drops those that it does not hear
@@ -48,6 +48,9 @@ type Session struct {
 	Heard uint64
 	// Peer is the peer's address; not valid unless the session is established.
 	Peer netip.Addr
+	// Local is the node's address of the last connection, also of one that is about to be established; not valid
+	// before the first.
+	Local netip.Addr
 	// Status is what a BGPPeer shows of it.
 	Status lb.PeerNode
 	// Reason and LastError say why it is not, or was last not, established.
@@ -115,6 +118,7 @@ type State struct {
 	known    time.Time // since when all else is known that the first plan needs
 	planned  bool
 	sessions map[string]Session // as last seen
+	locals   map[string]netip.Addr
 	heard    map[netip.Addr][]string
 	// pending are the VIPs whose peers may have changed since heard was written.
 	pending map[netip.Addr]bool
@@ -159,6 +163,10 @@ func (s *State) Step(now time.Time, f Facts, e Events) Step {
 	s.release(now, step.Changed)
 	s.paths.judge(now, f.Seen.Paths)
 	f.BGP.BFDDown = s.paths.lost()
+	f.BGP.Locals = localsOf(f.Seen.Sessions)
+	if !maps.Equal(f.BGP.Locals, s.locals) { // packets of other links may be what a router sends
+		s.locals, e.All = f.BGP.Locals, true
+	}
 
 	var planned map[netip.Addr]bool
 	planned, step.SessionsChanged = s.plan(now, f, e, step.Changed)
@@ -421,6 +429,19 @@ func (s *State) Routed(vip netip.Addr) plan.Routed {
 
 // Routable reports whether BGP is for the VIP, as far as is known.
 func (s *State) Routable(vip netip.Addr) bool { return s.waiting != "" || s.book.VIP(vip).Selected }
+
+// Locals returns the node's addresses of the sessions, as of the last step. Do not change it.
+func (s *State) Locals() map[string]netip.Addr { return s.locals }
+
+func localsOf(sessions map[string]Session) map[string]netip.Addr {
+	locals := make(map[string]netip.Addr, len(sessions))
+	for name, session := range sessions {
+		if session.Local.IsValid() {
+			locals[name] = session.Local
+		}
+	}
+	return locals
+}
 
 // Peers returns the decision for each peer that selects the node. Do not change it.
 func (s *State) Peers() map[string]plan.PeerDecision { return s.book.Peers() }

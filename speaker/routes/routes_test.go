@@ -803,3 +803,39 @@ func TestContract11APeerThatTakesNothingCostsNothing(t *testing.T) {
 	w.step()
 	w.want("the router hears less than it shall", vip2, true, false)
 }
+
+// A router that is not near sends to the address of the session, of which the step hears with the session: what comes
+// in at that link has to be forwarded.
+func TestContract1AFarRouterSendsToTheAddressOfTheSession(t *testing.T) {
+	w := newWorld(t)
+	far := netip.MustParseAddr("10.9.0.2")
+	peer := w.facts.BGP.Peers["tor"]
+	peer.Addr, peer.BFDProfile = far, ""
+	w.facts.BGP.Peers["tor"] = peer
+	w.facts.Node.CheckForwarding = true
+	w.facts.Node.Interfaces = append(w.facts.Node.Interfaces, lb.Interface{Name: "wg0", Up: true, NoARP: true,
+		Unforwarded4: true, Addresses: []netip.Prefix{netip.MustParsePrefix("10.8.0.1/32")}})
+	w.hold(vip1, served)
+	w.step()
+	routed := func(what string, want bool) {
+		t.Helper()
+		if _, routed := w.desired["tor"].Routes[netip.PrefixFrom(vip1, 32)]; routed != want {
+			t.Errorf("%s: the router shall hear of the VIP: %v", what, routed)
+		}
+	}
+	routed("before a session", true)
+	w.session(func(s *Session) { s.Local = netip.MustParseAddr("10.8.0.1") }) // a connection that is no session yet
+	w.step()
+	routed("a connection from the tunnel's address", false)
+	w.up(true)
+	w.session(func(s *Session) { s.Local = netip.MustParseAddr("10.8.0.1") })
+	w.settle()
+	routed("a session from the tunnel's address", false)
+	if got := w.state.Locals()["tor"]; got.String() != "10.8.0.1" {
+		t.Errorf("the address of the session is %v", got)
+	}
+	w.up(true)
+	w.session(func(s *Session) { s.Local = netip.MustParseAddr("10.0.0.1") })
+	w.settle()
+	routed("a session from another address", true)
+}
