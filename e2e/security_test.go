@@ -337,7 +337,8 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 	}
 	// What a write says of managers and their fields stays with an object for good.
 	managed := fmt.Sprintf(`{"metadata":{"managedFields":[{"manager":"landfall-speaker","operation":"Update",`+
-		`"apiVersion":"v1","time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":{"f:data":{%s}}}]}}`, manyFields())
+		`"apiVersion":"v1","time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":{"f:data":{%s}}}]}}`,
+		manyFields())
 	serving := func(reason, message string) string {
 		return fmt.Sprintf(`{"type":"landfall.dev/Serving","status":"False","reason":%q,"message":%q,`+
 			`"lastTransitionTime":"2026-01-01T00:00:00Z"}`, reason, message)
@@ -372,7 +373,8 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 				`{"op":"add","path":"/status/conditions/-","value":` + serving("Test", "y") + `}]`,
 			"may write a condition of a Service once"},
 		{"its own condition under another name", service, types.ApplyPatchType, `{"apiVersion":"v1","kind":"Service",` +
-			`"metadata":{"name":"my-nginx"},"status":{"conditions":[` + serving("Test", "x") + `]}}`, "may not apply a Service"},
+			`"metadata":{"name":"my-nginx"},"status":{"conditions":[` + serving("Test", "x") + `]}}`,
+			"may not apply a Service"},
 		{"what it says for itself", service, types.StrategicMergePatchType, asRequested(self), ""},
 		{"what another node says", service, types.StrategicMergePatchType, asRequested(other),
 			"node " + self + " may say landfall.dev/AsRequested for itself only"},

@@ -15,16 +15,20 @@ import (
 // nothing ends a program, and what a tenant wrote is kept to a limit.
 func FuzzConvert(f *testing.F) {
 	for _, seed := range []string{
-		`{"metadata":{"name":"web","namespace":"shop","annotations":{"landfall.dev/weights":"a=1","landfall.dev/probe":"http"}},
+		`{"metadata":{"name":"web","namespace":"shop","annotations":{"landfall.dev/weights":"a=1",
+		"landfall.dev/probe":"http"}},
 		"spec":{"type":"LoadBalancer","clusterIPs":["10.96.0.1","None"],"externalIPs":["192.0.2.9"],"ipFamilies":["IPv4"],
-		"ports":[{"port":80,"nodePort":30080,"protocol":"TCP"}],"sessionAffinity":"ClientIP","sessionAffinityConfig":{"clientIP":{}},
+		"ports":[{"port":80,"nodePort":30080,"protocol":"TCP"}],"sessionAffinity":"ClientIP",
+		"sessionAffinityConfig":{"clientIP":{}},
 		"loadBalancerSourceRanges":["10.0.0.0/8","::ffff:10.0.0.0/104"]},
-		"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.1"}]},"conditions":[{"type":"landfall.dev/Assigned","status":"True",
+		"status":{"loadBalancer":{"ingress":[{"ip":"192.0.2.1"}]},
+		"conditions":[{"type":"landfall.dev/Assigned","status":"True",
 		"message":"192.0.2.1 from pool p"},{"type":"landfall.dev/ExternalIPs","message":"since 1: 192.0.2.9"}]}}`,
 		`{"metadata":{"labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv4","ports":[{"name":"","port":80}],
 		"endpoints":[{"addresses":["10.1.0.1"],"conditions":{},"hints":{"forZones":[{"name":"a"}]}},{"addresses":[]}]}`,
 		`{"metadata":{"name":"n1"},"spec":{"podCIDRs":["10.1.0.0/24"],"taints":[{"key":"x"}]},
-		"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.7"}],"conditions":[{"type":"Ready","status":"True"}]}}`,
+		"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.7"}],
+		"conditions":[{"type":"Ready","status":"True"}]}}`,
 		`{"metadata":{"name":"p"},"spec":{"addresses":["192.0.2.0/24"],"reservations":[{"addresses":"192.0.2.9"}],
 		"serviceAllocation":{"namespaceSelectors":[{"matchExpressions":[{"key":"a","operator":"x"}]}]}},
 		"status":{"next":["192.0.2.1-192.0.2.2"],"claims":[{"addresses":["x"]}],"released":[{"address":"192.0.2.3"}]}}`,
@@ -36,7 +40,8 @@ func FuzzConvert(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		as(data, func(o *corev1.Service) {
-			for _, convert := range []func(*corev1.Service) (lb.Key, lb.Service){convertForwardedService, convertLabelledService,
+			for _, convert := range []func(*corev1.Service) (lb.Key, lb.Service){
+				convertForwardedService, convertLabelledService,
 				func(o *corev1.Service) (lb.Key, lb.Service) { return convertRequestingService(o, true) }} {
 				_, s := convert(o)
 				if len(s.Ingress) > lb.MaxAddresses || len(s.Ports) > maxKeptPorts || len(s.ExternalIPs) > maxKeptExternalIPs ||

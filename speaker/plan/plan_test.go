@@ -591,8 +591,8 @@ func TestRoutesAreReportedAsData(t *testing.T) {
 	}
 }
 
-// TestContract11AReportHasABound has each node announce the VIPs of a Service to peers of its own, many of them with long
-// names: what is written to the Service is no more than the API server takes from a node.
+// TestContract11AReportHasABound has each node announce the VIPs of a Service to peers of its own, many of them with
+// long names: what is written to the Service is no more than the API server takes from a node.
 func TestContract11AReportHasABound(t *testing.T) {
 	var decisions []Decision
 	for i := range lb.MaxAddresses {
