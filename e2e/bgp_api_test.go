@@ -117,6 +117,15 @@ stringData: {password: secret}
 		t.Fatal(err)
 	}
 	words(map[string]lb.PeerNode{"node-2": up})
+	long := strings.Repeat("node.", 50) + "9" // the API server takes names of 128 characters for who writes
+	if err := status.PeerNode(ctx, "tor", long, &up); err != nil {
+		t.Error(err)
+	}
+	words(map[string]lb.PeerNode{"node-2": up, long: up})
+	if err := status.PeerNode(ctx, "tor", long, nil); err != nil {
+		t.Error(err)
+	}
+	words(map[string]lb.PeerNode{"node-2": up})
 	if err := status.PeerNode(ctx, "nobody", "node-1", &up); !kube.IsNotFound(err) {
 		t.Errorf("a peer that is not there: %v", err)
 	}

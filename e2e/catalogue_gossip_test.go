@@ -239,6 +239,10 @@ func udpGossip(t *testing.T, key, wrong []byte) []gossipRow {
 			[]string{unread, "message ends early"}},
 		{"with the key: a reason that is not there", user(1, 1, 'n', 1, 0, 0, 1, 0, 10, 0, 0, 1, 1, 7),
 			[]string{unread, "word 7 of 0"}},
+		{"with the key: a reason that a terminal obeys", user(1, 1, 'n', 1, 0, 1, 4, 'X', 0x1b, '[', 'm', 0),
+			[]string{unread, "is neither a reason nor the name of a BGPPeer"}},
+		{"with the key: a peer as the reason", user(1, 1, 'n', 1, 0, 1, 3, 't', 'o', 'r', 1, 0, 10, 0, 0, 1, 1, 1),
+			[]string{unread, "is a list of BGPPeers, and no reason"}},
 		{"with the key: a weight of 32 bits", user(1, 1, 'n', 1, 0, 0, 1, 8, 10, 0, 0, 1, 1, 0, 0xff, 0xff, 0xff, 0x0f),
 			[]string{unread, "weight 33554431"}},
 	}

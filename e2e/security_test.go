@@ -335,6 +335,14 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		return fmt.Sprintf(`{"status":{"conditions":[{"type":"landfall.dev/AsRequested","status":"False","reason":"Test",`+
 			`"message":"%s: x","lastTransitionTime":"2026-01-01T00:00:00Z"}]}}`, node)
 	}
+	// What a write says of managers and their fields stays with an object for good.
+	managed := fmt.Sprintf(`{"metadata":{"managedFields":[{"manager":"landfall-speaker","operation":"Update",`+
+		`"apiVersion":"v1","time":"2026-01-01T00:00:00Z","fieldsType":"FieldsV1","fieldsV1":{"f:data":{%s}}}]}}`,
+		manyFields())
+	serving := func(reason, message string) string {
+		return fmt.Sprintf(`{"type":"landfall.dev/Serving","status":"False","reason":%q,"message":%q,`+
+			`"lastTransitionTime":"2026-01-01T00:00:00Z"}`, reason, message)
+	}
 	eventually(t, "both nodes report on the peer, and what they tell of their networks", func() error {
 		raw, err := l.Kube().CoreV1().RESTClient().Get().AbsPath(peers).DoRaw(t.Context())
 		if err == nil &&
@@ -356,6 +364,17 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		{"an annotation that leaves no room to others", service, types.MergePatchType,
 			fmt.Sprintf(`{"metadata":{"annotations":{"landfall.dev/announcements":%q}}}`, strings.Repeat("x", 20_000)),
 			"at most 16384 characters"},
+		{"a condition that leaves no room to others", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[` + serving("Test", strings.Repeat("x", 20_000)) + `]}}`, "a message of at most 16384"},
+		{"a reason that leaves no room to others", service, types.StrategicMergePatchType,
+			`{"status":{"conditions":[` + serving(strings.Repeat("X", 65), "x") + `]}}`, "a reason of at most 64"},
+		{"a condition again and again", service, types.JSONPatchType,
+			`[{"op":"add","path":"/status/conditions/-","value":` + serving("Test", "x") + `},` +
+				`{"op":"add","path":"/status/conditions/-","value":` + serving("Test", "y") + `}]`,
+			"may write a condition of a Service once"},
+		{"its own condition under another name", service, types.ApplyPatchType, `{"apiVersion":"v1","kind":"Service",` +
+			`"metadata":{"name":"my-nginx"},"status":{"conditions":[` + serving("Test", "x") + `]}}`,
+			"may not apply a Service"},
 		{"what it says for itself", service, types.StrategicMergePatchType, asRequested(self), ""},
 		{"what another node says", service, types.StrategicMergePatchType, asRequested(other),
 			"node " + self + " may say landfall.dev/AsRequested for itself only"},
@@ -377,6 +396,8 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 		{"its session", peers, types.ApplyPatchType, entry(self, "Idle"), ""},
 		{"another's session", peers, types.ApplyPatchType, entry(other, "Forged"),
 			"node " + self + " may write its own entry in status.nodes only"},
+		{"its session under another name", peers + "?fieldManager=stranger", types.ApplyPatchType, entry(self, "Idle"),
+			"node " + self + " may write as the manager landfall-speaker/" + self + " only"},
 		{"no session of another", peers, types.MergePatchType, `{"status":{"nodes":null}}`, "its own entry"},
 		{"a session of no node", peers, types.ApplyPatchType, entry("nowhere", "Idle"), "its own entry"},
 		{"its gateways", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:""}}`, self), ""},
@@ -386,13 +407,20 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 			"node " + self + " may write its own key in data only"},
 		{"no gateways of another", gateways, types.MergePatchType, fmt.Sprintf(`{"data":{%q:null}}`, other), "its own key"},
 		{"gateways for ever", gateways, types.MergePatchType, `{"immutable":true}`, "may write data only"},
+		{"managers that leave no room to others", gateways, types.MergePatchType, managed,
+			"may not fill metadata.managedFields"},
 		{"gateways of an owner that is gone", gateways, types.MergePatchType, `{"metadata":{"ownerReferences":[` +
 			`{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"0"}]}}`, "may not change labels"},
 		{"gateways that nobody can delete", gateways, types.MergePatchType, `{"metadata":{"finalizers":["example.com/x"]}}`,
 			"may not change labels"},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			patch := node.CoreV1().RESTClient().Patch(test.kind).AbsPath(test.path).Param("fieldManager", "stranger")
+			manager := "stranger"
+			if test.path == peers {
+				manager = "landfall-speaker/" + self
+			}
+			path := strings.TrimSuffix(test.path, "?fieldManager=stranger")
+			patch := node.CoreV1().RESTClient().Patch(test.kind).AbsPath(path).Param("fieldManager", manager)
 			if test.kind == types.ApplyPatchType {
 				patch = patch.Param("force", "true")
 			}
@@ -438,6 +466,15 @@ func nodesWriteTheirOwn(t *testing.T, l *lab.Lab) {
 	}
 }
 
+// manyFields are fields that a manager says it owns, more than there are.
+func manyFields() string {
+	var all []string
+	for i := range 2000 {
+		all = append(all, fmt.Sprintf(`"f:x%d":{}`, i))
+	}
+	return strings.Join(all, ",")
+}
+
 // nodesSpeakForThemselves has a node write the Lease by which the sides of a partition hear of one another, as a
 // speaker does and as it must not.
 func nodesSpeakForThemselves(t *testing.T, l *lab.Lab, node kubernetes.Interface, self, other string) {
@@ -449,6 +486,10 @@ func nodesSpeakForThemselves(t *testing.T, l *lab.Lab, node kubernetes.Interface
 	}
 	kept := lease(name, self, self)
 	kept.Finalizers = []string{"example.com/x"}
+	filled := lease(name, self, self)
+	filled.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "landfall-speaker", Operation: "Update",
+		APIVersion: "coordination.k8s.io/v1", FieldsType: "FieldsV1",
+		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{` + manyFields() + `}}`)}}}
 	silent := lease(name, self, "")
 	silent.Annotations = nil
 	leases := node.CoordinationV1().Leases(lab.Namespace)
@@ -470,6 +511,7 @@ func nodesSpeakForThemselves(t *testing.T, l *lab.Lab, node kubernetes.Interface
 		{"in nobody's name", lease(name, "", self), "in its own name only"},
 		{"a list of others", lease(name, self, other+",x"+self+","+self+"x"), "may write lists of speakers with itself only"},
 		{"no list", silent, "may write lists of speakers with itself only"},
+		{"one that has room for nobody else", filled, "may not fill metadata.managedFields"},
 		{"one that nobody can delete", kept, "no finalizers and owners"},
 	} {
 		t.Run(test.what, func(t *testing.T) {

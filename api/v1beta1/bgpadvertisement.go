@@ -125,6 +125,7 @@ type BGPAdvertisementStatus struct {
 	// conditions has one type, Ready: True if the speakers can do all that the advertisement asks
 	// for, else False with what to change.
 	// +optional
+	// +kubebuilder:validation:MaxItems=8
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`

@@ -78,6 +78,7 @@ type L2AdvertisementStatus struct {
 	// conditions has one type, Ready: True if the advertisement selects a pool and a node, else False
 	// with what to change.
 	// +optional
+	// +kubebuilder:validation:MaxItems=8
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`

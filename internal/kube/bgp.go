@@ -251,11 +251,19 @@ func (s *Status) PeerNode(ctx context.Context, peer, node string, status *lb.Pee
 		return fmt.Errorf("encode status of BGPPeer %s: %w", peer, err)
 	}
 	err = s.landfall.Patch(types.ApplyPatchType).Resource("bgppeers").Name(peer).SubResource("status").
-		Param("fieldManager", "landfall-speaker/"+node).Param("force", "true").Body(body).Do(ctx).Error()
+		Param("fieldManager", peerManager(node)).Param("force", "true").Body(body).Do(ctx).Error()
 	if err != nil {
 		return fmt.Errorf("write status of BGPPeer %s: %w", peer, err)
 	}
 	return nil
+}
+
+// peerManager returns the name under which a node applies its entry. The API server takes no longer ones. The chart's
+// policy for nodes has the same rule.
+func peerManager(node string) string {
+	const most = 128
+	name := "landfall-speaker/" + node
+	return name[:min(len(name), most)]
 }
 
 // DropPeerNodes removes the entries of nodes that are gone from the status of a BGPPeer. It fails

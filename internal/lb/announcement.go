@@ -80,6 +80,8 @@ const (
 	// MaxAnnouncementsSize is the most bytes of the annotation. Names are left out of one that would
 	// be larger, and the last VIPs where that is not enough.
 	MaxAnnouncementsSize = 16 << 10
+	// MaxMessage is the most bytes of the message of ConditionAnnounced. The chart's policy for nodes has the same limit.
+	MaxMessage = 16 << 10
 	// announcementsVersion changes when readers would misunderstand what is written.
 	announcementsVersion = 1
 )
@@ -194,10 +196,10 @@ func (a Announcement) check() error {
 	if a.VIP.Zone() != "" {
 		return wrong("vip", a.VIP.String(), "an address without a zone")
 	}
-	if !isReason(string(a.Reason)) {
+	if !a.Reason.IsWord() {
 		return wrong("reason", string(a.Reason), "a reason")
 	}
-	if a.Owner != "" && !isName(a.Owner) {
+	if a.Owner != "" && !IsName(a.Owner) {
 		return wrong("owner", a.Owner, "the name of a node")
 	}
 	if a.Protocol != "" && a.Protocol != "ARP" && a.Protocol != "NDP" {
@@ -207,10 +209,10 @@ func (a Announcement) check() error {
 		return err
 	}
 	for i, r := range a.Routes {
-		if err := each(fmt.Sprintf("routes[%d].peers", i), r.Peers, isName, "the name of a peer"); err != nil {
+		if err := each(fmt.Sprintf("routes[%d].peers", i), r.Peers, IsName, "the name of a peer"); err != nil {
 			return err
 		}
-		if err := each(fmt.Sprintf("routes[%d].nodes", i), r.Nodes, isName, "the name of a node"); err != nil {
+		if err := each(fmt.Sprintf("routes[%d].nodes", i), r.Nodes, IsName, "the name of a node"); err != nil {
 			return err
 		}
 	}
@@ -232,8 +234,8 @@ func wrong(field, value, want string) error {
 	return fmt.Errorf("%s %.64q is not %s", field, value, want)
 }
 
-// isName reports whether s can be the name of a node or of a BGPPeer.
-func isName(s string) bool {
+// IsName reports whether s can be the name of a node or of a BGPPeer.
+func IsName(s string) bool {
 	return consistsOf(s, 253, func(c byte) bool { return isLower(c) || isDigit(c) || c == '-' || c == '.' })
 }
 
@@ -242,8 +244,9 @@ func isInterface(s string) bool {
 	return consistsOf(s, 15, func(c byte) bool { return c > ' ' && c <= '~' && c != '/' })
 }
 
-// isReason reports whether s is a word in CamelCase.
-func isReason(s string) bool {
+// IsWord reports whether the reason is a word in CamelCase, as all are that programs of any release know.
+func (r Reason) IsWord() bool {
+	s := string(r)
 	return consistsOf(s, 64, func(c byte) bool { return isLower(c) || isUpper(c) || isDigit(c) }) && isUpper(s[0])
 }
 

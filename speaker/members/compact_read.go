@@ -23,10 +23,7 @@ const (
 
 // compact reads the message that encodeCompact writes, after its version.
 func (r *reader) compact() []update {
-	words := make([]string, 0, r.count(1))
-	for range cap(words) {
-		words = append(words, r.string())
-	}
+	words := r.words()
 	s := &sheet{claims: make([]plan.Claim, 0, r.count(2))}
 	for range cap(s.claims) {
 		flags := r.flags()

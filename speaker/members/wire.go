@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
@@ -214,10 +215,7 @@ var errShort = errors.New("message ends early")
 
 func (r *reader) update() update {
 	u := update{node: r.string(), born: r.varint(), floor: r.varint()}
-	words := make([]string, 0, r.count(1))
-	for range cap(words) {
-		words = append(words, r.string())
-	}
+	words := r.words()
 	u.entries = make([]entry, 0, r.entries())
 	for range cap(u.entries) {
 		u.entries = append(u.entries, r.entry(words))
@@ -263,7 +261,7 @@ func (r *reader) vip(flags byte) netip.Addr {
 
 func (r *reader) claim(flags byte, words []string) plan.Claim {
 	claim := plan.Claim{Answering: flags&flagAnswering != 0, Parted: flags&flagParted != 0}
-	claim.Reason = lb.Reason(r.word(words))
+	claim.Reason = r.reason(words)
 	if flags&flagWeighted != 0 {
 		weight := r.varint()
 		if weight > math.MaxUint16 {
@@ -273,9 +271,57 @@ func (r *reader) claim(flags byte, words []string) plan.Claim {
 	}
 	if flags&flagRouted != 0 {
 		claim.Routes = plan.PeerNames(r.word(words))
-		claim.Unrouted = lb.Reason(r.word(words))
+		claim.Unrouted = r.reason(words)
+		if lb.Reason(claim.Routes).IsWord() {
+			r.fail(fmt.Errorf("%q is a reason, and no list of BGPPeers", claim.Routes))
+		}
 	}
 	return claim
+}
+
+// words reads the reasons and lists of peers that occur. Nodes write them into the conditions of Services and into
+// logs, so a node that was taken over shall not choose what others write there, or how much.
+func (r *reader) words() []string {
+	words := make([]string, 0, r.count(1))
+	for range cap(words) {
+		w := r.string()
+		if r.err == nil && !lb.Reason(w).IsWord() {
+			peers, err := readPeers(w)
+			if err != nil {
+				r.fail(err)
+			}
+			w = string(peers)
+		}
+		words = append(words, w)
+	}
+	return words
+}
+
+// readPeers reads a list of peers, also in the form of JSON that speakers wrote at first.
+func readPeers(word string) (peers plan.PeerNames, err error) {
+	if peers = plan.PeerNames(word); strings.HasPrefix(word, "[") {
+		if err := peers.UnmarshalJSON([]byte(word)); err != nil {
+			return "", fmt.Errorf("%.80q is no list of BGPPeers", word)
+		}
+	}
+	if peers == "" {
+		return "", errors.New("an empty word")
+	}
+	for _, name := range peers.List() {
+		if !lb.IsName(name) {
+			return "", fmt.Errorf("%.80q is neither a reason nor the name of a BGPPeer", name)
+		}
+	}
+	return peers, nil
+}
+
+// reason reads which of the words is meant, which has to be a reason.
+func (r *reader) reason(words []string) lb.Reason {
+	reason := lb.Reason(r.word(words))
+	if reason != "" && !reason.IsWord() {
+		r.fail(fmt.Errorf("%.80q is a list of BGPPeers, and no reason", reason))
+	}
+	return reason
 }
 
 // word reads which of the words is meant; 0 is none.

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -63,7 +64,7 @@ func TestWhatEarlierVersionsWrote(t *testing.T) {
 		{vip: netip.MustParseAddr("192.0.2.1"), seq: 1, claim: plan.Claim{Answering: true, Weight: 50}},
 		{vip: netip.MustParseAddr("192.0.2.2"), seq: 4, claim: plan.Claim{Reason: lb.ReasonNotProgrammed}},
 		{vip: netip.MustParseAddr("2001:db8::1"), seq: 3,
-			claim: plan.Claim{Answering: true, Parted: true, Routes: `["tor-1"]`}},
+			claim: plan.Claim{Answering: true, Parted: true, Routes: "tor-1"}},
 	}}, {node: "worker-2", born: 1700000000000000002, entries: []entry{
 		{vip: netip.MustParseAddr("192.0.2.1"), seq: 7, gone: true}}}}
 	for text, explicit := range map[string]bool{
@@ -129,17 +130,66 @@ func TestWireRefuses(t *testing.T) {
 	}
 }
 
+// TestContract11NobodyChoosesTheWordsOfOthers checks that a message whose reasons or peers are none is left out as a
+// whole: whoever reports on a Service writes them into its condition.
+func TestContract11NobodyChoosesTheWordsOfOthers(t *testing.T) {
+	one := func(claim plan.Claim) update {
+		return update{node: "n1", born: 1, entries: []entry{{vip: vip1, seq: 1, claim: claim}}}
+	}
+	for name, claim := range map[string]plan.Claim{
+		"a long reason":             {Reason: lb.Reason(strings.Repeat("X", 65))},
+		"a reason of several words": {Reason: "Not programmed"},
+		"a reason for a terminal":   {Reason: "X\x1b]0;y\a"},
+		"peers as the reason":       {Reason: "tor-1"},
+		"the same of BGP":           {Routes: "tor-1", Unrouted: "tor-1"},
+		"a reason as the peers":     {Routes: plan.PeerNames(lb.ReasonStopping)},
+		"a long name of a peer":     {Routes: plan.PeerNames(strings.Repeat("x", 254))},
+		"a peer for a terminal":     {Routes: plan.NewPeerNames("tor-1", "tor-2\x1b[2J")},
+		"a peer without a name":     {Routes: plan.NewPeerNames("tor-1", "")},
+		"no list of peers":          {Routes: `["tor-1"`},
+		"an empty list of peers":    {Routes: `[]`},
+	} {
+		for form, message := range map[string][]byte{
+			"changes": encode(one(claim)), "a whole state": encodeCompact(one(claim)),
+			"a row": encodeCompact(one(claim).compacted()),
+		} {
+			if got, err := decode(message); err == nil {
+				t.Errorf("%s in %s is read as %+v", name, form, got)
+			} else if len(err.Error()) > 500 || strings.Contains(err.Error(), "\x1b") {
+				t.Errorf("%s in %s: %.600s", name, form, err)
+			}
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add(encode(update{node: "n1", born: 300, floor: 2, entries: []entry{
 		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}}, {vip: vip6, seq: 2, claim: plan.Claim{Reason: "Stopping"}},
 		{vip: vip2, seq: 3, gone: true},
 	}}, update{node: "n2"}))
 	f.Add([]byte{1})
+	f.Add(encode(update{node: "n3", entries: []entry{{vip: vip1, seq: 1,
+		claim: plan.Claim{Routes: plan.NewPeerNames("tor-1", "tor-2"), Unrouted: lb.ReasonStopping}},
+		{vip: vip2, seq: 1, claim: plan.Claim{Routes: `["tor-1"]`}}}}))
 	f.Add(encodeCompact(manyAlike(3, 20)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		updates, err := decode(b)
 		if err != nil {
 			return
+		}
+		for _, u := range updates {
+			for _, e := range u.explicit().entries {
+				for _, reason := range []lb.Reason{e.claim.Reason, e.claim.Unrouted} {
+					if reason != "" && !reason.IsWord() {
+						t.Fatalf("the reason %q", reason)
+					}
+				}
+				for _, peer := range e.claim.Routes.List() {
+					if !lb.IsName(peer) {
+						t.Fatalf("the peer %q", peer)
+					}
+				}
+			}
 		}
 		same := encode
 		if b[0] == compactVersion {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -587,5 +588,37 @@ func TestRoutesAreReportedAsData(t *testing.T) {
 	if err != nil || len(written[0].Routes) != lb.MaxNamedNodes || written[0].OtherNodes != 20 ||
 		written[0].Routes[0].OtherNodes != 2 {
 		t.Errorf("written as %+v, %v", written, err)
+	}
+}
+
+// TestContract11AReportHasABound has each node announce the VIPs of a Service to peers of its own, many of them with
+// long names: what is written to the Service is no more than the API server takes from a node.
+func TestContract11AReportHasABound(t *testing.T) {
+	var decisions []Decision
+	for i := range lb.MaxAddresses {
+		d := Decision{VIP: netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), Reporter: "n000",
+			said: sayings{self: "n000", others: map[string]saying{}}}
+		for n := range 16 {
+			node := fmt.Sprintf("n%03d", n)
+			var peers []string
+			for p := range 100 {
+				peers = append(peers, fmt.Sprintf("rack-%d-%d-%s", n/2, p, strings.Repeat("x", 200)))
+			}
+			d.said.live = append(d.said.live, node)
+			d.said.others[node] = saying{told: true, claim: Claim{Routes: NewPeerNames(peers...)}}
+		}
+		decisions = append(decisions, d)
+	}
+	report, ok := Summarize("n000", decisions)
+	if most := lb.MaxAddresses * lb.MaxNamedNodes * (lb.MaxNamedNodes + 1) * 256; !ok || len(report.Message) > most {
+		t.Errorf("a report of %d bytes, want at most %d", len(report.Message), most)
+	}
+	if said := report.Status(); len(said.Condition.Message) != lb.MaxMessage ||
+		!strings.HasSuffix(said.Condition.Message, "...") || len(said.Announcements) > lb.MaxAnnouncementsSize {
+		t.Errorf("written are %d and %d bytes", len(said.Condition.Message), len(said.Announcements))
+	}
+	report.Message = strings.Repeat("ä", lb.MaxMessage)
+	if message := report.Status().Condition.Message; len(message) > lb.MaxMessage || !utf8.ValidString(message) {
+		t.Errorf("%d bytes of text that is none", len(message))
 	}
 }

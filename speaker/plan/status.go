@@ -254,9 +254,19 @@ type Report struct {
 func (r Report) Status() lb.AnnouncedStatus {
 	return lb.AnnouncedStatus{
 		Condition: lb.Condition{Type: lb.ConditionAnnounced, Status: r.Announced, Reason: r.Reason,
-			Message: r.Message},
+			Message: shortened(r.Message)},
 		Announcements: lb.EncodeAnnouncements(r.Announcements),
 	}
+}
+
+// shortened returns a message of at most lb.MaxMessage bytes. A Service with many VIPs that many nodes announce has a
+// longer one, and the API server refuses a node that writes it.
+func shortened(message string) string {
+	const end = "..."
+	if len(message) <= lb.MaxMessage {
+		return message
+	}
+	return strings.ToValidUTF8(message[:lb.MaxMessage-len(end)], "") + end
 }
 
 // Refused returns the report for a Service of which the nodes do not serve every frontend, whoever
@@ -327,7 +337,7 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 		}
 		sentences = append(sentences,
 			fmt.Sprintf("%s is announced from %s (BGP to %s)", d.VIP, some(r.Nodes, lb.MaxNamedNodes),
-				strings.Join(r.Peers, ", ")))
+				some(r.Peers, lb.MaxNamedNodes)))
 	}
 	if others > 0 {
 		sentences = append(sentences, fmt.Sprintf("%s is announced from %d more nodes to other BGP peers", d.VIP, others))

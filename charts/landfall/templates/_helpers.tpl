@@ -536,3 +536,12 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
   message: >-
     the token names no node; use the token of a pod on it, or switch off nodePolicies.enabled in the chart
 {{- end -}}
+
+{{- /* No field bounds how many managers and fields a write names, and they stay with the object, which all share. */ -}}
+{{- define "landfall.policyManagers" -}}
+- expression: >-
+    size('%s'.format([object.metadata.?managedFields.orValue([])])) <= {{ .room }} || oldObject != null &&
+    size('%s'.format([object.metadata.?managedFields.orValue([])])) <=
+    size('%s'.format([oldObject.metadata.?managedFields.orValue([])]))
+  message: a node may not fill metadata.managedFields
+{{- end -}}
