@@ -282,15 +282,13 @@ func (t *table) lengths() (all []int) {
 	return all
 }
 
-// long returns the VIPs whose packets may pass through so many nodes, in order.
-func (t *table) long(hops int) (vips []netip.Addr) {
-	for vip, of := range t.hops {
-		if of == hops {
-			vips = append(vips, vip)
-		}
+// rings returns the VIPs on rings by how many nodes their packets may pass through, in order.
+func (t *table) rings() map[int][]netip.Addr {
+	all := map[int][]netip.Addr{}
+	for _, vip := range t.ring {
+		all[t.hops[vip]] = append(all[t.hops[vip]], vip)
 	}
-	slices.SortFunc(vips, netip.Addr.Compare)
-	return vips
+	return all
 }
 
 // of returns the targets for a VIP.

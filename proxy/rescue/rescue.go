@@ -501,7 +501,7 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	if before, known := a.written[family]; known {
 		return before.equal(want)
 	}
-	if len(have.foreign)+len(have.strange)+len(have.left)+len(have.leftChains) > 0 {
+	if have.odd() || !maps.EqualFunc(have.rings, want.rings(), slices.Equal) {
 		return false
 	}
 	have.table.limit = want.limit // the rules show it

@@ -273,7 +273,7 @@ func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
 	}
 	have := k.have
 	if all {
-		have.table = k.table
+		have.table, have.rings = k.table, k.table.rings()
 	}
 	have.sent = maps.Clone(have.sent)
 	return have, nil
@@ -286,7 +286,10 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		return err
 	}
 	k.table = table{targets: map[netip.Addr][]netip.Addr{}, peers: slices.Clone(want.peers),
-		ring: slices.Clone(want.ring), hops: maps.Clone(want.hops), onRing: maps.Clone(want.onRing)}
+		ring: slices.Clone(want.ring), hops: maps.Clone(want.hops), onRing: map[netip.Addr][]netip.Addr{}}
+	for node, vips := range want.onRing {
+		k.table.onRing[node] = slices.Clone(vips)
+	}
 	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}, moving: map[netip.Addr][]string{}}
 	for _, node := range want.nodes() {
 		k.table.targets[node] = slices.Clone(want.targets[node])
