@@ -243,6 +243,37 @@ func TestContract5NodesThatAreOnlyRememberedTakeNoPlaces(t *testing.T) {
 	}
 }
 
+// A VIP that has found the table full of others' targets gets one as soon as there is room, also if that comes without a
+// target going: one is left to VIPs that are forwarded directly.
+func TestContract5RoomThatComesIsUsed(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	all := map[netip.Addr]*Origins{}
+	vip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) }
+	for i := range maxTargets + 1 {
+		node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+		k.neighbor[node], all[vip(i)] = there(byte(i)), &Origins{Ring: []netip.Addr{node}}
+	}
+	waits := vip(maxTargets)
+	all[addr("192.0.2.200")] = &Origins{Ring: all[vip(0)].Ring, Direct: true}
+	a := newActor(fakeDeps, k)
+	a.Begin(all)
+	step := func() []netip.Addr {
+		t.Helper()
+		if _, err := a.step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return a.written[lb.IPv4].of(waits)
+	}
+	step()
+	if got := step(); len(got) > 0 {
+		t.Fatalf("%s has the targets %v: the test shows nothing", waits, got)
+	}
+	a.Update(map[netip.Addr]*Origins{vip(0): nil})
+	if got := step(); len(got) != 1 {
+		t.Errorf("with room %s has the targets %v", waits, got)
+	}
+}
+
 // fakeKernel has one family's table in memory.
 type fakeKernel struct {
 	have      held
