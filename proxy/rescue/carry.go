@@ -115,8 +115,12 @@ func (a *Actor) carry(family lb.Family, found map[netip.Addr]links.Neighbor) {
 		}
 		d.DirectKnown, d.Direct = c.used.handing.known, allOf(family, c.used.handing.vips)
 		state, err = a.kernel.carry(family, d)
-		if state.Refused < c.refused {
+		switch {
+		case state.Refused >= c.refused:
+		case err == nil:
 			c.refused = 0 // the rules were written anew
+		default:
+			state.Refused = c.refused // nothing was counted
 		}
 		a.refused.Add(state.Refused - c.refused)
 		c.refused = state.Refused

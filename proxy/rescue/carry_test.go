@@ -68,6 +68,10 @@ func TestTunnelsAreMadeWhereRingsNeedThem(t *testing.T) {
 	}
 	k.refused = 2 // with other rules, which count anew
 	step("", ring(far, near), near, far)
+	k.cannotCarry, k.refused = errors.New("list of chains: interrupted"), 0 // before anything was counted
+	step("it cannot be looked at", ring(far, near), near, far)
+	k.cannotCarry, k.refused = nil, 2
+	step("it can", ring(far, near), near, far)
 	if actor.Refused() != 7 {
 		t.Errorf("%d packets were refused", actor.Refused())
 	}
