@@ -566,11 +566,15 @@ func (a *Actor) keepsPlace(family lb.Family, node netip.Addr, n links.Neighbor) 
 	if last.Routed {
 		most = tunnelAway
 	}
+	_, was := a.away[node]
+	if was && n == (links.Neighbor{}) {
+		return true // there is no way at all for a moment, or it has not answered yet
+	}
 	if !n.Routed || n.Found || !last.Found || n.Link == last.Link || last.Routed && a.tunnels[family].failed == "" {
 		delete(a.away, node)
 		return false
 	}
-	if _, was := a.away[node]; !was {
+	if !was {
 		a.away[node] = time.Now()
 	}
 	if time.Since(a.away[node]) < most {
