@@ -554,6 +554,8 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 	forgotten := func(node netip.Addr) bool { return lb.FamilyOf(node) == family && !slices.Contains(nodes, node) }
 	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool { return forgotten(node) })
 	maps.DeleteFunc(a.away, func(node netip.Addr, _ time.Time) bool { return forgotten(node) })
+	maps.DeleteFunc(a.known, func(node netip.Addr, _ links.Neighbor) bool { return forgotten(node) })
+	maps.DeleteFunc(a.counted, func(node netip.Addr, _ uint64) bool { return forgotten(node) })
 	return found, nil
 }
 

@@ -610,6 +610,34 @@ func TestContract5ANodeThatIsCutOffKeepsItsTargets(t *testing.T) {
 	step("they do not answer this time", 0, 0)
 }
 
+// However many nodes have come and gone, an actor remembers those that are named or were moved to.
+func TestContract11NodesThatAreGoneAreForgotten(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	a := newActor(fakeDeps, k)
+	vip := addr("192.0.2.1")
+	for i := range 200 {
+		node := netip.AddrFrom4([4]byte{10, 0, 1, byte(i)})
+		k.neighbor[node] = there(byte(i))
+		for _, gone := range []bool{false, true} {
+			w := Desired{Ring: map[netip.Addr][]netip.Addr{vip: {node}}}
+			if gone {
+				w.Gone = []netip.Addr{node}
+			}
+			a.set(w)
+			a.looked = time.Time{}
+			if _, err := a.step(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for target := range k.have.sent {
+				k.have.sent[target] = 1
+			}
+		}
+	}
+	if n := len(a.known) + len(a.counted) + len(a.asked) + len(a.away); n > 4 {
+		t.Errorf("%d nodes are known, %d counted, %d asked for, %d away", len(a.known), len(a.counted), len(a.asked), len(a.away))
+	}
+}
+
 // What could not be read is not taken for written by the next step, nor confirmed.
 func TestContract6AFailedLookIsRepeated(t *testing.T) {
 	vip, other, node := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1")
