@@ -278,7 +278,7 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
-	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened && !a.exchanging(): // there is nothing to look after
+	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened && !a.tunneling(): // there is nothing to look after
 		return 0, err
 	case a.expecting():
 		return lookSoon, err

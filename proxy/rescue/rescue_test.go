@@ -294,6 +294,7 @@ type fakeKernel struct {
 	tunnel      int
 	refused     uint64
 	cannotCarry error
+	cannotEnd   error // of the next uncarry
 }
 
 func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
@@ -344,6 +345,10 @@ func (k *fakeKernel) carry(_ lb.Family, d tunnel.Desired) (tunnel.State, error) 
 }
 
 func (k *fakeKernel) uncarry(lb.Family) error {
+	if err := k.cannotEnd; err != nil {
+		k.cannotEnd = nil
+		return err
+	}
 	k.carried = nil
 	return nil
 }
