@@ -278,10 +278,10 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
-	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened && !a.tunneling(): // there is nothing to look after
-		return 0, err
 	case a.expecting():
 		return lookSoon, err
+	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened && !a.tunneling(): // there is nothing to look after
+		return 0, err
 	}
 	return a.period(), err
 }
@@ -439,9 +439,11 @@ func without(all, some []netip.Addr) (left []netip.Addr) {
 }
 
 // expecting reports whether a node that was just asked for has not answered yet.
-func (a *Actor) expecting() bool {
-	for _, n := range a.asked {
-		if n < soonLooks {
+func (a *Actor) expecting() bool { return slices.ContainsFunc(a.families, a.expects) }
+
+func (a *Actor) expects(family lb.Family) bool {
+	for node, n := range a.asked {
+		if n < soonLooks && lb.FamilyOf(node) == family {
 			return true
 		}
 	}
@@ -462,6 +464,9 @@ func (a *Actor) sync(family lb.Family) error {
 	neighbors, err := a.look(family, sent)
 	if err != nil {
 		return err
+	}
+	if !known && have.exists && a.expects(family) {
+		return nil // unknown is not absent: what a predecessor has written stays until its nodes can have answered
 	}
 	before, unchanged := a.sent[family]
 	unchanged = unchanged && known && slices.Equal(before, sent)

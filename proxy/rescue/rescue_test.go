@@ -643,6 +643,22 @@ func TestContract11NodesThatAreGoneAreForgotten(t *testing.T) {
 	}
 }
 
+// A proxy that starts without addresses, and finds a table with a node that does not answer, looks after it.
+func TestContract6ATableThatIsFoundIsLookedAfter(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	k.have = held{exists: true, sent: map[netip.Addr]uint64{addr("10.0.0.1"): 0}}
+	a := newActor(fakeDeps, k)
+	a.Begin(nil)
+	for look := range soonLooks + 1 {
+		a.looked = time.Time{}
+		next, err := a.step(t.Context())
+		want := map[bool]time.Duration{true: lookSoon, false: lookEvery}[look < soonLooks-1]
+		if err != nil || next != want || (k.writes > 0) != (look >= soonLooks-1) {
+			t.Errorf("look %d: the next one is after %s, %v, want %s; %d writes", look, next, err, want, k.writes)
+		}
+	}
+}
+
 // What could not be read is not taken for written by the next step, nor confirmed.
 func TestContract6AFailedLookIsRepeated(t *testing.T) {
 	vip, other, node := addr("192.0.2.1"), addr("192.0.2.2"), addr("10.0.0.1")
