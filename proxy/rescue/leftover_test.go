@@ -193,7 +193,8 @@ func TestContract6AChainThatIsEnteredElsewhereIsNotInTheWay(t *testing.T) {
 	node.Run(t, "nft", "add", "element", "ip", tableName, name(prefixFlows, target),
 		"{ 10.0.0.9 . 1 . 10.0.0.100 . 80 timeout 1d expires 1d }")
 	right := stripCounters(node.Run(t, "nft", "list", "chain", "ip", tableName, chainStrays))
-	for _, chain := range []string{chainStrays, chainErrors, chainRecall, chainOver, chainSegments, name(prefixTo, target)} {
+	for _, chain := range []string{chainStrays, chainErrors, chainRecall, chainOver, chainSegments,
+		name(prefixTo, target)} {
 		writeRules(t, node, fmt.Sprintf(`
 			flush table ip %[1]s
 			add chain ip %[1]s %[2]s
@@ -242,7 +243,8 @@ func TestContract6ASetOfAnotherShapeIsReplacedAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		transactions = generation(t, k) - before
-		if have, err = k.load(lb.IPv6, true); err != nil || !same(lb.IPv6, have, want) || !have.table.equal(want) || have.odd() {
+		have, err = k.load(lb.IPv6, true)
+		if err != nil || !same(lb.IPv6, have, want) || !have.table.equal(want) || have.odd() {
 			t.Fatalf("the kernel has other rules than those of %d targets: %v", len(want.targets), err)
 		}
 		return transactions

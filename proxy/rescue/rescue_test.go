@@ -243,8 +243,8 @@ func TestContract5NodesThatAreOnlyRememberedTakeNoPlaces(t *testing.T) {
 	}
 }
 
-// A VIP that has found the table full of others' targets gets one as soon as there is room, also if that comes without a
-// target going: one is left to VIPs that are forwarded directly.
+// A VIP that has found the table full of others' targets gets one as soon as there is room, also if that comes without
+// a target going: one is left to VIPs that are forwarded directly.
 func TestContract5RoomThatComesIsUsed(t *testing.T) {
 	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
 	all := map[netip.Addr]*Origins{}
@@ -639,7 +639,8 @@ func TestContract11NodesThatAreGoneAreForgotten(t *testing.T) {
 		}
 	}
 	if n := len(a.known) + len(a.counted) + len(a.asked) + len(a.away); n > 4 {
-		t.Errorf("%d nodes are known, %d counted, %d asked for, %d away", len(a.known), len(a.counted), len(a.asked), len(a.away))
+		t.Errorf("%d nodes are known, %d counted, %d asked for, %d away", len(a.known), len(a.counted), len(a.asked),
+			len(a.away))
 	}
 }
 
