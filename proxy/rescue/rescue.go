@@ -465,9 +465,6 @@ func (a *Actor) sync(family lb.Family) error {
 	if err != nil {
 		return err
 	}
-	if !known && have.exists && a.expects(family) {
-		return nil // unknown is not absent: what a predecessor has written stays until its nodes can have answered
-	}
 	before, unchanged := a.sent[family]
 	unchanged = unchanged && known && slices.Equal(before, sent)
 	for node, n := range neighbors {
@@ -481,6 +478,9 @@ func (a *Actor) sync(family lb.Family) error {
 	}
 	if family == lb.IPv4 {
 		a.checkFilters(neighbors)
+	}
+	if !known && have.exists && a.expects(family) {
+		return nil // unknown is not absent: what a predecessor has written stays until its nodes can have answered
 	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {
