@@ -45,6 +45,11 @@ func TestContract5ANodeWhoseLinkIsAwayKeepsItsPlace(t *testing.T) {
 			{"there", near, nil, 0, true, 0}, {"away", routed, nil, 0, true, 2},
 			{"for too long", routed, nil, linkAway, false, 0}, {"and on", routed, nil, 0, false, 0},
 			{"back", near, nil, 0, true, 0}, {"away once more", routed, nil, 0, true, 2}}},
+		{"the other way is away too for a moment", previous, []look{
+			{"there", near, nil, 0, true, 0}, {"away", routed, nil, 0, true, 2},
+			{"no way at all", links.Neighbor{}, nil, linkAway / 2, true, 2}, {"away", routed, nil, 0, true, 2},
+			{"no way once more", links.Neighbor{}, nil, linkAway / 2, true, 2}, {"for too long", routed, nil, 0, false, 0},
+			{"back", near, nil, 0, true, 0}}},
 		{"over a router of the same link", previous, []look{
 			{"there", near, nil, 0, true, 0}, {"the address is gone", links.Neighbor{Routed: true, Link: 2}, nil, 0, false, 0},
 			{"back", near, nil, 0, true, 0}}},
@@ -182,6 +187,10 @@ func TestContract5ALinkThatIsAwayForgetsNothing(t *testing.T) {
 		}
 		until(t, "the route is back", func() bool { // IPv6 takes a moment
 			return strings.Contains(node.Run(t, "ip", "-6", "route", "get", v6.a), "dev eth0")
+		})
+		until(t, "the other node has answered", func() bool { // until then rules name the link
+			node.Do(t, a.apply)
+			return len(a.away) == 0
 		})
 		for range 3 {
 			node.Do(t, a.apply)

@@ -115,8 +115,12 @@ func (a *Actor) carry(family lb.Family, found map[netip.Addr]links.Neighbor) {
 		}
 		d.DirectKnown, d.Direct = c.used.handing.known, allOf(family, c.used.handing.vips)
 		state, err = a.kernel.carry(family, d)
-		if state.Refused < c.refused {
+		switch {
+		case state.Refused >= c.refused:
+		case err == nil:
 			c.refused = 0 // the rules were written anew
+		default:
+			state.Refused = c.refused // nothing was counted
 		}
 		a.refused.Add(state.Refused - c.refused)
 		c.refused = state.Refused
@@ -147,6 +151,11 @@ func (a *Actor) tell(family lb.Family, c carrier, err error) carrier {
 	} else {
 		a.log.Info("can pass on connections to nodes behind routers again", "family", family)
 	}
+	for _, other := range a.families {
+		if text == "" && other != family {
+			text = a.tunnels[other].failed
+		}
+	}
 	if a.noTunnel != nil {
 		a.noTunnel(text)
 	}
@@ -167,8 +176,10 @@ func (a *Actor) exchanges(family lb.Family) bool {
 	return len(allOf(family, h.vips)) > 0 && len(allOf(family, h.far)) > 0
 }
 
-// exchanging is exchanges in any family of the node.
-func (a *Actor) exchanging() bool { return slices.ContainsFunc(a.families, a.exchanges) }
+// tunneling reports whether there are tunnels to look after: nodes exchange something, or one could not be removed.
+func (a *Actor) tunneling() bool {
+	return slices.ContainsFunc(a.families, func(f lb.Family) bool { return a.exchanges(f) || a.tunnels[f].failed != "" })
+}
 
 // of returns the first address of a family.
 func of(family lb.Family, addrs []netip.Addr) (netip.Addr, bool) {

@@ -68,11 +68,47 @@ func TestTunnelsAreMadeWhereRingsNeedThem(t *testing.T) {
 	}
 	k.refused = 2 // with other rules, which count anew
 	step("", ring(far, near), near, far)
+	k.cannotCarry, k.refused = errors.New("list of chains: interrupted"), 0 // before anything was counted
+	step("it cannot be looked at", ring(far, near), near, far)
+	k.cannotCarry, k.refused = nil, 2
+	step("it can", ring(far, near), near, far)
 	if actor.Refused() != 7 {
 		t.Errorf("%d packets were refused", actor.Refused())
 	}
 	step("no ring any more", Desired{}, near)
 	if k.carried != nil {
 		t.Errorf("a tunnel without a ring: %+v", k.carried)
+	}
+}
+
+// A tunnel that cannot be removed at once is removed later, also if there is nothing else to look after.
+func TestContract6ATunnelThatCannotBeRemovedIsLookedAfter(t *testing.T) {
+	k := &fakeKernel{carried: &tunnel.Desired{}, cannotEnd: errors.New("list of routes: interrupted")}
+	a := newActor(fakeDeps, k)
+	a.Begin(nil)
+	for _, want := range []time.Duration{lookEvery, 0} {
+		a.looked = time.Time{}
+		if next, err := a.step(t.Context()); err != nil || next != want {
+			t.Errorf("the next look is after %s, %v; want %s", next, err, want)
+		}
+	}
+	if k.carried != nil {
+		t.Error("the tunnel is still there")
+	}
+}
+
+// What keeps one family without a tunnel is said until it is over, whatever becomes of the other.
+func TestWhyThereIsNoTunnelIsSaidOfEachFamily(t *testing.T) {
+	var said []string
+	a := newActor(Deps{Log: fakeDeps.Log, Families: []lb.Family{lb.IPv4, lb.IPv6},
+		NoTunnel: func(text string) { said = append(said, text) }}, &fakeKernel{})
+	for _, of := range []struct {
+		family lb.Family
+		err    error
+	}{{lb.IPv4, errors.New("four")}, {lb.IPv6, errors.New("six")}, {lb.IPv4, nil}, {lb.IPv6, nil}} {
+		a.tunnels[of.family] = a.tell(of.family, a.tunnels[of.family], of.err)
+	}
+	if want := []string{"four", "six", "six", ""}; !slices.Equal(said, want) {
+		t.Errorf("said %q, want %q", said, want)
 	}
 }

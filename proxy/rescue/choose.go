@@ -282,15 +282,13 @@ func (t *table) lengths() (all []int) {
 	return all
 }
 
-// long returns the VIPs whose packets may pass through so many nodes, in order.
-func (t *table) long(hops int) (vips []netip.Addr) {
-	for vip, of := range t.hops {
-		if of == hops {
-			vips = append(vips, vip)
-		}
+// rings returns the VIPs on rings by how many nodes their packets may pass through, in order.
+func (t *table) rings() map[int][]netip.Addr {
+	all := map[int][]netip.Addr{}
+	for _, vip := range t.ring {
+		all[t.hops[vip]] = append(all[t.hops[vip]], vip)
 	}
-	slices.SortFunc(vips, netip.Addr.Compare)
-	return vips
+	return all
 }
 
 // of returns the targets for a VIP.
@@ -387,7 +385,7 @@ func minus(sorted, other []netip.Addr) (left []netip.Addr) {
 	return left
 }
 
-// shape is what the rules and the set of peers depend on. Two tables of the same shape differ only
+// shape is what the rules, the set of peers and the room for VIPs depend on. Two tables of the same shape differ only
 // in the elements of the other sets.
 func (t *table) shape() string {
 	b := []byte{byte(len(t.lengths()))}
@@ -395,7 +393,7 @@ func (t *table) shape() string {
 		b = append(b, byte(hops))
 	}
 	for _, node := range t.nodes() {
-		b = append(append(b, node.AsSlice()...), byte(min(1, len(t.targets[node]))))
+		b = append(append(b, node.AsSlice()...), byte(min(1, len(t.targets[node]))), byte(min(1, t.others[node])))
 	}
 	for _, node := range slices.SortedFunc(maps.Keys(t.previous), netip.Addr.Compare) {
 		b = append(b, node.AsSlice()...)

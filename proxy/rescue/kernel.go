@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/internal/links"
 	"github.com/landfall-lb/landfall/proxy/nfnetlink"
@@ -74,17 +76,16 @@ type held struct {
 	// in the way of ours.
 	table   table
 	foreign []string
-	// strange are chains that this release does not have. Their rules may use sets of ours.
-	strange []string
+	// rings are what the sets of the rings' lengths hold, by length. After a write that failed a VIP may be in two.
+	rings map[int][]netip.Addr
+	// hooked are chains with names of ours that are entered elsewhere than ours.
+	hooked []string
+	// strange and strangeSets are chains and sets that this release does not have. Rules of the first may use sets of
+	// ours, and maps of verdicts may lead to chains of ours.
+	strange, strangeSets []string
 	// left and leftChains are sets and chains of nodes that lack the rest: a release without onRing has removed them, or
 	// a write has failed between two transactions.
 	left, leftChains []leftover
-}
-
-// leftover is a set or a chain of a node that is not a target.
-type leftover struct {
-	node netip.Addr
-	name string
 }
 
 // load reads what is there; with all, the elements of sets too.
@@ -132,7 +133,7 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 		}
 		to, right := chains[name(prefixTo, node)]
 		first, both := chains[name(prefixNew, node)]
-		right = right && both
+		right = right && both && to.Hook == (nft.Hook{}) && first.Hook == (nft.Hook{})
 		for _, set := range []nft.Set{h.vips(node), h.flows(node), h.fresh(node)} {
 			right = right && sets[set.Name] == set.Shape()
 		}
@@ -145,79 +146,21 @@ func (h header) load(l nft.Listing, all bool) (held, error) {
 	if !all {
 		return have, nil
 	}
-	have.table, err = h.read(l, sets, have)
-	have.foreign, have.left = h.foreign(sets, have)
-	have.strange, have.leftChains = h.strange(chains, have)
+	have.table, have.rings, err = h.read(l, sets, have)
+	h.sortSets(sets, &have)
+	h.sortChains(chains, &have)
 	return have, err
 }
 
-// foreign are the sets with names of ours that are not as we make them, and those of VIPs for a
-// node that lacks the rest. left are the other sets of such nodes.
-func (h header) foreign(sets map[string]nft.Shape, have held) (names []string, left []leftover) {
-	ours := map[string]nft.Shape{}
-	for _, set := range append(h.limitSets(), h.peers(), h.addresses(setRing)) {
-		ours[set.Name] = set.Shape()
-	}
-	for name, shape := range sets {
-		node, set, is := h.ofTarget(name)
-		if is {
-			ours[name] = set.Shape()
-		}
-		if _, is := hopsOf(name); is {
-			ours[name] = h.addresses(name).Shape()
-		}
-		should, known := ours[name]
-		_, whole := have.sent[node]
-		switch {
-		case known && shape != should, is && !whole && name == h.vips(node).Name:
-			names = append(names, name)
-		case is && !whole:
-			left = append(left, leftover{node, name})
-		}
-	}
-	return names, left
-}
-
-// ofTarget returns the set of a target that has a name.
-func (h header) ofTarget(text string) (node netip.Addr, set nft.Set, ok bool) {
-	for prefix, of := range map[string]func(netip.Addr) nft.Set{
-		prefixVIPs: h.vips, prefixOnRing: h.onRing, prefixFlows: h.flows, prefixFresh: h.fresh,
-	} {
-		if node, ok = h.nodeOf(prefix, text); ok {
-			return node, of(node), true
-		}
-	}
-	return node, set, false
-}
-
-// strange are the chains that are none of ours. left are those of nodes that lack the rest.
-func (h header) strange(chains map[string]nft.Chain, have held) (names []string, left []leftover) {
-	ours := append([]string{chainErrors, chainRecall, chainOffRing, chainStrays, chainSegments}, limitChains...)
-	for chain := range chains {
-		node, is := h.nodeOf(prefixTo, chain)
-		if !is {
-			node, is = h.nodeOf(prefixNew, chain)
-		}
-		_, whole := have.sent[node]
-		switch {
-		case is && !whole:
-			left = append(left, leftover{node, chain})
-		case !is && !slices.Contains(ours, chain):
-			names = append(names, chain)
-		}
-	}
-	return names, left
-}
-
 // read reads what the sets hold, sorted. A set that is missing is empty, and will be written.
-func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table, error) {
+func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table, map[int][]netip.Addr, error) {
 	var errs []error
 	addresses := func(set nft.Set) []netip.Addr {
 		addrs, err := h.readAddresses(l, sets, set)
 		errs = append(errs, err)
 		return addrs
 	}
-	t := newTable()
+	t, rings := newTable(), map[int][]netip.Addr{}
 	t.ring = addresses(h.addresses(setRing))
 	for name := range sets {
 		if node, is := h.nodeOf(prefixOnRing, name); is {
@@ -229,9 +172,9 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 		if !is {
 			continue
 		}
-		for _, vip := range addresses(h.addresses(name)) {
+		rings[hops] = addresses(h.addresses(name))
+		for _, vip := range rings[hops] {
 			t.hops[vip] = hops
-			t.spread[hops]++
 		}
 	}
 	for node := range have.sent {
@@ -241,7 +184,7 @@ func (h header) read(l nft.Listing, sets map[string]nft.Shape, have held) (table
 	for _, key := range peers {
 		t.peers = append(t.peers, mac(key))
 	}
-	return *t, errors.Join(append(errs, err)...)
+	return *t, rings, errors.Join(append(errs, err)...)
 }
 
 func (h header) readAddresses(l nft.Listing, sets map[string]nft.Shape, set nft.Set) (addrs []netip.Addr, err error) {
@@ -269,8 +212,17 @@ func readKeys(l nft.Listing, sets map[string]nft.Shape, set nft.Set) (keys [][]b
 // too much, so that each transaction leaves rules that are right. What the kernel remembers of
 // connections to targets that stay is kept.
 func (k Kernel) write(family lb.Family, want *table, have held) error {
-	h := headerOf(family)
-	w := k.writer(family)
+	if len(want.targets) > 0 && have.blocked() { // in one transaction, or packets would meet no rules meanwhile
+		w := k.writer(family)
+		w.whole = true
+		if err := w.write(headerOf(family), want, have); !errors.Is(err, unix.EMSGSIZE) {
+			return err
+		}
+	}
+	return k.writer(family).write(headerOf(family), want, have)
+}
+
+func (w *writer) write(h header, want *table, have held) error {
 	if len(want.targets) == 0 {
 		if have.exists {
 			w.RemoveTable()
@@ -279,13 +231,10 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 	}
 	w.AddTable()
 	written := have.sent
-	if len(have.foreign) > 0 {
-		w.RemoveRules("") // which may use sets that are to go
+	if have.blocked() {
+		w.unblock(have)
 		have.rules, have.limits, have.errors, have.segments, written = nil, nil, nil, nil, nil
-		have.recall, have.offRing = nil, nil
-	}
-	for _, name := range have.foreign {
-		w.RemoveSet(name)
+		have.recall, have.offRing, have.strangeSets = nil, nil, nil
 	}
 	type sets struct {
 		set      nft.Set
@@ -295,9 +244,10 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 		{h.peers(), keysOf(have.table.peers, mac.bytes), keysOf(want.peers, mac.bytes)},
 		{h.addresses(setRing), keysOf(have.table.ring, netip.Addr.AsSlice), keysOf(want.ring, netip.Addr.AsSlice)},
 	}
+	rings := want.rings()
 	for _, hops := range want.lengths() {
-		all = append(all, sets{h.addresses(ringOf(hops)), keysOf(have.table.long(hops), netip.Addr.AsSlice),
-			keysOf(want.long(hops), netip.Addr.AsSlice)})
+		all = append(all, sets{h.addresses(ringOf(hops)), keysOf(have.rings[hops], netip.Addr.AsSlice),
+			keysOf(rings[hops], netip.Addr.AsSlice)})
 	}
 	h.writeLimits(w.Batch, want.limit, have)
 	for _, node := range want.nodes() {
@@ -332,59 +282,27 @@ func (k Kernel) write(family lb.Family, want *table, have held) error {
 			w.replace(chain.name, chain.hook, chain.want)
 		}
 	}
-	w.removeChains(have.strange) // now none of our rules leads there
+	w.whole = false
+	w.removeStrange(h, want, have) // now none of our rules uses that
 	for _, s := range all {
 		w.fill(s.set, nil, missing(s.add, s.has))
 	}
-	for _, hops := range have.table.lengths() {
+	for hops := range have.rings {
 		if want.spread[hops] == 0 && !slices.Contains(have.foreign, ringOf(hops)) {
 			w.RemoveSet(ringOf(hops))
 		}
 	}
-	for node := range have.sent {
-		if _, wanted := want.targets[node]; !wanted {
-			for _, chain := range []string{name(prefixNew, node), name(prefixTo, node)} {
-				w.RemoveRules(chain)
-				w.RemoveChain(chain)
-			}
-			w.AddSet(h.onRing(node)) // releases before it had none
-			for _, set := range []nft.Set{h.vips(node), h.onRing(node), h.flows(node), h.fresh(node)} {
-				w.RemoveSet(set.Name)
-			}
-			w.spill()
+	for _, node := range dropped(want, have) {
+		w.RemoveChain(name(prefixNew, node))
+		w.RemoveChain(name(prefixTo, node))
+		w.AddSet(h.onRing(node)) // releases before it had none
+		for _, set := range []nft.Set{h.vips(node), h.onRing(node), h.flows(node), h.fresh(node)} {
+			w.RemoveSet(set.Name)
 		}
+		w.spill()
 	}
 	w.removeLeft(want, have)
 	return w.commit()
-}
-
-// removeLeft removes what is left of nodes that are no targets.
-func (w *writer) removeLeft(want *table, have held) {
-	wanted := func(l leftover) bool {
-		_, wanted := want.targets[l.node]
-		return wanted
-	}
-	var chains []string
-	for _, l := range slices.DeleteFunc(slices.Clone(have.leftChains), wanted) {
-		chains = append(chains, l.name)
-	}
-	w.removeChains(chains)
-	for _, l := range slices.DeleteFunc(slices.Clone(have.left), wanted) {
-		w.RemoveSet(l.name)
-		w.spill()
-	}
-}
-
-// removeChains removes chains, of which one may lead to another.
-func (w *writer) removeChains(names []string) {
-	for _, name := range names {
-		w.RemoveRules(name)
-		w.spill()
-	}
-	for _, name := range names {
-		w.RemoveChain(name)
-		w.spill()
-	}
 }
 
 // writeLimits makes the chains of limits as wanted. What was counted of a VIP goes on.

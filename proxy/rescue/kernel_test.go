@@ -357,6 +357,30 @@ func TestContract6RulesOutliveTheProxyAndAreRepaired(t *testing.T) {
 	}
 }
 
+// A proxy that starts while the kernel knows nothing of the nodes, as after a link was away, leaves what it finds as it
+// is until they can have answered: without rules, pods would reset what they do not know.
+func TestContract5AProxyThatStartsWaitsForItsNodes(t *testing.T) {
+	r := newRack(t, 2)
+	node, w := r.nodes[0], around(1)
+	r.set(t, 0, w)
+	next := rescuer(t, node)
+	next.set(w)
+	node.Run(t, "ip", "neigh", "flush", "all")
+	for i := 0; next.Targets() < 2; i++ {
+		if i > 200 {
+			t.Fatalf("%d targets", next.Targets())
+		}
+		node.Do(t, next.apply)
+		for _, at := range []addresses{v4, v6} {
+			out := node.Run(t, "nft", "list", "set", nftFamily(headerOf(lb.FamilyOf(addr(at.vip)))), tableName, setRing)
+			if !strings.Contains(out, at.vip) {
+				t.Fatalf("after look %d %s is not on a ring any more", i, at.vip)
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // A node that knows an old connection of the same ports does not keep what belongs to the one of
 // now, which the previous owner knows.
 func TestContract5AnOldConnectionIsNotTakenForAMovedOne(t *testing.T) {

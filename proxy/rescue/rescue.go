@@ -278,10 +278,10 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 	a.failed.Log(a.log, "cannot rescue connections of addresses that have moved; trying again",
 		"can rescue connections of addresses that have moved again", err)
 	switch {
-	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened && !a.exchanging(): // there is nothing to look after
-		return 0, err
 	case a.expecting():
 		return lookSoon, err
+	case len(a.all) == 0 && a.targets.Load() == 0 && a.tightened && !a.tunneling(): // there is nothing to look after
+		return 0, err
 	}
 	return a.period(), err
 }
@@ -439,9 +439,11 @@ func without(all, some []netip.Addr) (left []netip.Addr) {
 }
 
 // expecting reports whether a node that was just asked for has not answered yet.
-func (a *Actor) expecting() bool {
-	for _, n := range a.asked {
-		if n < soonLooks {
+func (a *Actor) expecting() bool { return slices.ContainsFunc(a.families, a.expects) }
+
+func (a *Actor) expects(family lb.Family) bool {
+	for node, n := range a.asked {
+		if n < soonLooks && lb.FamilyOf(node) == family {
 			return true
 		}
 	}
@@ -477,6 +479,9 @@ func (a *Actor) sync(family lb.Family) error {
 	if family == lb.IPv4 {
 		a.checkFilters(neighbors)
 	}
+	if !known && have.exists && a.expects(family) {
+		return nil // unknown is not absent: what a predecessor has written stays until its nodes can have answered
+	}
 	a.sent[family] = sent
 	if same(family, have, want) && (unchanged || a.holds(family, have, want)) {
 		a.written[family] = want
@@ -501,7 +506,7 @@ func (a *Actor) holds(family lb.Family, have held, want *table) bool {
 	if before, known := a.written[family]; known {
 		return before.equal(want)
 	}
-	if len(have.foreign)+len(have.strange)+len(have.left)+len(have.leftChains) > 0 {
+	if have.odd() || !maps.EqualFunc(have.rings, want.rings(), slices.Equal) {
 		return false
 	}
 	have.table.limit = want.limit // the rules show it
@@ -554,6 +559,8 @@ func (a *Actor) look(family lb.Family, sent []netip.Addr) (map[netip.Addr]links.
 	forgotten := func(node netip.Addr) bool { return lb.FamilyOf(node) == family && !slices.Contains(nodes, node) }
 	maps.DeleteFunc(a.asked, func(node netip.Addr, _ int) bool { return forgotten(node) })
 	maps.DeleteFunc(a.away, func(node netip.Addr, _ time.Time) bool { return forgotten(node) })
+	maps.DeleteFunc(a.known, func(node netip.Addr, _ links.Neighbor) bool { return forgotten(node) })
+	maps.DeleteFunc(a.counted, func(node netip.Addr, _ uint64) bool { return forgotten(node) })
 	return found, nil
 }
 
@@ -566,11 +573,15 @@ func (a *Actor) keepsPlace(family lb.Family, node netip.Addr, n links.Neighbor) 
 	if last.Routed {
 		most = tunnelAway
 	}
+	_, was := a.away[node]
+	if was && n == (links.Neighbor{}) {
+		return true // there is no way at all for a moment, or it has not answered yet
+	}
 	if !n.Routed || n.Found || !last.Found || n.Link == last.Link || last.Routed && a.tunnels[family].failed == "" {
 		delete(a.away, node)
 		return false
 	}
-	if _, was := a.away[node]; !was {
+	if !was {
 		a.away[node] = time.Now()
 	}
 	if time.Since(a.away[node]) < most {

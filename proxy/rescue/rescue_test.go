@@ -243,6 +243,37 @@ func TestContract5NodesThatAreOnlyRememberedTakeNoPlaces(t *testing.T) {
 	}
 }
 
+// A VIP that has found the table full of others' targets gets one as soon as there is room, also if that comes without
+// a target going: one is left to VIPs that are forwarded directly.
+func TestContract5RoomThatComesIsUsed(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	all := map[netip.Addr]*Origins{}
+	vip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}) }
+	for i := range maxTargets + 1 {
+		node := netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})
+		k.neighbor[node], all[vip(i)] = there(byte(i)), &Origins{Ring: []netip.Addr{node}}
+	}
+	waits := vip(maxTargets)
+	all[addr("192.0.2.200")] = &Origins{Ring: all[vip(0)].Ring, Direct: true}
+	a := newActor(fakeDeps, k)
+	a.Begin(all)
+	step := func() []netip.Addr {
+		t.Helper()
+		if _, err := a.step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return a.written[lb.IPv4].of(waits)
+	}
+	step()
+	if got := step(); len(got) > 0 {
+		t.Fatalf("%s has the targets %v: the test shows nothing", waits, got)
+	}
+	a.Update(map[netip.Addr]*Origins{vip(0): nil})
+	if got := step(); len(got) != 1 {
+		t.Errorf("with room %s has the targets %v", waits, got)
+	}
+}
+
 // fakeKernel has one family's table in memory.
 type fakeKernel struct {
 	have      held
@@ -263,6 +294,7 @@ type fakeKernel struct {
 	tunnel      int
 	refused     uint64
 	cannotCarry error
+	cannotEnd   error // of the next uncarry
 }
 
 func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
@@ -273,7 +305,7 @@ func (k *fakeKernel) load(_ lb.Family, all bool) (held, error) {
 	}
 	have := k.have
 	if all {
-		have.table = k.table
+		have.table, have.rings = k.table, k.table.rings()
 	}
 	have.sent = maps.Clone(have.sent)
 	return have, nil
@@ -286,7 +318,10 @@ func (k *fakeKernel) write(_ lb.Family, want *table, _ held) error {
 		return err
 	}
 	k.table = table{targets: map[netip.Addr][]netip.Addr{}, peers: slices.Clone(want.peers),
-		ring: slices.Clone(want.ring), hops: maps.Clone(want.hops), onRing: maps.Clone(want.onRing)}
+		ring: slices.Clone(want.ring), hops: maps.Clone(want.hops), onRing: map[netip.Addr][]netip.Addr{}}
+	for node, vips := range want.onRing {
+		k.table.onRing[node] = slices.Clone(vips)
+	}
 	k.have = held{exists: len(want.targets) > 0, sent: map[netip.Addr]uint64{}, moving: map[netip.Addr][]string{}}
 	for _, node := range want.nodes() {
 		k.table.targets[node] = slices.Clone(want.targets[node])
@@ -310,6 +345,10 @@ func (k *fakeKernel) carry(_ lb.Family, d tunnel.Desired) (tunnel.State, error) 
 }
 
 func (k *fakeKernel) uncarry(lb.Family) error {
+	if err := k.cannotEnd; err != nil {
+		k.cannotEnd = nil
+		return err
+	}
 	k.carried = nil
 	return nil
 }
@@ -574,6 +613,51 @@ func TestContract5ANodeThatIsCutOffKeepsItsTargets(t *testing.T) {
 	step("together again", 2, 1)
 	k.neighbor[node], k.neighbor[other] = links.Neighbor{Failed: true}, links.Neighbor{Failed: true}
 	step("they do not answer this time", 0, 0)
+}
+
+// However many nodes have come and gone, an actor remembers those that are named or were moved to.
+func TestContract11NodesThatAreGoneAreForgotten(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	a := newActor(fakeDeps, k)
+	vip := addr("192.0.2.1")
+	for i := range 200 {
+		node := netip.AddrFrom4([4]byte{10, 0, 1, byte(i)})
+		k.neighbor[node] = there(byte(i))
+		for _, gone := range []bool{false, true} {
+			w := Desired{Ring: map[netip.Addr][]netip.Addr{vip: {node}}}
+			if gone {
+				w.Gone = []netip.Addr{node}
+			}
+			a.set(w)
+			a.looked = time.Time{}
+			if _, err := a.step(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for target := range k.have.sent {
+				k.have.sent[target] = 1
+			}
+		}
+	}
+	if n := len(a.known) + len(a.counted) + len(a.asked) + len(a.away); n > 4 {
+		t.Errorf("%d nodes are known, %d counted, %d asked for, %d away", len(a.known), len(a.counted), len(a.asked),
+			len(a.away))
+	}
+}
+
+// A proxy that starts without addresses, and finds a table with a node that does not answer, looks after it.
+func TestContract6ATableThatIsFoundIsLookedAfter(t *testing.T) {
+	k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{}}
+	k.have = held{exists: true, sent: map[netip.Addr]uint64{addr("10.0.0.1"): 0}}
+	a := newActor(fakeDeps, k)
+	a.Begin(nil)
+	for look := range soonLooks + 1 {
+		a.looked = time.Time{}
+		next, err := a.step(t.Context())
+		want := map[bool]time.Duration{true: lookSoon, false: lookEvery}[look < soonLooks-1]
+		if err != nil || next != want || (k.writes > 0) != (look >= soonLooks-1) {
+			t.Errorf("look %d: the next one is after %s, %v, want %s; %d writes", look, next, err, want, k.writes)
+		}
+	}
 }
 
 // What could not be read is not taken for written by the next step, nor confirmed.

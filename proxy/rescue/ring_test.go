@@ -121,7 +121,8 @@ func (r *rack) wait(t *testing.T, i int, w Desired) {
 		r.nodes[i].Do(t, r.actors[i].apply)
 		for _, of := range []map[netip.Addr][]netip.Addr{w.Ring, w.Previous} {
 			for vip, nodes := range of {
-				if !slices.Contains(r.actors[i].written[lb.FamilyOf(vip)].targets[nodes[0]], vip) {
+				written := r.actors[i].written[lb.FamilyOf(vip)]
+				if written == nil || !slices.Contains(written.targets[nodes[0]], vip) {
 					return false
 				}
 			}

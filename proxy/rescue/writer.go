@@ -21,6 +21,7 @@ type writer struct {
 	conn  *nfnetlink.Conn
 	table nft.Table
 	err   error // the first, after which nothing is written any more
+	whole bool  // until this is false again, all is one transaction, however large
 }
 
 func (k Kernel) writer(family lb.Family) *writer {
@@ -30,7 +31,7 @@ func (k Kernel) writer(family lb.Family) *writer {
 
 // spill makes a transaction of what there is if it is large.
 func (w *writer) spill() {
-	if w.Size() > maxBatch {
+	if w.Size() > maxBatch && !w.whole {
 		_ = w.commit()
 	}
 }
@@ -40,7 +41,7 @@ func (w *writer) spill() {
 func (w *writer) replace(chain string, hook nft.Hook, rules []nft.Rule) {
 	b := nft.NewBatch(w.table)
 	replace(b, chain, hook, rules)
-	if w.Size()+b.Size() > maxBatch {
+	if w.Size()+b.Size() > maxBatch && !w.whole {
 		_ = w.commit()
 	}
 	replace(w.Batch, chain, hook, rules)
