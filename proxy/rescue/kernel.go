@@ -283,7 +283,7 @@ func (w *writer) write(h header, want *table, have held) error {
 		}
 	}
 	w.whole = false
-	w.removeStrange(h, want, have) // now none of our rules uses that
+	w.removeStrange(want, have) // now none of our rules uses that
 	for _, s := range all {
 		w.fill(s.set, nil, missing(s.add, s.has))
 	}

@@ -112,7 +112,7 @@ func dropped(want *table, have held) (nodes []netip.Addr) {
 
 // removeStrange removes the rules of targets that are none any more, and what this release does not have, which these
 // rules may use.
-func (w *writer) removeStrange(h header, want *table, have held) {
+func (w *writer) removeStrange(want *table, have held) {
 	for _, node := range dropped(want, have) {
 		w.RemoveRules(name(prefixNew, node))
 		w.RemoveRules(name(prefixTo, node))
