@@ -126,7 +126,9 @@ func (a *Actor) carry(family lb.Family, found map[netip.Addr]links.Neighbor) {
 		c.refused = state.Refused
 	case !c.removed && c.used.handing.known:
 		err = a.kernel.uncarry(family)
-		c.removed, c.refused = err == nil, 0
+		if c.removed = err == nil; c.removed {
+			c.refused = 0
+		}
 	}
 	for _, node := range d.Peers {
 		if found[node] = (links.Neighbor{Link: found[node].Link, Routed: true}); err == nil && state.Link != 0 {

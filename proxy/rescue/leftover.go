@@ -118,6 +118,12 @@ func (w *writer) removeStrange(want *table, have held) {
 		w.RemoveRules(name(prefixTo, node))
 		w.spill()
 	}
+	for _, l := range have.leftChains {
+		if _, wanted := want.targets[l.node]; !wanted {
+			w.RemoveRules(l.name)
+			w.spill()
+		}
+	}
 	w.removeChains(have.strange, have.strangeSets)
 }
 

@@ -84,6 +84,23 @@ func TestContract6ChainsOfANewerReleaseGo(t *testing.T) {
 	}
 }
 
+// What another release has left of a node that is no target may use a set of its own, which goes with it.
+func TestContract6AChainThatIsLeftUsesAStrangeSet(t *testing.T) {
+	r := newRack(t, 2)
+	w, node, gone := around(1), r.nodes[0], addr("10.0.0.77")
+	r.set(t, 0, w)
+	writeRules(t, node, fmt.Sprintf(`
+		add set ip %[1]s later { type ipv4_addr; }
+		add chain ip %[1]s %[2]s
+		add rule ip %[1]s %[2]s ip daddr @later drop`, tableName, name(prefixNew, gone)))
+	r.actors[0] = rescuer(t, node)
+	r.set(t, 0, w)
+	out := node.Run(t, "nft", "list", "table", "ip", tableName)
+	if strings.Contains(out, "later") || strings.Contains(out, name(prefixNew, gone)) {
+		t.Errorf("left:\n%s", out)
+	}
+}
+
 // A write of more than one transaction that fails in the middle leaves sets and chains of nodes that may be no targets
 // by the next one. They go, and what is remembered of others stays.
 func TestContract6WhatAFailedWriteLeavesGoes(t *testing.T) {

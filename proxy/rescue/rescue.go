@@ -439,15 +439,19 @@ func without(all, some []netip.Addr) (left []netip.Addr) {
 }
 
 // expecting reports whether a node that was just asked for has not answered yet.
-func (a *Actor) expecting() bool { return slices.ContainsFunc(a.families, a.expects) }
-
-func (a *Actor) expects(family lb.Family) bool {
-	for node, n := range a.asked {
-		if n < soonLooks && lb.FamilyOf(node) == family {
+func (a *Actor) expecting() bool {
+	for _, n := range a.asked {
+		if n < soonLooks {
 			return true
 		}
 	}
 	return false
+}
+
+// awaits reports whether a node that is not known to be dead was just asked for, and has not answered yet.
+func (a *Actor) awaits(node netip.Addr) bool {
+	n, asked := a.asked[node]
+	return asked && n < soonLooks && !slices.Contains(a.gone.nodes, node)
 }
 
 // sync does what apply does for one family. If a write fails, it leaves the table as it is: without
@@ -479,7 +483,7 @@ func (a *Actor) sync(family lb.Family) error {
 	if family == lb.IPv4 {
 		a.checkFilters(neighbors)
 	}
-	if !known && have.exists && a.expects(family) {
+	if !known && slices.ContainsFunc(sent, a.awaits) {
 		return nil // unknown is not absent: what a predecessor has written stays until its nodes can have answered
 	}
 	a.sent[family] = sent

@@ -243,6 +243,33 @@ func TestContract5NodesThatAreOnlyRememberedTakeNoPlaces(t *testing.T) {
 	}
 }
 
+// A proxy that starts waits for nodes in the rules that it finds, not for others, nor for dead ones.
+func TestContract5AProxyThatStartsWaitsForNoOthers(t *testing.T) {
+	near, silent := addr("10.0.0.1"), addr("10.0.0.9")
+	for name, test := range map[string]struct {
+		found map[netip.Addr]uint64
+		gone  []netip.Addr
+		waits bool
+	}{
+		"for one in the rules":       {found: map[netip.Addr]uint64{near: 0, silent: 0}, waits: true},
+		"for one that is not":        {found: map[netip.Addr]uint64{near: 0}},
+		"for one there that is gone": {found: map[netip.Addr]uint64{near: 0, silent: 0}, gone: []netip.Addr{silent}},
+	} {
+		k := &fakeKernel{neighbor: map[netip.Addr]links.Neighbor{near: there(1)}}
+		k.have = held{exists: true, sent: test.found}
+		a := newActor(fakeDeps, k)
+		a.Begin(map[netip.Addr]*Origins{addr("192.0.2.1"): {Previous: []netip.Addr{near}},
+			addr("192.0.2.2"): {Ring: []netip.Addr{silent, near}}})
+		a.SetGone(test.gone, false)
+		if _, err := a.step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if waits := a.Targets() == 0; waits != test.waits {
+			t.Errorf("%s: it waits: %v", name, waits)
+		}
+	}
+}
+
 // A VIP that has found the table full of others' targets gets one as soon as there is room, also if that comes without
 // a target going: one is left to VIPs that are forwarded directly.
 func TestContract5RoomThatComesIsUsed(t *testing.T) {
