@@ -25,11 +25,15 @@ func (d Decision) Unannounced() *lb.Unannounced {
 	if waits.Reason == "" {
 		return nil
 	}
-	if d.kept != nil && d.kept.Reason == waits.Reason {
+	if d.kept != nil && d.kept.Reason == waits.Reason && d.keeper != (lb.Key{}) && !ofAll(waits.Reason) {
 		waits.Service = d.keeper.Sum()
 	}
 	return &waits
 }
+
+// ofAll reports whether a reason that is found at one Service holds for those that share its address as well: the node
+// has no path to pods, or all of them wait for their first pod.
+func ofAll(reason lb.Reason) bool { return lb.OfPath(reason) || reason == lb.ReasonNoBackends }
 
 // ofL2 reports whether a reason keeps a node from announcing a VIP over ARP and NDP alone: routers may hear of it.
 func ofL2(reason lb.Reason) bool {
