@@ -297,9 +297,9 @@ func (r *reader) words() []string {
 	return words
 }
 
-// readPeers reads a list of peers, also in the form of JSON that speakers wrote at first.
+// readPeers reads a list of peers, also as earlier builds wrote it: with a comma and a blank in between, or as JSON.
 func readPeers(word string) (peers plan.PeerNames, err error) {
-	if peers = plan.PeerNames(word); strings.HasPrefix(word, "[") {
+	if peers = plan.PeerNames(strings.ReplaceAll(word, ", ", "\n")); strings.HasPrefix(word, "[") {
 		if err := peers.UnmarshalJSON([]byte(word)); err != nil {
 			return "", fmt.Errorf("%.80q is no list of BGPPeers", word)
 		}

@@ -162,6 +162,15 @@ func TestContract11NobodyChoosesTheWordsOfOthers(t *testing.T) {
 	}
 }
 
+func TestPeersAsEarlierBuildsWroteThem(t *testing.T) {
+	want := plan.NewPeerNames("tor-1", "tor-2")
+	for _, word := range []string{"tor-1, tor-2", `["tor-1","tor-2"]`, string(want)} {
+		if got, err := readPeers(word); err != nil || got != want {
+			t.Errorf("%q is read as %q, %v", word, got, err)
+		}
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	f.Add(encode(update{node: "n1", born: 300, floor: 2, entries: []entry{
 		{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}}, {vip: vip6, seq: 2, claim: plan.Claim{Reason: "Stopping"}},
