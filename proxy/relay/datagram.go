@@ -137,6 +137,9 @@ const (
 // arrivedAt returns the address that a datagram was for, and its TTL, from what the kernel says of it.
 func arrivedAt(control []byte) (to netip.Addr, ttl int, err error) {
 	for len(control) > 0 {
+		if len(control) < unix.SizeofCmsghdr { // else the parser reads beyond it
+			return netip.Addr{}, ttl, unix.EINVAL
+		}
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		switch {
 		case err != nil:
