@@ -40,9 +40,8 @@ func (s *service) handed(g *group) []entry {
 	}
 	switch {
 	case g.class != 0:
-		backends := g.backends[:min(len(g.backends), int(g.class))]
-		for i, place := range slots(g.scheduler, backends, g.weights, g.class) {
-			hand(numbers(g.scheduler, g.class)+uint32(i), backends[place])
+		for i, place := range slots(g.scheduler, g.backends, g.weights, g.class) {
+			hand(numbers(g.scheduler, g.class)+uint32(i), g.backends[place])
 		}
 	case len(g.backends) == 1:
 		hand(numbers(plan.Random, 1), g.backends[0])

@@ -203,7 +203,8 @@ func (r renderer) number(key lb.Key, name string, taken map[uint32]bool) uint32 
 	}
 }
 
-// limitSlots chooses the sizes of the tables of groups whose scheduler needs one.
+// limitSlots chooses the sizes of the tables of groups whose scheduler needs one. A group whose table would have fewer
+// slots than backends draws at random, so that each backend gets connections.
 func limitSlots(groups []*group) {
 	groups = slices.DeleteFunc(slices.Clone(groups), func(g *group) bool {
 		return method(g.scheduler) == 0 || len(g.backends) == 1
@@ -218,8 +219,8 @@ func limitSlots(groups []*group) {
 		return total
 	})
 	for _, g := range groups {
-		if g.class = min(g.wantedClass(), largest); largest == 0 {
-			g.scheduler = plan.Random
+		if g.class = min(g.wantedClass(), largest); len(g.backends) > int(g.class) {
+			g.scheduler, g.class = plan.Random, 0
 		}
 	}
 }
@@ -248,11 +249,11 @@ func (g *group) weigh(family lb.Family, load plan.Load) {
 }
 
 // slots returns the group's table.
-func (g *group) slots(backends []target) []uint16 {
+func (g *group) slots() []uint16 {
 	if g.scheduler.Counts() {
-		return countedSlots(g.scheduler, g.burdens[:len(backends)], g.soon, g.class)
+		return countedSlots(g.scheduler, g.burdens, g.soon, g.class)
 	}
-	return slots(g.scheduler, backends, g.weights, g.class)
+	return slots(g.scheduler, g.backends, g.weights, g.class)
 }
 
 // shares returns how many shares a table has at least, each backend's in proportion to its weight.
@@ -267,19 +268,24 @@ func (g *group) shares() int {
 	return total
 }
 
-// SchedulerIgnored says why this mode does not choose a Service's backends by its scheduler, "" if
-// it does.
+// SchedulerIgnored says why this mode does not choose a Service's backends by its scheduler, or does not keep a client
+// at its backend, "" if it does.
 func SchedulerIgnored(s plan.Service) string {
-	if method(s.Scheduler) == 0 {
+	asks := fmt.Sprintf("scheduler %s", s.Scheduler)
+	switch {
+	case method(s.Scheduler) != 0:
+	case s.AffinityTimeout > 0: // ports whose endpoints have other numbers choose by the client's address
+		asks = "spec.sessionAffinity: ClientIP"
+	default:
 		return ""
 	}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family), map[uint32]bool{}) {
 			for _, g := range []*group{c.cluster, c.local} {
-				if g != nil && method(g.scheduler) == 0 {
-					return fmt.Sprintf("scheduler %s: the tables for the lists of endpoints of the ports have more than %d places "+
-						"together, so connections are spread at random; a Service with fewer named target ports needs fewer lists",
-						s.Scheduler, plan.MaxSlots)
+				if g != nil && method(g.scheduler) == 0 && (method(s.Scheduler) != 0 || g.mixed != 0) {
+					return fmt.Sprintf("%s: of the %d places that a Service's tables may have, a list of %d endpoints gets fewer "+
+						"than that, so connections are spread at random; a Service with fewer named target ports has fewer lists",
+						asks, plan.MaxSlots, len(g.backends))
 				}
 			}
 		}
@@ -331,9 +337,8 @@ func (g *group) part(m memory) part {
 		}
 	} else {
 		w.add(setScheduled)
-		backends := g.backends[:min(len(g.backends), int(g.class))]
-		for i, place := range g.slots(backends) {
-			w.number(to, numbers(g.scheduler, g.class)+uint32(i), backends[place])
+		for i, place := range g.slots() {
+			w.number(to, numbers(g.scheduler, g.class)+uint32(i), g.backends[place])
 		}
 	}
 	if m > 0 && g.mixed == 0 {

@@ -49,18 +49,48 @@ func TestContract11TablesAreShared(t *testing.T) {
 	if n := count(r.service(s.Key, s)); n > 200*500+200*5 {
 		t.Errorf("%d elements where the endpoints of each port listen at different numbers", n)
 	}
-	s.Scheduler = plan.Maglev
-	out := r.service(s.Key, s)
-	slots := 0
-	for _, p := range out.parts {
-		for _, e := range p.entries {
-			if e.set.isMixed() && e.number >= methodNumbers {
-				slots++
+	for name, of := range map[string]struct {
+		ports, endpoints int
+		scheduler        plan.Scheduler
+		timeout          time.Duration
+		scheduled        bool
+	}{
+		"large tables":                     {8, 500, plan.Maglev, 0, true},
+		"smaller tables":                   {60, 500, plan.Maglev, 0, true},
+		"the smallest tables":              {200, 100, plan.Maglev, 0, true},
+		"fewer slots than backends":        {200, 500, plan.Maglev, 0, false},
+		"the same, in turn":                {100, 130, plan.RoundRobin, 0, false},
+		"the same, by the client":          {100, 130, plan.Random, time.Hour, false},
+		"tables by the client":             {100, 100, plan.Random, time.Hour, true},
+		"more lists than there are tables": {600, 2, plan.Maglev, 0, false},
+	} {
+		s := mixedService(of.ports, of.endpoints, 0)
+		s.Scheduler, s.AffinityTimeout = of.scheduler, of.timeout
+		out := r.service(s.Key, s)
+		slots, reached := 0, map[target]bool{}
+		for _, p := range out.parts {
+			for _, e := range p.entries {
+				if !e.set.isMixed() {
+					continue
+				}
+				if reached[e.to] = true; e.number >= methodNumbers {
+					slots++
+				}
 			}
 		}
-	}
-	if slots == 0 || slots > plan.MaxSlots || out.refusal != nil {
-		t.Errorf("%d slots, refused %v", slots, out.refusal)
+		if slots > 0 != of.scheduled || slots > plan.MaxSlots || out.refusal != nil {
+			t.Errorf("%s: %d slots, refused %v", name, slots, out.refusal)
+		}
+		if said := SchedulerIgnored(s); said != "" == of.scheduled {
+			t.Errorf("%s: it says %q", name, said)
+		}
+		for _, p := range s.Ports {
+			for _, b := range p.Backends.Cluster {
+				if !reached[target{addr: addressOf(b.Addr.Addr()), port: b.Addr.Port()}] {
+					t.Fatalf("%s: nothing leads to %s", name, b.Addr)
+				}
+			}
+		}
 	}
 }
 

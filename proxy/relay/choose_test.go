@@ -318,6 +318,29 @@ func TestDrawnAtRandom(t *testing.T) {
 	}
 	c.take(wire.Message{Services: []wire.Service{{Key: web, Relayed: &r}}})
 	even(c, "too many tables")
+
+	weights := make([]uint8, 200)
+	for i := range weights {
+		weights[i] = 1
+	}
+	c = newChoosing(plan.SourceHash, weights...)
+	r = c.services[id{web, lb.TCP}].Relayed
+	for i := range 100 { // of which none has room for as many slots as there are backends
+		p := plan.RelayedPort{Name: fmt.Sprint("more", i), Protocol: lb.TCP,
+			Frontends: []plan.RelayedFrontend{{Addr: netip.AddrPortFrom(netip.MustParseAddr("198.51.100.2"), uint16(i))}}}
+		for j := range weights {
+			p.Cluster = append(p.Cluster, plan.RelayedBackend{Addr: backendAt(i + j)})
+		}
+		r.Ports = append(r.Ports, p)
+	}
+	c.take(wire.Message{Services: []wire.Service{{Key: web, Relayed: &r}}})
+	reached := map[int]bool{}
+	for i := range 20_000 {
+		reached[c.choose(netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}), 1), frontend)] = true
+	}
+	if len(reached) != len(weights) {
+		t.Errorf("%d of %d backends get connections", len(reached), len(weights))
+	}
 }
 
 // A table stays as it is while its backends do, and ports with the same backends share one.

@@ -31,10 +31,9 @@ func (s *slots) table() []uint16 {
 		return nil
 	}
 	s.fill.Do(func() {
-		backends := s.backends[:min(len(s.backends), int(s.size))]
 		onePort := onePort(s.backends)
-		hashes, weights := make([]uint64, len(backends)), make([]uint8, len(backends))
-		for i, b := range backends {
+		hashes, weights := make([]uint64, len(s.backends)), make([]uint8, len(s.backends))
+		for i, b := range s.backends {
 			var addr [16]byte
 			copy(addr[:], b.Addr.Addr().AsSlice())
 			port := b.Addr.Port()
@@ -89,11 +88,11 @@ func slotsOf(relayed *plan.Relayed, before map[string]*slots) map[string]*slots 
 		}
 		return total
 	})
-	if largest == 0 {
-		return nil
-	}
 	for key, s := range all {
-		s.size = min(s.size, largest)
+		if s.size = min(s.size, largest); len(s.backends) > int(s.size) {
+			delete(all, key) // at random, as by the rules: each backend gets connections
+			continue
+		}
 		if had := before[key]; had != nil && had.size == s.size {
 			all[key] = had
 		}
