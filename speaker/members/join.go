@@ -72,7 +72,7 @@ func (p pace) lonely(self string, calls map[string]finding) (wait time.Duration,
 	}
 	slices.Sort(known)
 	slices.Sort(accounted)
-	if plan.QuorumOf(self, accounted, known).Majority {
+	if plan.QuorumOf(self, accounted, known).Most() { // of two nodes each might be the one that is cut off
 		return p.alone, true
 	}
 	return p.silent, true

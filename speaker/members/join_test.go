@@ -27,12 +27,12 @@ func TestLonely(t *testing.T) {
 	}{
 		"the only node":                {"a", nil, p.alone, true},
 		"the other refuses":            {"b", map[string]finding{"a": nobody}, p.alone, true},
-		"the other is silent, first":   {"a", map[string]finding{"b": silent}, p.alone, true},
+		"the other is silent, first":   {"a", map[string]finding{"b": silent}, p.silent, true},
 		"the other is silent, second":  {"b", map[string]finding{"a": silent}, p.silent, true},
 		"most refuse":                  {"c", map[string]finding{"a": silent, "b": nobody}, p.alone, true},
 		"most are silent":              {"c", map[string]finding{"a": silent, "b": silent}, p.silent, true},
 		"half refuse, without first":   {"b", map[string]finding{"a": silent, "c": silent, "d": nobody}, p.silent, true},
-		"half refuse, with the first":  {"b", map[string]finding{"a": nobody, "c": silent, "d": silent}, p.alone, true},
+		"half refuse, with the first":  {"b", map[string]finding{"a": nobody, "c": silent, "d": silent}, p.silent, true},
 		"somebody is there":            {"a", map[string]finding{"b": nobody, "c": stranger}, 0, false},
 		"somebody is there, alone too": {"a", map[string]finding{"b": stranger}, 0, false},
 	} {
