@@ -155,12 +155,46 @@ func TestProbes(t *testing.T) {
 	}
 	node := as[appsv1.DaemonSet](t, objects, "DaemonSet landfall-node").Spec.Template.Spec
 	for _, c := range slices.Concat(node.Containers, controller.Template.Spec.Containers) {
-		if p := c.StartupProbe; p.FailureThreshold != 7 || p.PeriodSeconds != 1 || p.HTTPGet.Path != "/healthz" ||
-			p.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port {
+		if p := c.StartupProbe; p.FailureThreshold != 7 || p.PeriodSeconds != 1 {
+			t.Errorf("%s: startup probe %+v", c.Name, p)
+		}
+		if p := c.StartupProbe; c.Name != "controller" && (p.HTTPGet.Path != "/healthz" ||
+			p.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port) {
 			t.Errorf("%s: startup probe %+v", c.Name, p)
 		}
 		if p := c.LivenessProbe; p.FailureThreshold != 6 || p.PeriodSeconds != 10 {
 			t.Errorf("%s: liveness probe %+v", c.Name, p)
+		}
+	}
+}
+
+// Clients with enough addresses take all places of the controller's port, so the kubelet must not restart a controller
+// because of that port. The container has the socket on which it asks instead.
+func TestContract11TheControllerLivesWhileItsPortIsFull(t *testing.T) {
+	t.Parallel()
+	objects := render(t, `metrics.certSecret="tls"`)
+	pod := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
+	c := pod.Containers[0]
+	for name, p := range map[string]*corev1.Probe{"startup": c.StartupProbe, "liveness": c.LivenessProbe} {
+		if p.HTTPGet != nil || p.Exec == nil {
+			t.Errorf("the %s probe asks at the port: %+v", name, p)
+			continue
+		}
+		command := p.Exec.Command
+		if len(command) != 3 || command[0] != c.Command[0] || command[1] != "alive" || !slices.Contains(c.Args, command[2]) {
+			t.Errorf("the %s probe runs %q; the arguments are %q", name, command, c.Args)
+			continue
+		}
+		folder := filepath.Dir(strings.TrimPrefix(command[2], "--probe-socket="))
+		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == folder && !m.ReadOnly })
+		if i < 0 {
+			t.Errorf("nothing is mounted at %s: %+v", folder, c.VolumeMounts)
+			continue
+		}
+		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
+			return v.Name == c.VolumeMounts[i].Name && v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
+		}) {
+			t.Errorf("the volumes are %+v", pod.Volumes)
 		}
 	}
 }

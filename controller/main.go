@@ -72,6 +72,7 @@ func main() {
 			"ConfigMap, and exits.\nIt removes nothing while Landfall runs.",
 		MetricsBindAddress: metrics,
 		Flags:              o.add,
+		ProbeSocket:        true,
 		Run:                func(ctx context.Context, rt *ops.Runtime) error { return run(ctx, rt, o) },
 	}))
 }

@@ -186,6 +186,9 @@ func (l *Lab) containerMounts(ctx context.Context, owner string, pod corev1.PodS
 			if err := os.MkdirAll(from, 0o777); err != nil {
 				return nil, err
 			}
+			if err := os.Chmod(from, 0o777); err != nil { // as the kubelet, for containers that are not root
+				return nil, err
+			}
 		case v.HostPath != nil:
 			from = v.HostPath.Path
 			if rest, ok := strings.CutPrefix(from, "/run/"); ok {

@@ -48,6 +48,8 @@ type Program struct {
 	// over to it: the program then waits for the addresses of metrics that this one has. A program for which it is not
 	// nil has the argument ready.
 	Succeeds func() bool
+	// ProbeSocket says that the program has the flag --probe-socket, and the argument alive.
+	ProbeSocket bool
 	// Flags registers the program's own flags. It may be nil.
 	Flags func(*pflag.FlagSet)
 	// Usage is the text of --help between the summary and the flags. It may be empty.
@@ -176,6 +178,9 @@ func (p Program) run(args []string, env environment, stdout, stderr io.Writer) e
 	if p.Succeeds != nil && slices.Equal(rt.Args, []string{readyArgument}) {
 		return printReady(context.Background(), common.statusSocket, stdout)
 	}
+	if p.ProbeSocket && slices.Equal(rt.Args, []string{aliveArgument}) {
+		return printAlive(context.Background(), common.probeSocket, stdout)
+	}
 	if common.otlpEndpoint != "" {
 		if rt.Traces, err = otlp.New(otlp.Options{Endpoint: common.otlpEndpoint, SecretDir: common.otlpSecretDir,
 			Program: p.Name, Version: BuildVersion(), Node: rt.NodeName, Log: rt.Log}); err != nil {
@@ -231,8 +236,11 @@ func (p Program) serve(rt *Runtime, common *commonFlags, env environment) error 
 		}
 		return rt.server.run(metricsCtx, listeners)
 	})
-	if common.statusSocket != "" {
-		group.Go(func() error { rt.server.runLocal(serverCtx, common.statusSocket); return nil })
+	sockets := map[string]string{statusArgument: common.statusSocket, aliveArgument: common.probeSocket}
+	for argument, socket := range sockets {
+		if socket != "" {
+			group.Go(func() error { rt.server.runLocal(serverCtx, socket, argument); return nil })
+		}
 	}
 	if rt.Traces.On() {
 		group.Go(func() error { return rt.Traces.Run(serverCtx) })
@@ -274,7 +282,7 @@ func (c *commonFlags) listen(rt *Runtime, env environment) ([]string, error) {
 type commonFlags struct {
 	kubeconfig, nodeName, logLevel, logFormat, metricsBindAddress string
 	statusSocket, statusOnly, certFile, keyFile, pprofAddress     string
-	otlpEndpoint, otlpSecretDir                                   string
+	otlpEndpoint, otlpSecretDir, probeSocket                      string
 	apiServers                                                    []string
 	version, metricsSecure                                        bool
 }
@@ -307,6 +315,11 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 		flags.StringVar(&c.statusOnly, "status-only", "",
 			"what of its list the argument status prints: VIPs, with commas, or the namespace/name of a Service; - for "+
 				"nothing; connections for counts of those to VIPs (proxy); metrics for the metrics (default: all)")
+	}
+	if p.ProbeSocket {
+		flags.StringVar(&c.probeSocket, "probe-socket", "",
+			"Unix socket on which the argument alive, with the same flag, asks whether the running program hangs: clients "+
+				"that flood its port of metrics cannot lock out that probe (default: none)")
 	}
 	flags.StringVar(&c.pprofAddress, "pprof-address", "",
 		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+

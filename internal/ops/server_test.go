@@ -285,6 +285,62 @@ func TestStatusIsForThisUserOnly(t *testing.T) {
 	}
 }
 
+// Clients with more addresses than a port has places lock out a kubelet whose address is not the program's own, and not
+// the probe that asks on the socket. That follows the loops.
+func TestContract11ProbesOnTheSocketPassAFullPort(t *testing.T) {
+	socket, address := filepath.Join(t.TempDir(), "prog.sock"), ownAddress()
+	var busy time.Duration
+	alive := func(args ...string) result {
+		p := Program{Name: "prog", ProbeSocket: true, Run: func(context.Context, *Runtime) error { return nil }}
+		return runProgram(p, nil, append([]string{"alive"}, args...)...)
+	}
+	if got := alive(); got.code != 2 || !strings.Contains(got.stderr, "alive needs --probe-socket") {
+		t.Errorf("without a socket: %+v", got)
+	}
+	if got := alive("--probe-socket=" + socket); got.code != 1 || !strings.Contains(got.stderr, "no program serves") {
+		t.Errorf("without a program: %+v", got)
+	}
+	p := Program{Name: "prog", ProbeSocket: true, Run: func(_ context.Context, rt *Runtime) error {
+		rt.Live("pools", func() time.Duration { return busy })
+		connect := func(from string) net.Conn {
+			c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", address)
+			if err != nil {
+				t.Error(err)
+				return nil
+			}
+			t.Cleanup(func() { c.Close() })
+			return c
+		}
+		kubelet := connect("127.9.0.1")
+		for i := range maxConnections {
+			connect(fmt.Sprintf("127.9.1.%d", i+1))
+		}
+		if t.Failed() {
+			return nil
+		}
+		_ = kubelet.SetReadDeadline(time.Now().Add(readTimeout / 2))
+		if _, err := kubelet.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the port has room for all: %v", err)
+		}
+		got := alive("--probe-socket=" + socket)
+		for got.code != 0 { // the socket opens beside Run
+			time.Sleep(time.Millisecond)
+			got = alive("--probe-socket=" + socket)
+		}
+		if got.stdout != "ok\n" {
+			t.Errorf("%+v", got)
+		}
+		busy = 3 * time.Minute
+		if got := alive("--probe-socket=" + socket); got.code != 1 || !strings.Contains(got.stderr, "pools: hangs") {
+			t.Errorf("a loop that hangs: %+v", got)
+		}
+		return nil
+	}}
+	if got := runProgram(p, nil, "--probe-socket="+socket, "--metrics-bind-address="+address); got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestHealthFollowsTheLoops(t *testing.T) {
 	rt := &Runtime{server: newServer(slog.New(slog.DiscardHandler), bigRegistry(1))}
 	var rules, plan time.Duration

@@ -70,16 +70,16 @@ func (rt *Runtime) Status(write func(w io.Writer, only string) error) {
 }
 
 // runLocal serves the status, and whatever the TCP port serves, on a unix socket that only the user
-// of the program can connect to. A program works without it: what fails is logged.
-func (s *server) runLocal(ctx context.Context, path string) {
+// of the program can connect to, for an argument of the program. A program works without it: what fails is logged.
+func (s *server) runLocal(ctx context.Context, path, argument string) {
 	listener, err := listen.Unix(path, 0o600)
 	if err != nil {
-		s.log.Warn("the argument status does not work: cannot open the status socket", "error", err)
+		s.log.Warn("the argument "+argument+" does not work: cannot open its socket", "error", err)
 		return
 	}
 	limited := listen.Limit(listener, listen.NewRoom[net.Conn](statusConnections))
 	if err := s.serve(ctx, limited, s.local, statusTimeout); err != nil {
-		s.log.Warn("the argument status does not work any more", "error", err)
+		s.log.Warn("the argument "+argument+" does not work any more", "error", err)
 	}
 }
 
@@ -101,7 +101,19 @@ func printReady(ctx context.Context, path string, stdout io.Writer) error {
 	return printPage(ctx, path, readyArgument, "/readyz", stdout)
 }
 
-// printPage prints a page of the status socket.
+// aliveArgument is the argument by which a probe of Kubernetes asks whether the running program hangs: its port of
+// metrics may be full of others' connections.
+const aliveArgument = "alive"
+
+// printAlive prints whether the loops of a running program make progress. It is an error if one does not.
+func printAlive(ctx context.Context, path string, stdout io.Writer) error {
+	if path == "" {
+		return Usagef("%s needs --probe-socket", aliveArgument)
+	}
+	return printPage(ctx, path, aliveArgument, "/healthz", stdout)
+}
+
+// printPage prints a page of a local socket.
 func printPage(ctx context.Context, path, argument, page string, stdout io.Writer) error {
 	client := &http.Client{Timeout: statusTimeout, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -114,6 +126,8 @@ func printPage(ctx context.Context, path, argument, page string, stdout io.Write
 	}
 	response, err := client.Do(request)
 	switch {
+	case errors.Is(err, os.ErrNotExist) && argument == aliveArgument:
+		return fmt.Errorf("%s: no program serves %s", argument, path)
 	case errors.Is(err, os.ErrNotExist):
 		return fmt.Errorf("%s: no program serves %s; --status-socket names another", argument, path)
 	case err != nil:
@@ -121,7 +135,7 @@ func printPage(ctx context.Context, path, argument, page string, stdout io.Write
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		if argument == readyArgument {
+		if argument != statusArgument {
 			text, _ := io.ReadAll(io.LimitReader(response.Body, 4<<10))
 			return fmt.Errorf("%s: %s", argument, bytes.TrimSpace(text))
 		}

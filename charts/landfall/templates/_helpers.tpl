@@ -226,15 +226,16 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- end -}}
 
 {{/* Probes on the metrics port, of a container on the node's network or not. Startup: the program serves. Liveness: all
-loops run. Readiness: the first work is done; ready is a command that asks in place of the port. */}}
+loops run. Readiness: the first work is done. ready is a command that asks for that in place of the port, and alive one
+for the others. */}}
 {{- define "landfall.probes" -}}
 {{- $scheme := ternary "HTTPS" "HTTP" .root.Values.metrics.secure -}}
 {{- $host := ternary "127.0.0.1" "" (and .node (eq .root.Values.metrics.listen "localhost")) -}}
 {{- range $probe, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
 {{- with get $.root.Values.probes $probe }}
 {{ $probe }}Probe:
-  {{- if and $.ready (eq $probe "readiness") }}
-  exec: {command: {{ toJson $.ready }}}
+  {{- with ternary $.ready $.alive (eq $probe "readiness") }}
+  exec: {command: {{ toJson . }}}
   {{- else }}
   httpGet: {path: {{ $path }}, port: {{ $.port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
   {{- end }}
