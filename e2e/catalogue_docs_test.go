@@ -71,7 +71,7 @@ func TestCatalogueIsListed(t *testing.T) {
 		if target.floods() {
 			n += 2
 		}
-		add("packets to "+target.name, n, "SYN-ACK, RST, ICMP, or silence, in nftables and in iptables mode")
+		add("packets to "+target.name, n, "SYN-ACK, RST, ICMP, a pod, or silence, in nftables and in iptables mode")
 	}
 	add("**all**", total, "")
 	page, err := os.ReadFile("../docs/reference/bad-input.md")
