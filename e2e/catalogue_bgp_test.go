@@ -84,6 +84,9 @@ type bgpRow struct {
 	closed bool
 }
 
+// goesOn reports whether the session goes on after the row.
+func (r bgpRow) goesOn() bool { return r.code == 0 && !r.closed }
+
 func bgpRows() []bgpRow {
 	good := bgpOpenOf(nil)
 	marker := bytes.Clone(good)
@@ -184,7 +187,14 @@ func hostileBGP(t *testing.T, l *lab.Lab) {
 		t.Run(row.name, func(t *testing.T) {
 			conn := bgpConnect(t, l, row.stage)
 			defer conn.Close()
-			if _, err := conn.Write(row.send); err != nil {
+			send := func() error {
+				_, err := conn.Write(row.send)
+				return err
+			}
+			if row.goesOn() && row.send[18] == bgpUpdate {
+				wantCounted(t, l.Agent("speaker", besieged), `landfall_bgp_updates_total{direction="in",peer="fuzzer"}`, 1, send)
+				wantNoRoute(t, l)
+			} else if err := send(); err != nil {
 				t.Fatal(err)
 			}
 			if row.name == "a message that ends early" {
@@ -193,7 +203,7 @@ func hostileBGP(t *testing.T, l *lab.Lab) {
 				return
 			}
 			want := fmt.Sprintf("NOTIFICATION %d/%d", row.code, row.subcode)
-			if row.code == 0 && !row.closed {
+			if row.goesOn() {
 				// What follows it is answered, so that it was not the end.
 				if _, err := conn.Write(bgpMessage(77, nil)); err != nil {
 					t.Fatal(err)
@@ -234,6 +244,21 @@ func hostileBGP(t *testing.T, l *lab.Lab) {
 		}
 		bgpConnect(t, l, atEstablished).Close() // the session can be had all the same
 	})
+}
+
+// wantNoRoute checks that the besieged node, whose session with the hostile peer is up, has taken no route of it.
+func wantNoRoute(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, family := range []string{"-4", "-6"} {
+		for route := range strings.Lines(mustExec(t, l, besieged, "ip", family, "route", "show", "table", "all")) {
+			if strings.Contains(route, "via 172.26.236.20 ") || strings.Contains(route, " proto bgp ") {
+				t.Errorf("the node has taken a route: %s", route)
+			}
+		}
+	}
+	if n := counter(t, l.Agent("speaker", besieged), `landfall_bgp_prefixes_received{peer="fuzzer"}`); n != 0 {
+		t.Errorf("the speaker keeps %.0f prefixes", n)
+	}
 }
 
 // bgpConnect opens a connection to the besieged node and takes it to a stage. The node may still be
