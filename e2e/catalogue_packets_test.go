@@ -135,9 +135,12 @@ func (h *hostile) packets(t *testing.T, turn int) {
 	for _, r := range h.sent[rows:] {
 		if r.name == usualSYN { // else nobody would hear what reaches pods, and silence would mean nothing
 			t.Run(r.String()+", reaches a pod", func(t *testing.T) {
-				if h.reached(r.target.six, r.mark) != reachesPod {
-					t.Error("no pod got it")
-				}
+				eventually(t, "a pod gets it", func() error {
+					if h.reached(r.target.six, r.mark) != reachesPod {
+						return errors.New("none does")
+					}
+					return nil
+				})
 			})
 		}
 	}
@@ -259,9 +262,11 @@ func openHostileHost(t *testing.T, l *lab.Lab) *hostile {
 	return &hostile{l: l, w: w, heard: listenFor(t, answerIn, w), reached: listenFor(t, reachedBy, pods...)}
 }
 
-// listenFor notes what comes to hosts, by family and mark, which read finds in a frame. It ends with the test.
-func listenFor(t *testing.T, read func(frame []byte, own net.HardwareAddr) (six bool, mark uint16, what string, ok bool),
-	wires ...*wire) (heard func(six bool, mark uint16) string) {
+// frameReader finds in a frame what it is to a host, by family and mark.
+type frameReader = func(frame []byte, own net.HardwareAddr) (six bool, mark uint16, what string, ok bool)
+
+// listenFor notes what comes to hosts, by family and mark. It ends with the test.
+func listenFor(t *testing.T, read frameReader, wires ...*wire) (heard func(six bool, mark uint16) string) {
 	t.Helper()
 	var mu sync.Mutex
 	marks := map[bool]map[uint16]string{false: {}, true: {}}
