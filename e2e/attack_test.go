@@ -369,7 +369,7 @@ func gossipAttacks() []attack {
 
 func routerAttacks() []attack {
 	session := func(t *testing.T, a *attacker, send func(conn net.Conn) error) {
-		conn := keepBGP(t, a.l)
+		conn := hostilePeers()[0].keep(t, a.l)
 		defer conn.Close()
 		if err := conn.SetWriteDeadline(time.Now().Add(3 * time.Second)); err != nil {
 			t.Fatal(err)
@@ -416,7 +416,7 @@ func routerAttacks() []attack {
 					continue
 				}
 				_ = conn.SetDeadline(time.Now().Add(100 * time.Millisecond))
-				_ = bgpReach(conn, atEstablished)
+				_ = hostilePeers()[0].reach(conn, atEstablished)
 				conn.Close()
 			}
 		}},

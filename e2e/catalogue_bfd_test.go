@@ -5,10 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
 	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
@@ -68,14 +70,20 @@ const bfdEach = 3
 // hostileBFD sends packets to the port of BFD that belong to no session, and reads of how many the
 // speaker says why it left them alone. It says so every few seconds, so all are sent first.
 func hostileBFD(t *testing.T, l *lab.Lab) {
+	for _, peer := range hostilePeers() {
+		t.Run(peer.at.Addr().String(), func(t *testing.T) { peer.hostileBFD(t, l) })
+	}
+}
+
+func (p hostilePeer) hostileBFD(t *testing.T, l *lab.Lab) {
 	a, rows := l.Agent("speaker", besieged), bfdRows()
 	// BFD is there once the BGP session is, which no row ends.
-	session := keepBGP(t, l)
+	session := p.keep(t, l)
 	defer session.Close()
 	probe := bfdPacket(func(b []byte) { b[0] = 0 })
 	eventually(t, "BFD listens", func() error {
 		before := counter(t, a, bfdDropped("version"))
-		if err := sendBFD(t, l, hostileHost, 255, probe); err != nil {
+		if err := p.sendBFD(t, l, hostileHost, 255, probe); err != nil {
 			return err
 		}
 		return within(10*time.Second, func() error {
@@ -93,7 +101,7 @@ func hostileBFD(t *testing.T, l *lab.Lab) {
 	for _, row := range rows {
 		for range bfdEach {
 			from, ttl := cmp.Or(row.from, hostileHost), cmp.Or(row.ttl, 255)
-			if err := sendBFD(t, l, from, ttl, row.packet); err != nil {
+			if err := p.sendBFD(t, l, from, ttl, row.packet); err != nil {
 				t.Fatalf("%s: %v", row.name, err)
 			}
 		}
@@ -110,7 +118,7 @@ func hostileBFD(t *testing.T, l *lab.Lab) {
 	}
 	t.Run("20,000 packets", func(t *testing.T) {
 		flood := counter(t, a, bfdDropped("version"))
-		conn, err := l.Dial(t.Context(), hostileHost, "udp", bfdTarget)
+		conn, err := l.Dial(t.Context(), hostileHost, "udp", p.bfdTarget())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,7 +128,7 @@ func hostileBFD(t *testing.T, l *lab.Lab) {
 		}
 		before := counter(t, a, bfdDropped("multipoint"))
 		eventually(t, "what follows is read", func() error {
-			if err := sendBFD(t, l, hostileHost, 255, bfdPacket(func(b []byte) { b[1] |= 1 })); err != nil {
+			if err := p.sendBFD(t, l, hostileHost, 255, bfdPacket(func(b []byte) { b[1] |= 1 })); err != nil {
 				return err
 			}
 			return within(10*time.Second, func() error {
@@ -136,20 +144,25 @@ func hostileBFD(t *testing.T, l *lab.Lab) {
 	})
 }
 
-const bfdTarget = "172.26.236.177:3784"
+func (p hostilePeer) bfdTarget() string { return netip.AddrPortFrom(p.at.Addr(), 3784).String() }
 
 func bfdDropped(reason string) string {
 	return fmt.Sprintf("landfall_bfd_dropped_packets_total{reason=%q}", reason)
 }
 
 // sendBFD sends a packet from a host to the besieged node.
-func sendBFD(t *testing.T, l *lab.Lab, from string, ttl int, packet []byte) error {
-	conn, err := l.Dial(t.Context(), from, "udp", bfdTarget)
+func (p hostilePeer) sendBFD(t *testing.T, l *lab.Lab, from string, ttl int, packet []byte) error {
+	conn, err := l.Dial(t.Context(), from, "udp", p.bfdTarget())
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := ipv4.NewConn(conn).SetTTL(ttl); err != nil {
+	if p.six {
+		err = ipv6.NewConn(conn).SetHopLimit(ttl)
+	} else {
+		err = ipv4.NewConn(conn).SetTTL(ttl)
+	}
+	if err != nil {
 		return err
 	}
 	_, err = conn.Write(packet)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,10 +35,46 @@ func bgpHeader(length uint16, kind byte, body []byte) []byte {
 	return append(append(binary.BigEndian.AppendUint16(b, length), kind), body...)
 }
 
-// bgpOpenOf returns the OPEN of the hostile peer, changed.
-func bgpOpenOf(change func(version, as, hold *int, id *[4]byte, params *[]byte)) []byte {
+// hostilePeer is the hostile peer over one family.
+type hostilePeer struct {
+	six  bool
+	name string // of the BGPPeer
+	at   netip.AddrPort
+	addr netip.Addr // its own
+}
+
+// hostilePeers are both, which speak with the besieged node.
+func hostilePeers() []hostilePeer {
+	own, node := netip.MustParseAddr("172.26.236.20"), netip.MustParseAddr("172.26.236.177")
+	return []hostilePeer{
+		{false, "fuzzer", netip.AddrPortFrom(node, 179), own},
+		{true, "fuzzer-v6", netip.AddrPortFrom(lab.Twin(node), 179), lab.Twin(own)},
+	}
+}
+
+// family is the number of the address family (IANA) of the routes that the session has, other that of the other one.
+func (p hostilePeer) family() byte {
+	if p.six {
+		return 2
+	}
+	return 1
+}
+
+func (p hostilePeer) other() byte { return 3 - p.family() }
+
+// announce is an UPDATE with attributes and a route of the session's family: what is given of IPv4, or of IPv6.
+func (p hostilePeer) announce(attributes, route, route6 []byte) []byte {
+	if !p.six {
+		return bgpUpdateOf(nil, attributes, route)
+	}
+	reach := slices.Concat([]byte{0, 2, 1, 16}, p.addr.AsSlice(), []byte{0}, route6) // RFC 4760 section 3
+	return bgpUpdateOf(nil, attributesOf(attributes, []byte{0x80, 14, byte(len(reach))}, reach), nil)
+}
+
+// open returns the OPEN of the hostile peer, changed.
+func (p hostilePeer) open(change func(version, as, hold *int, id *[4]byte, params *[]byte)) []byte {
 	version, as, hold, id := 4, 64666, 90, [4]byte{172, 26, 236, 20}
-	params := []byte{2, 6, 1, 4, 0, 1, 0, 1} // multiprotocol: IPv4 unicast
+	params := []byte{2, 6, 1, 4, 0, p.family(), 0, 1} // multiprotocol: unicast
 	if change != nil {
 		change(&version, &as, &hold, &id, &params)
 	}
@@ -45,8 +83,8 @@ func bgpOpenOf(change func(version, as, hold *int, id *[4]byte, params *[]byte))
 	return bgpMessage(bgpOpen, append(b, params...))
 }
 
-func openParams(params ...byte) []byte {
-	return bgpOpenOf(func(_, _, _ *int, _ *[4]byte, p *[]byte) { *p = params })
+func (p hostilePeer) openParams(params ...byte) []byte {
+	return p.open(func(_, _, _ *int, _ *[4]byte, p *[]byte) { *p = params })
 }
 
 // bgpUpdateOf returns an UPDATE.
@@ -61,6 +99,8 @@ var (
 	asPath      = []byte{0x40, 2, 4, 2, 1, 0xfc, 0x9a} // 64666, in two octets
 	nextHopOf   = []byte{0x40, 3, 4, 172, 26, 236, 20}
 	hostileNLRI = []byte{24, 203, 0, 113}
+
+	hostileNLRI6 = []byte{64, 0xfd, 0, 2, 3, 0, 0, 1, 0x13} // fd00:203:0:113::/64
 )
 
 // attributesOf joins path attributes.
@@ -84,12 +124,20 @@ type bgpRow struct {
 	closed bool
 }
 
-func bgpRows() []bgpRow {
-	good := bgpOpenOf(nil)
+// goesOn reports whether the session goes on after the row.
+func (r bgpRow) goesOn() bool { return r.code == 0 && !r.closed }
+
+func (p hostilePeer) rows() []bgpRow {
+	good := p.open(nil)
 	marker := bytes.Clone(good)
 	marker[7] = 0
 	keepalive := bgpMessage(bgpKeepalive, nil)
-	update := func(attributes []byte, routes []byte) []byte { return bgpUpdateOf(nil, attributes, routes) }
+	update := func(attributes []byte, routes []byte) []byte {
+		if bytes.Equal(routes, hostileNLRI) {
+			return p.announce(attributes, hostileNLRI, hostileNLRI6)
+		}
+		return bgpUpdateOf(nil, attributes, routes)
+	}
 	full := attributesOf(originIGP, asPath, nextHopOf)
 	rows := []bgpRow{
 		{"a marker with a hole", atOpenSent, marker, 1, 1, false},
@@ -106,28 +154,28 @@ func bgpRows() []bgpRow {
 		{"message type 0", atOpenSent, bgpMessage(0, make([]byte, 10)), 1, 3, false},
 		{"message type 6", atOpenSent, bgpMessage(6, nil), 1, 3, false},
 		{"message type 255", atOpenSent, bgpMessage(255, make([]byte, 100)), 1, 3, false},
-		{"version 3", atOpenSent, bgpOpenOf(func(v, _, _ *int, _ *[4]byte, _ *[]byte) { *v = 3 }), 2, 1, false},
-		{"version 255", atOpenSent, bgpOpenOf(func(v, _, _ *int, _ *[4]byte, _ *[]byte) { *v = 255 }), 2, 1, false},
-		{"another AS", atOpenSent, bgpOpenOf(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 64667 }), 2, 2, false},
-		{"AS 0", atOpenSent, bgpOpenOf(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 0 }), 2, 2, false},
-		{"the node's own AS", atOpenSent, bgpOpenOf(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 64500 }), 2, 2, false},
-		{"another AS in four octets", atOpenSent, openParams(2, 6, 65, 4, 0, 1, 0, 0), 2, 2, false},
-		{"identifier 0.0.0.0", atOpenSent, bgpOpenOf(func(_, _, _ *int, id *[4]byte, _ *[]byte) { *id = [4]byte{} }), 2, 3,
+		{"version 3", atOpenSent, p.open(func(v, _, _ *int, _ *[4]byte, _ *[]byte) { *v = 3 }), 2, 1, false},
+		{"version 255", atOpenSent, p.open(func(v, _, _ *int, _ *[4]byte, _ *[]byte) { *v = 255 }), 2, 1, false},
+		{"another AS", atOpenSent, p.open(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 64667 }), 2, 2, false},
+		{"AS 0", atOpenSent, p.open(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 0 }), 2, 2, false},
+		{"the node's own AS", atOpenSent, p.open(func(_, as, _ *int, _ *[4]byte, _ *[]byte) { *as = 64500 }), 2, 2, false},
+		{"another AS in four octets", atOpenSent, p.openParams(2, 6, 65, 4, 0, 1, 0, 0), 2, 2, false},
+		{"identifier 0.0.0.0", atOpenSent, p.open(func(_, _, _ *int, id *[4]byte, _ *[]byte) { *id = [4]byte{} }), 2, 3,
 			false},
-		{"a hold time of 1 s", atOpenSent, bgpOpenOf(func(_, _, hold *int, _ *[4]byte, _ *[]byte) { *hold = 1 }), 2, 6,
+		{"a hold time of 1 s", atOpenSent, p.open(func(_, _, hold *int, _ *[4]byte, _ *[]byte) { *hold = 1 }), 2, 6,
 			false},
-		{"a hold time of 2 s", atOpenSent, bgpOpenOf(func(_, _, hold *int, _ *[4]byte, _ *[]byte) { *hold = 2 }), 2, 6,
+		{"a hold time of 2 s", atOpenSent, p.open(func(_, _, hold *int, _ *[4]byte, _ *[]byte) { *hold = 2 }), 2, 6,
 			false},
-		{"an unknown parameter", atOpenSent, openParams(7, 2, 0, 0), 2, 4, false},
-		{"an authentication parameter", atOpenSent, openParams(1, 1, 0), 2, 4, false},
-		{"a parameter that is longer than the message", atOpenSent, openParams(2, 200, 1, 4), 2, 0, false},
-		{"a capability that is longer than its parameter", atOpenSent, openParams(2, 4, 1, 99, 0, 1), 2, 0, false},
-		{"a parameter of one byte", atOpenSent, openParams(2), 2, 0, false},
-		{"a multiprotocol capability of two bytes", atOpenSent, openParams(2, 4, 1, 2, 0, 1), 2, 0, false},
-		{"only IPv6", atOpenSent, openParams(2, 6, 1, 4, 0, 2, 0, 1), 2, 7, false},
-		{"only VPN routes", atOpenSent, openParams(2, 6, 1, 4, 0, 1, 0, 128), 2, 7, false},
+		{"an unknown parameter", atOpenSent, p.openParams(7, 2, 0, 0), 2, 4, false},
+		{"an authentication parameter", atOpenSent, p.openParams(1, 1, 0), 2, 4, false},
+		{"a parameter that is longer than the message", atOpenSent, p.openParams(2, 200, 1, 4), 2, 0, false},
+		{"a capability that is longer than its parameter", atOpenSent, p.openParams(2, 4, 1, 99, 0, 1), 2, 0, false},
+		{"a parameter of one byte", atOpenSent, p.openParams(2), 2, 0, false},
+		{"a multiprotocol capability of two bytes", atOpenSent, p.openParams(2, 4, 1, 2, 0, 1), 2, 0, false},
+		{"only the other family", atOpenSent, p.openParams(2, 6, 1, 4, 0, p.other(), 0, 1), 2, 7, false},
+		{"only VPN routes", atOpenSent, p.openParams(2, 6, 1, 4, 0, 1, 0, 128), 2, 7, false},
 		{"parameters that the length does not tell of", atOpenSent, func() []byte {
-			b := bgpOpenOf(nil)
+			b := p.open(nil)
 			b[28] = 200
 			return b
 		}(), 2, 0, false},
@@ -170,8 +218,9 @@ func bgpRows() []bgpRow {
 			update(attributesOf(full, []byte{0x40, 99, 1, 0}), hostileNLRI), 3, 2, false},
 		{"an unknown optional attribute of 2000 bytes", atEstablished,
 			update(attributesOf(full, append([]byte{0xd0, 99, 0x07, 0xd0}, make([]byte, 2000)...)), hostileNLRI), 0, 0, false},
-		{"a route to everything", atEstablished, update(full, []byte{0}), 0, 0, false},
-		{"a route to the VIP of another Service", atEstablished, update(full, []byte{32, 172, 26, 236, 180}), 0, 0, false},
+		{"a route to everything", atEstablished, p.announce(full, []byte{0}, []byte{0}), 0, 0, false},
+		{"a route to the VIP of another Service", atEstablished, p.announce(full,
+			[]byte{32, 172, 26, 236, 180}, append([]byte{128}, seedVIP6.Addr().AsSlice()...)), 0, 0, false},
 		{"a message that ends early", atEstablished, bgpHeader(100, bgpUpdate, []byte{0, 0}), 0, 0, true},
 	}
 	return rows
@@ -180,20 +229,34 @@ func bgpRows() []bgpRow {
 // hostileBGP has a configured peer send what no router would, over connections that it opens, and
 // checks that it is told so as RFC 4271 wants it.
 func hostileBGP(t *testing.T, l *lab.Lab) {
-	for _, row := range bgpRows() {
+	for _, peer := range hostilePeers() {
+		t.Run(peer.at.Addr().String(), func(t *testing.T) { peer.hostile(t, l) })
+	}
+}
+
+func (p hostilePeer) hostile(t *testing.T, l *lab.Lab) {
+	for _, row := range p.rows() {
 		t.Run(row.name, func(t *testing.T) {
-			conn := bgpConnect(t, l, row.stage)
+			conn := p.connect(t, l, row.stage)
 			defer conn.Close()
-			if _, err := conn.Write(row.send); err != nil {
+			send := func() error {
+				_, err := conn.Write(row.send)
+				return err
+			}
+			if row.goesOn() && row.send[18] == bgpUpdate {
+				wantCounted(t, l.Agent("speaker", besieged),
+					fmt.Sprintf("landfall_bgp_updates_total{direction=\"in\",peer=%q}", p.name), 1, send)
+				p.wantNoRoute(t, l)
+			} else if err := send(); err != nil {
 				t.Fatal(err)
 			}
 			if row.name == "a message that ends early" {
 				conn.Close()
-				bgpConnect(t, l, atEstablished).Close() // the next one is taken
+				p.connect(t, l, atEstablished).Close() // the next one is taken
 				return
 			}
 			want := fmt.Sprintf("NOTIFICATION %d/%d", row.code, row.subcode)
-			if row.code == 0 && !row.closed {
+			if row.goesOn() {
 				// What follows it is answered, so that it was not the end.
 				if _, err := conn.Write(bgpMessage(77, nil)); err != nil {
 					t.Fatal(err)
@@ -211,7 +274,7 @@ func hostileBGP(t *testing.T, l *lab.Lab) {
 	t.Run("a stranger", func(t *testing.T) {
 		a := l.Agent("speaker", besieged)
 		wantCounted(t, a, "landfall_bgp_connections_refused_total", 20, func() error {
-			conn, err := l.Dial(t.Context(), "my-nginx-1", "tcp", "172.26.236.177:179")
+			conn, err := l.Dial(t.Context(), "my-nginx-1", "tcp", p.at.String())
 			if err != nil {
 				return err
 			}
@@ -227,26 +290,42 @@ func hostileBGP(t *testing.T, l *lab.Lab) {
 	})
 	t.Run("500 connections at a time", func(t *testing.T) {
 		for range 500 {
-			conn, err := l.Dial(t.Context(), hostileHost, "tcp", "172.26.236.177:179")
+			conn, err := l.Dial(t.Context(), hostileHost, "tcp", p.at.String())
 			if err == nil {
 				defer conn.Close()
 			}
 		}
-		bgpConnect(t, l, atEstablished).Close() // the session can be had all the same
+		p.connect(t, l, atEstablished).Close() // the session can be had all the same
 	})
 }
 
-// bgpConnect opens a connection to the besieged node and takes it to a stage. The node may still be
+// wantNoRoute checks that the besieged node, whose session with the hostile peer is up, has taken no route of it.
+func (p hostilePeer) wantNoRoute(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, family := range []string{"-4", "-6"} {
+		for route := range strings.Lines(mustExec(t, l, besieged, "ip", family, "route", "show", "table", "all")) {
+			if strings.Contains(route, "via "+p.addr.String()+" ") || strings.Contains(route, " proto bgp ") {
+				t.Errorf("the node has taken a route: %s", route)
+			}
+		}
+	}
+	kept := fmt.Sprintf("landfall_bgp_prefixes_received{peer=%q}", p.name)
+	if n := counter(t, l.Agent("speaker", besieged), kept); n != 0 {
+		t.Errorf("the speaker keeps %.0f prefixes", n)
+	}
+}
+
+// connect opens a connection to the besieged node and takes it to a stage. The node may still be
 // busy with the end of the one before.
-func bgpConnect(t *testing.T, l *lab.Lab, stage int) (conn net.Conn) {
+func (p hostilePeer) connect(t *testing.T, l *lab.Lab, stage int) (conn net.Conn) {
 	t.Helper()
 	eventually(t, "a BGP connection", func() error {
-		c, err := l.Dial(t.Context(), hostileHost, "tcp", "172.26.236.177:179")
+		c, err := l.Dial(t.Context(), hostileHost, "tcp", p.at.String())
 		if err == nil {
 			err = c.SetDeadline(time.Now().Add(patience))
 		}
 		if err == nil {
-			err = bgpReach(c, stage)
+			err = p.reach(c, stage)
 		}
 		if err != nil && c != nil {
 			c.Close()
@@ -257,10 +336,10 @@ func bgpConnect(t *testing.T, l *lab.Lab, stage int) (conn net.Conn) {
 	return conn
 }
 
-// keepBGP opens a session and keeps it, however long it takes, until it is closed.
-func keepBGP(t *testing.T, l *lab.Lab) net.Conn {
+// keep opens a session and keeps it, however long it takes, until it is closed.
+func (p hostilePeer) keep(t *testing.T, l *lab.Lab) net.Conn {
 	t.Helper()
-	conn := bgpConnect(t, l, atEstablished)
+	conn := p.connect(t, l, atEstablished)
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -277,11 +356,11 @@ func keepBGP(t *testing.T, l *lab.Lab) net.Conn {
 	return conn
 }
 
-func bgpReach(c net.Conn, stage int) error {
+func (p hostilePeer) reach(c net.Conn, stage int) error {
 	if _, err := bgpRead(c, bgpOpen); err != nil || stage == atOpenSent {
 		return err
 	}
-	if _, err := c.Write(bgpOpenOf(nil)); err != nil {
+	if _, err := c.Write(p.open(nil)); err != nil {
 		return err
 	}
 	if _, err := bgpRead(c, bgpKeepalive); err != nil || stage == atOpenConfirm {

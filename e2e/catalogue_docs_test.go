@@ -50,7 +50,7 @@ func TestCatalogueIsListed(t *testing.T) {
 		add(file+" that the API server takes", n, "condition, status or Event, with reason and value")
 	}
 	add("endpoints of a Service", len(endpointRows()), "refused, or another endpoint")
-	add("BGP messages", len(bgpRows())+2, "NOTIFICATION with code and subcode, or the session goes on")
+	add("BGP messages", len(hostilePeers()[0].rows())+2, "NOTIFICATION with code and subcode, or the session goes on")
 	add("BFD packets", len(bfdRows())+1, "silence, counted by reason")
 	mac := make(net.HardwareAddr, 6)
 	add("ARP and NDP frames", len(brokenARP(mac, mac))+len(brokenNDP(mac, mac, netip.IPv6Unspecified()))+2,
@@ -71,7 +71,7 @@ func TestCatalogueIsListed(t *testing.T) {
 		if target.floods() {
 			n += 2
 		}
-		add("packets to "+target.name, n, "SYN-ACK, RST, ICMP, or silence, in nftables and in iptables mode")
+		add("packets to "+target.name, n, "SYN-ACK, RST, ICMP, a pod, or silence, in nftables and in iptables mode")
 	}
 	add("**all**", total, "")
 	page, err := os.ReadFile("../docs/reference/bad-input.md")

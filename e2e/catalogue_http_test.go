@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -155,11 +157,36 @@ func hostileHTTP(t *testing.T, l *lab.Lab) {
 			crowd(t, l, address, true)
 		})
 	}
-	health := net.JoinHostPort(nodeAddr(l, besieged).String(), "10256")
-	t.Run("node health", func(t *testing.T) {
-		httpRows(t, l, health, false, append(anyServer(), healthServer()...))
-		crowd(t, l, health, false)
-	})
+	for _, addr := range []netip.Addr{nodeAddr(l, besieged), lab.Twin(nodeAddr(l, besieged))} {
+		health := net.JoinHostPort(addr.String(), "10256")
+		t.Run("node health at "+addr.String(), func(t *testing.T) {
+			httpRows(t, l, health, false, append(anyServer(), healthServer()...))
+			crowd(t, l, health, false)
+		})
+	}
+	t.Run("health of a Service", func(t *testing.T) { hostileServiceHealth(t, l) })
+}
+
+// hostileServiceHealth sends requests to the port that tells of a Service with policy Local, on a node with a pod.
+func hostileServiceHealth(t *testing.T, l *lab.Lab) {
+	if err := l.AddService(t.Context(), lab.Service{Namespace: "far", Name: "local", App: "my-nginx", Type: "LoadBalancer",
+		ExternalTrafficPolicy: "Local", Ports: []lab.Port{{Port: 8080}}}); err != nil {
+		t.Fatal(err)
+	}
+	services := l.Kube().CoreV1().Services("far")
+	defer func() {
+		if err := services.Delete(context.WithoutCancel(t.Context()), "local", metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}()
+	s, err := services.Get(t.Context(), "local", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := nodeAddr(l, l.Pods("my-nginx")[0].Node).String()
+	port := net.JoinHostPort(node, strconv.Itoa(int(s.Spec.HealthCheckNodePort)))
+	httpRows(t, l, port, false, append(anyServer(), httpRow{"GET", request("GET /"), 200, "localEndpoints"}))
+	crowd(t, l, port, false)
 }
 
 // nodeAddr returns the address of a node.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/mdlayher/packet"
 
@@ -225,9 +226,15 @@ func hostileNeighbors(t *testing.T, l *lab.Lab) {
 	}
 	t.Run("a storm of questions", func(t *testing.T) {
 		questions := ethernetFrame(broadcast, w.own, 0x0806, arpPayload(w.own, hostileIP, nobodysIP, nil))
-		for range 20000 {
-			_ = w.send(questions)
+		storm := func() error {
+			for range 20000 {
+				_ = w.send(questions)
+			}
+			return nil
 		}
+		wantCounted(t, l.Agent("speaker", owner),
+			`landfall_speaker_arp_dropped_total{interface="eth0",reason="not-ours"}`, 1, storm)
+		wantARPAnswer(t, w, seedVIP.Addr(), nodeMAC(t, l, owner))
 	})
 	t.Run("the VIP claimed by many devices", func(t *testing.T) {
 		// Only the owner hears them, so that no client is led astray: that no speaker can prevent.
@@ -250,5 +257,35 @@ func hostileNeighbors(t *testing.T, l *lab.Lab) {
 			}
 			return nil
 		})
+	})
+}
+
+// wantARPAnswer asks who has an address, again from time to time, until somebody answers, who is to be the one.
+func wantARPAnswer(t *testing.T, w *wire, addr netip.Addr, want net.HardwareAddr) {
+	t.Helper()
+	question := ethernetFrame(broadcast, w.own, 0x0806, arpPayload(w.own, hostileIP, addr, nil))
+	eventually(t, addr.String()+" is answered for", func() error {
+		if err := w.conn.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+			return err
+		}
+		if err := w.send(question); err != nil {
+			return err
+		}
+		frame := make([]byte, 2048)
+		for {
+			n, _, err := w.conn.ReadFrom(frame)
+			if err != nil {
+				return err
+			}
+			reply := []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 2}
+			if n < 14+28 || !bytes.Equal(frame[:6], w.own) || !bytes.Equal(frame[12:22], reply) ||
+				!bytes.Equal(frame[28:32], addr.AsSlice()) {
+				continue
+			}
+			if !bytes.Equal(frame[22:28], want) {
+				t.Fatalf("%v answers, want %v", net.HardwareAddr(frame[22:28]), want)
+			}
+			return nil
+		}
 	})
 }

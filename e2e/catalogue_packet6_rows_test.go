@@ -163,9 +163,9 @@ func (m packetMaker) headers6(foreign, cut, discovery string) []hostilePacket {
 		{name: "a length beyond the packet", packets: m.syn(func(b []byte) { b[4] = 0xff })},
 		{name: "a length of 0", packets: m.syn(func(b []byte) { b[5] = 0 })},
 		{name: "a length of 10", packets: m.syn(func(b []byte) { b[5] = 10 })},
-		{name: "from ::", packets: m.from("::")},
-		{name: "from a multicast address", packets: m.from("ff02::1")},
-		{name: "from an IPv4 address", packets: m.from("::ffff:172.26.236.21")},
+		m.from("::", "::").reaching(),
+		m.from("a multicast address", "ff02::1"),
+		m.from("an IPv4 address", "::ffff:172.26.236.21").reaching(),
 		{name: "a redirect", packets: m.icmp(137, 0, zeros(4), func(uint16) []byte {
 			return append(m.host().AsSlice(), m.to.Addr().AsSlice()...)
 		}, nil)},
@@ -174,14 +174,14 @@ func (m packetMaker) headers6(foreign, cut, discovery string) []hostilePacket {
 	}
 }
 
-func vipPackets6(other netip.AddrPort) []hostilePacket {
+func vipPackets6(node netip.Addr, other netip.AddrPort) []hostilePacket {
 	m := packetMaker{six: true, to: seedVIP6, other: other}
 	routed := m
 	routed.to = routedVIP6
 	return slices.Concat(m.ofVIP(routedVIP6.Addr()), m.headers6("", "", m.noSuchPort()), []hostilePacket{
-		{name: "from the VIP itself", packets: m.from(m.to.Addr().String())},
-		{name: "from ::1", packets: m.from("::1")},
-		{name: "from a node's address", packets: m.from(seedNodePort6.Addr().String())},
+		m.from("the VIP itself", m.to.Addr().String()).reaching(),
+		m.from("::1", "::1"),
+		m.from("a node's address", node.String()).reaching(),
 		{name: "protocol 255", packets: m.packet(255, zeros(32), nil)},
 		{name: "UDP without a checksum", packets: m.udp(func(b []byte) { b[6], b[7] = 0, 0 }), answer: m.noSuchPort()},
 		{name: "a message of a router to a VIP over BGP", packets: routed.icmp(134, 0, zeros(4), zeros(8), nil),

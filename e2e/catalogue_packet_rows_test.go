@@ -59,14 +59,26 @@ func (m packetMaker) at(addr netip.Addr, port uint16, flags byte) making {
 	return m.tcp(flags, nil)
 }
 
-// from makes a connection's beginning from another source.
-func (m packetMaker) from(source string) making {
+// from is a row with the beginnings of connections from another source, where the answer would go. They are several,
+// for pods on several nodes: a kernel passes on some sources only to where they came from.
+func (m packetMaker) from(name, source string) hostilePacket {
 	addr, at := netip.MustParseAddr(source), 12
 	if m.six {
 		at = 8
 	}
-	return m.packet(protoTCP, func(mark uint16) []byte { return tcpSegment(addr, m.to, mark, syn, nil) },
-		func(b []byte) { copy(b[at:], addr.AsSlice()) })
+	return hostilePacket{name: "from " + name, spoofed: true, packets: func(mark uint16) (all [][]byte) {
+		for i := range uint16(16) {
+			segment := tcpSegment(addr, m.to, mark|i<<12, syn, nil) // marks are below 4096
+			all = append(all, packetOf(m.six, protoTCP, m.to.Addr(), segment, func(b []byte) { copy(b[at:], addr.AsSlice()) }))
+		}
+		return all
+	}}
+}
+
+// reaching is a row of spoofed packets that pods get: they answer by way of the node, which sends that to the source.
+func (p hostilePacket) reaching() hostilePacket {
+	p.answer = reachesPod
+	return p
 }
 
 // inName makes a segment of the other client's connection, of bytes that neither end waits for.
@@ -177,11 +189,14 @@ func (m packetMaker) othersSegments() []hostilePacket {
 	}
 }
 
+// usualSYN is the row of a packet that nothing is wrong with.
+const usualSYN = "a SYN, as it should be"
+
 // segments are those of TCP, of no connection, to a port that answers. stray is the answer to what neither begins nor
 // ends a connection and makes no sense.
 func (m packetMaker) segments(stray string) []hostilePacket {
 	return []hostilePacket{
-		{name: "a SYN, as it should be", packets: m.tcp(syn, nil), answer: "SYN-ACK"},
+		{name: usualSYN, packets: m.tcp(syn, nil), answer: "SYN-ACK"},
 		{name: "a wrong checksum of TCP", packets: m.tcp(syn, func(b []byte) { b[16]++ })},
 		{name: "a TCP header of 0 bytes", packets: m.tcp(syn, func(b []byte) { b[12] = 0 })},
 		{name: "a TCP header of 60 bytes in 20", packets: m.tcp(syn, func(b []byte) { b[12] = 0xf0 })},
@@ -234,11 +249,15 @@ func (m packetMaker) ofVIP(routed netip.Addr) []hostilePacket {
 // ofNodePort are the rows of a node port that both families have. What the rules do not lead elsewhere, the node's
 // own TCP answers.
 func (m packetMaker) ofNodePort(node, vip, loopback, cluster string) []hostilePacket {
+	own := m.from("the node's own address", node)
+	if m.six { // the kernel takes it for a martian in IPv4 alone
+		own = own.reaching()
+	}
 	rows := append(m.segments("RST"), []hostilePacket{
 		{name: "a port that no Service has", packets: m.port(seedNodePort.Port()+1, syn), answer: "RST"},
-		{name: "from the node's own address", packets: m.from(node)},
-		{name: "from a VIP", packets: m.from(vip)},
-		{name: "from " + loopback, packets: m.from(loopback)},
+		own,
+		m.from("a VIP", vip).reaching(),
+		m.from(loopback, loopback),
 		{name: "the node port at " + loopback, packets: m.at(netip.MustParseAddr(loopback), seedNodePort.Port(), syn)},
 		{name: "the node's health at " + loopback, packets: m.at(netip.MustParseAddr(loopback), 10256, syn)},
 		{name: "a cluster IP that no Service has", packets: m.at(netip.MustParseAddr(cluster), 80, syn)},
@@ -246,7 +265,8 @@ func (m packetMaker) ofNodePort(node, vip, loopback, cluster string) []hostilePa
 	return append(append(rows, m.failures()...), m.othersSegments()...)
 }
 
-func vipPackets(other netip.AddrPort) []hostilePacket {
+// vipPackets are the rows of the VIP; node is the address of a node that does not answer for it.
+func vipPackets(node netip.Addr, other netip.AddrPort) []hostilePacket {
 	m := packetMaker{to: seedVIP, other: other}
 	vip := m.to.Addr()
 	return append(m.ofVIP(routedVIP.Addr()), []hostilePacket{
@@ -261,12 +281,12 @@ func vipPackets(other netip.AddrPort) []hostilePacket {
 			b[10]++
 			return one(b)
 		}},
-		{name: "from the VIP itself", packets: m.from("172.26.236.180")},
-		{name: "from 127.0.0.1", packets: m.from("127.0.0.1")},
-		{name: "from 0.0.0.0", packets: m.from("0.0.0.0")},
-		{name: "from 255.255.255.255", packets: m.from("255.255.255.255")},
-		{name: "from a multicast address", packets: m.from("224.0.0.1")},
-		{name: "from a node's address", packets: m.from("172.26.236.177")},
+		m.from("the VIP itself", vip.String()).reaching(),
+		m.from("127.0.0.1", "127.0.0.1"),
+		m.from("0.0.0.0", "0.0.0.0"),
+		m.from("255.255.255.255", "255.255.255.255"),
+		m.from("a multicast address", "224.0.0.1"),
+		m.from("a node's address", node.String()).reaching(),
 		{name: "a recorded route", packets: m.options(7, 7, 4, 0, 0, 0, 0, 0), answer: "SYN-ACK"},
 		{name: "a route by way of the DNS", packets: m.options(append([]byte{131, 7, 4}, append(
 			netip.MustParseAddr("10.96.0.10").AsSlice(), 0)...)...)},
@@ -292,7 +312,7 @@ func nodePortPackets(other netip.AddrPort) []hostilePacket {
 	m := packetMaker{to: seedNodePort, other: other}
 	rows := m.ofNodePort(m.to.Addr().String(), seedVIP.Addr().String(), "127.0.0.1", "10.96.200.200")
 	return append(rows, []hostilePacket{
-		{name: "from 0.0.0.0", packets: m.from("0.0.0.0")},
+		m.from("0.0.0.0", "0.0.0.0"),
 		{name: "to 255.255.255.255", packets: m.at(netip.MustParseAddr("255.255.255.255"), m.to.Port(), syn)},
 		{name: "to all of the LAN", packets: m.at(netip.MustParseAddr("172.26.236.255"), m.to.Port(), syn)},
 		{name: "to a multicast address", packets: m.at(netip.MustParseAddr("224.0.0.1"), m.to.Port(), syn)},

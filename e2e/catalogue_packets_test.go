@@ -33,9 +33,15 @@ type hostilePacket struct {
 	// answer has too.
 	packets func(mark uint16) [][]byte
 	answer  string // empty for none
+	// spoofed has the packets from an address that the hostile host does not have: their answer is whether they reach
+	// a pod.
+	spoofed bool
 	// late is an answer that may still come after the row was found silent; empty for none.
 	late string
 }
+
+// reachesPod is the answer to spoofed packets that a pod gets.
+const reachesPod = "a pod gets it"
 
 // packetTarget is what the packets of some rows are for: they go to the node, which answers for the address.
 type packetTarget struct {
@@ -49,10 +55,19 @@ type packetTarget struct {
 
 // packetTargets are all of them; owner and owner6 are the nodes that answer for the VIPs.
 func packetTargets(owner, owner6 string) []packetTarget {
+	// A node that does not answer for the VIP.
+	away := func(owner string) netip.Addr {
+		if owner == besieged {
+			return netip.MustParseAddr("172.26.236.176")
+		}
+		return seedNodePort.Addr()
+	}
+	four := func(other netip.AddrPort) []hostilePacket { return vipPackets(away(owner), other) }
+	six := func(other netip.AddrPort) []hostilePacket { return vipPackets6(lab.Twin(away(owner6)), other) }
 	return []packetTarget{
-		{"a VIP", false, owner, vipPackets, seedVIP},
+		{"a VIP", false, owner, four, seedVIP},
 		{"a node port", false, besieged, nodePortPackets, seedNodePort},
-		{"a VIP of IPv6", true, owner6, vipPackets6, seedVIP6},
+		{"a VIP of IPv6", true, owner6, six, seedVIP6},
 		{"a node port over IPv6", true, besieged, nodePortPackets6, seedNodePort6},
 	}
 }
@@ -69,12 +84,12 @@ const (
 	flood      = 5000 // packets
 )
 
-// hostile is the hostile host: what it sends, and what it hears by family and mark.
+// hostile is the hostile host: what it sends, and what it hears, and pods get, by family and mark.
 type hostile struct {
-	l     *lab.Lab
-	w     *wire
-	heard func(six bool, mark uint16) string
-	sent  []sentRow
+	l              *lab.Lab
+	w              *wire
+	heard, reached func(six bool, mark uint16) string
+	sent           []sentRow
 }
 
 // sentRow is a row that was sent.
@@ -115,6 +130,18 @@ func (h *hostile) packets(t *testing.T, turn int) {
 			if silent == (r.answer == "") {
 				t.Run(r.String(), func(t *testing.T) { h.wantAnswer(t, r) })
 			}
+		}
+	}
+	for _, r := range h.sent[rows:] {
+		if r.name == usualSYN { // else nobody would hear what reaches pods, and silence would mean nothing
+			t.Run(r.String()+", reaches a pod", func(t *testing.T) {
+				eventually(t, "a pod gets it", func() error {
+					if h.reached(r.target.six, r.mark) != reachesPod {
+						return errors.New("none does")
+					}
+					return nil
+				})
+			})
 		}
 	}
 	once, cancel := context.WithCancel(t.Context())
@@ -170,7 +197,11 @@ func (h *hostile) wantNoMore(t *testing.T) {
 
 // answered returns an error unless a row has got its answer, and nothing else.
 func (h *hostile) answered(r sentRow) error {
-	if got := h.heard(r.target.six, r.mark); got != r.answer && (got == "" || got != r.late) {
+	got := h.heard(r.target.six, r.mark)
+	if r.spoofed && got == "" {
+		got = h.reached(r.target.six, r.mark)
+	}
+	if got != r.answer && (got == "" || got != r.late) {
 		return fmt.Errorf("%q, want %q", got, r.answer)
 	}
 	return nil
@@ -218,49 +249,78 @@ func openHostileHost(t *testing.T, l *lab.Lab) *hostile {
 	for _, n := range l.Cluster().Nodes {
 		hosts = append(hosts, n.Name)
 	}
+	var pods []*wire
 	for _, p := range l.Pods("my-nginx") {
 		hosts = append(hosts, p.Name)
+		pods = append(pods, openWire(t, l, p.Name))
 	}
 	for _, host := range hosts { // a kernel would send redirects, and one error a second to each client
 		mustExec(t, l, host, "sh", "-c", "for f in /proc/sys/net/ipv4/conf/*/send_redirects; do echo 0 >$f; done")
 		mustExec(t, l, host, "sysctl", "-q", "-w", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
 	}
 	w := openWire(t, l, hostileHost)
-	return &hostile{l: l, w: w, heard: listenFor(t, w)}
+	return &hostile{l: l, w: w, heard: listenFor(t, answerIn, w), reached: listenFor(t, reachedBy, pods...)}
 }
 
-// listenFor notes what comes back to the hostile host, by family and mark. It ends with the test.
-func listenFor(t *testing.T, w *wire) (heard func(six bool, mark uint16) string) {
+// frameReader finds in a frame what it is to a host, by family and mark.
+type frameReader = func(frame []byte, own net.HardwareAddr) (six bool, mark uint16, what string, ok bool)
+
+// listenFor notes what comes to hosts, by family and mark. It ends with the test.
+func listenFor(t *testing.T, read frameReader, wires ...*wire) (heard func(six bool, mark uint16) string) {
 	t.Helper()
 	var mu sync.Mutex
 	marks := map[bool]map[uint16]string{false: {}, true: {}}
 	var reading sync.WaitGroup
 	t.Cleanup(func() {
-		w.conn.Close()
+		for _, w := range wires {
+			w.conn.Close()
+		}
 		reading.Wait()
 	})
-	reading.Go(func() {
-		b := make([]byte, 2048)
-		for {
-			n, from, err := w.conn.ReadFrom(b)
-			if err != nil {
-				return
+	for _, w := range wires {
+		reading.Go(func() {
+			b := make([]byte, 2048)
+			for {
+				n, from, err := w.conn.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				if at, ok := from.(*packet.Addr); ok && bytes.Equal(at.HardwareAddr, w.own) {
+					continue
+				}
+				if six, mark, what, ok := read(b[:n], w.own); ok {
+					mu.Lock()
+					marks[six][mark] = what
+					mu.Unlock()
+				}
 			}
-			if at, ok := from.(*packet.Addr); ok && bytes.Equal(at.HardwareAddr, w.own) {
-				continue
-			}
-			if six, mark, what, ok := answerIn(b[:n], w.own); ok {
-				mu.Lock()
-				marks[six][mark] = what
-				mu.Unlock()
-			}
-		}
-	})
+		})
+	}
 	return func(six bool, mark uint16) string {
 		mu.Lock()
 		defer mu.Unlock()
 		return marks[six][mark]
 	}
+}
+
+// reachedBy finds a connection's beginning that a pod gets, whatever its addresses and ports have become: the mark is
+// what stamped has made of it, and tcpSegment the rest.
+func reachedBy(frame []byte, _ net.HardwareAddr) (six bool, mark uint16, what string, ok bool) {
+	if len(frame) < 14+20 {
+		return false, 0, "", false
+	}
+	ip := frame[14:]
+	var protocol byte
+	var body []byte
+	switch kind := binary.BigEndian.Uint16(frame[12:]); {
+	case kind == 0x0800:
+		mark, protocol, body = binary.BigEndian.Uint16(ip[4:]), ip[9], ip[min(int(ip[0]&15)*4, len(ip)):]
+	case kind == 0x86dd && len(ip) >= 40:
+		six, mark, protocol, body = true, binary.BigEndian.Uint16(ip[2:]), ip[6], ip[40:]
+	}
+	sent := tcpSegment(hostileIP, netip.AddrPort{}, 0, syn, nil)
+	ok = protocol == protoTCP && len(body) >= len(sent) && bytes.Equal(body[4:16], sent[4:16]) // what no NAT changes
+	return six, mark, reachesPod, ok
 }
 
 // answerIn reads an answer to one of the packets.

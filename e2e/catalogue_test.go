@@ -103,6 +103,16 @@ spec:
   peerAddress: 172.26.236.20
   bfdProfile: slow
   nodeSelectors: [{matchLabels: {kubernetes.io/hostname: k8s-worker-177}}]
+---
+apiVersion: landfall.dev/v1beta1
+kind: BGPPeer
+metadata: {name: fuzzer-v6}
+spec:
+  myASN: 64500
+  peerASN: 64666
+  peerAddress: "fd00:172:26:236::20"
+  bfdProfile: slow
+  nodeSelectors: [{matchLabels: {kubernetes.io/hostname: k8s-worker-177}}]
 `
 
 // The Service over BGP, and the node that speaks with the hostile peer, which is at the address of

@@ -3,8 +3,11 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -49,6 +52,9 @@ func (p *pool) ready() lb.Condition {
 	case p.refusal != nil:
 		c.Reason, c.Message = p.refusal.Reason, p.refusal.Message
 		return c
+	case p.BadSelector != nil && selectsNobody(p.Allocation):
+		c.Reason, c.Message = p.BadSelector.Reason, p.BadSelector.Message
+		return c
 	case p.AutoAssign && p.Allocation != nil:
 		c.Message = "hands out addresses to the Services that spec.serviceAllocation selects"
 	case p.AutoAssign:
@@ -63,7 +69,21 @@ func (p *pool) ready() lb.Condition {
 	if p.outside != "" {
 		c.Message += "; " + p.outside
 	}
+	if p.BadSelector != nil {
+		c.Message += "; " + p.BadSelector.Message
+	}
 	return c
+}
+
+// selectsNobody reports whether no selector selects anything that could be served: none of them can be read.
+func selectsNobody(a *lb.Allocation) bool {
+	unread := func(selectors []labels.Selector) bool {
+		return len(selectors) > 0 && !slices.ContainsFunc(selectors, func(s labels.Selector) bool {
+			_, selects := s.Requirements()
+			return selects
+		})
+	}
+	return unread(a.ServiceSelectors) || len(a.Namespaces) == 0 && unread(a.NamespaceSelectors)
 }
 
 func (p *pool) overlapping() lb.Condition {

@@ -2,8 +2,12 @@ package plan
 
 import (
 	"math/big"
+	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -24,5 +28,37 @@ func TestHowManyAddressesAPoolListsAhead(t *testing.T) {
 		if four, six := found[lb.IPv4].Int64(), found[lb.IPv6].Int64(); four != c.four || six != c.six {
 			t.Errorf("probeAhead %d: %d IPv4 and %d IPv6 addresses, want %d and %d", c.ahead, four, six, c.four, c.six)
 		}
+	}
+}
+
+// A pool whose selectors cannot be read serves nobody, and is not ready. One with others goes on, and says so.
+func TestAPoolNamesASelectorThatCannotBeRead(t *testing.T) {
+	why := lb.Refuse(lb.ReasonSelectorInvalid, "spec.serviceAllocation.serviceSelectors[0] selects nothing")
+	one, bad := []labels.Selector{labels.Everything()}, []labels.Selector{labels.Nothing()}
+	for name, c := range map[string]struct {
+		allocation lb.Allocation
+		ready      bool
+	}{
+		"Services":                      {lb.Allocation{ServiceSelectors: bad}, false},
+		"namespaces":                    {lb.Allocation{NamespaceSelectors: bad}, false},
+		"namespaces, and Services well": {lb.Allocation{NamespaceSelectors: bad, ServiceSelectors: one}, false},
+		"a namespace by name":           {lb.Allocation{NamespaceSelectors: bad, Namespaces: []string{"a"}}, true},
+		"one of two":                    {lb.Allocation{ServiceSelectors: slices.Concat(bad, one)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(Config{})
+			newPool("p", "10.0.0.0/28")(w)
+			p := w.pools["p"]
+			p.Allocation, p.BadSelector = &c.allocation, why
+			w.pools["p"] = p
+			w.book.SetPools(w.pools, nil)
+			got, reason := w.book.Plan(time.Time{}).Pools["p"].Status.Conditions[0], lb.ReasonPoolReady
+			if !c.ready {
+				reason = why.Reason
+			}
+			if got.Status != c.ready || got.Reason != reason || !strings.HasSuffix(got.Message, why.Message) {
+				t.Errorf("%+v", got)
+			}
+		})
 	}
 }

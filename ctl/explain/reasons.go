@@ -215,6 +215,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonNoNextHop: {"The node has no address of the route's family for the peer to send to.",
 		"give the node an address of that family"},
 	lb.ReasonUnknownPeer: {"An advertisement names a peer that does not exist.", "kubectl get bgppeers"},
+	lb.ReasonSelectorInvalid: {"A label selector of a pool, an advertisement or a peer cannot be read, so it selects nothing.",
+		"kubectl explain l2advertisement.spec.nodeSelectors.matchExpressions   # and correct the field that the message names"},
 	lb.ReasonSelectsNoPool: {"An advertisement selects no pool, so it announces nothing.",
 		"kubectl edit l2advertisement NAME   # spec.ipAddressPools and ipAddressPoolSelectors; kubectl get ipaddresspools"},
 	lb.ReasonSelectsNoNode: {"The nodeSelectors of an advertisement match no Node, so no node announces.",

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -128,11 +129,11 @@ func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
 		LocalASN: uint32(s.MyASN), PeerASN: uint32(deref(s.PeerASN)), Dynamic: lb.DynamicASN(s.DynamicASN),
 		Interface: s.Interface, VRF: s.VRF, Port: uint16(cmp.Or(s.PeerPort, bgpPort)),
 		ConnectTime:   cmp.Or(duration(s.ConnectTime), defaultConnectTime),
-		KeepaliveTime: duration(s.KeepaliveTime), Password: s.Password, NodeSelectors: convertSelectors(s.NodeSelectors),
-		BFDProfile: s.BFDProfile,
-		MultiHop:   s.EBGPMultiHop, GracefulRestart: s.EnableGracefulRestart, DualStack: s.DualStackAddressFamily,
+		KeepaliveTime: duration(s.KeepaliveTime), Password: s.Password, BFDProfile: s.BFDProfile,
+		MultiHop: s.EBGPMultiHop, GracefulRestart: s.EnableGracefulRestart, DualStack: s.DualStackAddressFamily,
 		AcceptRoutes: s.AcceptRoutes,
 	}
+	p.NodeSelectors = convertSelectors("nodeSelectors", s.NodeSelectors, &p.BadSelector)
 	if s.LocalASN != nil {
 		p.LocalASN = uint32(*s.LocalASN)
 	}
@@ -160,6 +161,10 @@ func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
 		}
 	}
 	p.Addr, p.Source = p.Addr.Unmap(), p.Source.Unmap()
+	if what := noHost(p.Addr); what != "" {
+		p.Problem = lb.Refuse(lb.ReasonPeerInvalid, "spec.peerAddress: %s is %s; it must be an address of the router", p.Addr,
+			what)
+	}
 	for _, n := range o.Status.Nodes {
 		if p.Status == nil {
 			p.Status = map[string]lb.PeerNode{}
@@ -167,6 +172,21 @@ func convertBGPPeer(o *v1beta1.BGPPeer) (string, lb.Peer) {
 		p.Status[n.Name] = lb.PeerNode{State: n.State, Reason: lb.Reason(n.Reason), Message: n.Message}
 	}
 	return p.Name, p
+}
+
+// noHost says what an address is that no router has; "" if one may have it.
+func noHost(addr netip.Addr) string {
+	switch {
+	case !addr.IsValid():
+		return ""
+	case addr.IsUnspecified():
+		return "the unspecified address"
+	case addr.IsMulticast():
+		return "a multicast address"
+	case addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "the broadcast address"
+	}
+	return ""
 }
 
 func duration(d *metav1.Duration) time.Duration {
@@ -180,13 +200,14 @@ func convertBGPAdvertisement(o *v1beta1.BGPAdvertisement) (string, lb.BGPAdverti
 	s := o.Spec
 	a := lb.BGPAdvertisement{
 		Name: o.Name, Generation: o.Generation, Created: o.CreationTimestamp.Time,
-		Pools: s.IPAddressPools, PoolSelectors: convertSelectors(s.IPAddressPoolSelectors),
-		ServiceSelectors: convertSelectors(s.ServiceSelectors), NodeSelectors: convertSelectors(s.NodeSelectors),
-		Peers:             s.Peers,
+		Pools: s.IPAddressPools, Peers: s.Peers,
 		AggregationLength: 32, AggregationLengthV6: 128, LocalPref: number(s.LocalPref), MED: number(s.MED),
 		Prepend:    int(s.ASPathPrepend),
 		Conditions: convertConditions(o.Status.Conditions, ""),
 	}
+	a.PoolSelectors = convertSelectors("ipAddressPoolSelectors", s.IPAddressPoolSelectors, &a.BadSelector)
+	a.ServiceSelectors = convertSelectors("serviceSelectors", s.ServiceSelectors, &a.BadSelector)
+	a.NodeSelectors = convertSelectors("nodeSelectors", s.NodeSelectors, &a.BadSelector)
 	if s.AggregationLength != nil {
 		a.AggregationLength = int(*s.AggregationLength)
 	}

@@ -20,11 +20,18 @@ func TestConvertBGPPeer(t *testing.T) {
 		Name: "tor", LocalASN: 64500, PeerASN: 4200000000, Addr: netip.MustParseAddr("192.0.2.1"), Port: 179,
 		HoldTime: 90 * time.Second, ConnectTime: 10 * time.Second,
 	}
-	for _, test := range []struct {
+	type row struct {
 		name   string
 		change func(*v1beta1.BGPPeerSpec)
 		want   func(*lb.Peer)
-	}{
+	}
+	nobody := func(addr, what string) row {
+		return row{addr, func(s *v1beta1.BGPPeerSpec) { s.PeerAddress = addr }, func(p *lb.Peer) {
+			p.Addr, p.Problem = netip.MustParseAddr(addr), lb.Refuse(lb.ReasonPeerInvalid,
+				"spec.peerAddress: %s is %s; it must be an address of the router", addr, what)
+		}}
+	}
+	for _, test := range []row{
 		{"plain", func(*v1beta1.BGPPeerSpec) {}, func(*lb.Peer) {}},
 		{"all", func(s *v1beta1.BGPPeerSpec) {
 			s.VRF = "red"
@@ -55,6 +62,11 @@ func TestConvertBGPPeer(t *testing.T) {
 				p.Addr, p.Problem = netip.Addr{},
 					lb.Refuse(lb.ReasonPeerInvalid, `spec.peerAddress: "tor.example" is not an IP address`)
 			}},
+		nobody("0.0.0.0", "the unspecified address"), nobody("::", "the unspecified address"),
+		nobody("224.0.0.5", "a multicast address"), nobody("ff02::5", "a multicast address"),
+		nobody("255.255.255.255", "the broadcast address"),
+		{"a router on the node itself", func(s *v1beta1.BGPPeerSpec) { s.PeerAddress = "127.0.0.1" },
+			func(p *lb.Peer) { p.Addr = netip.MustParseAddr("127.0.0.1") }},
 	} {
 		o := &v1beta1.BGPPeer{ObjectMeta: metav1.ObjectMeta{Name: "tor"},
 			Spec: v1beta1.BGPPeerSpec{MyASN: 64500, PeerASN: new(int64(4200000000)), PeerAddress: "192.0.2.1"}}

@@ -399,7 +399,8 @@ func convertPoolSpec(o *v1beta1.IPAddressPool) (string, lb.Pool) {
 	if a := o.Spec.ServiceAllocation; a != nil {
 		p.Allocation = &lb.Allocation{
 			Priority: int(a.Priority), Namespaces: a.Namespaces,
-			NamespaceSelectors: convertSelectors(a.NamespaceSelectors), ServiceSelectors: convertSelectors(a.ServiceSelectors),
+			NamespaceSelectors: convertSelectors("serviceAllocation.namespaceSelectors", a.NamespaceSelectors, &p.BadSelector),
+			ServiceSelectors:   convertSelectors("serviceAllocation.serviceSelectors", a.ServiceSelectors, &p.BadSelector),
 		}
 	}
 	var err error
@@ -463,34 +464,43 @@ func convertPending(claims []v1beta1.AddressClaim) []lb.PendingReservation {
 
 func convertL2Advertisement(o *v1beta1.L2Advertisement) (string, lb.L2Advertisement) {
 	ad := lb.L2Advertisement{
-		Name:             o.Name,
-		Generation:       o.Generation,
-		Conditions:       convertConditions(o.Status.Conditions, ""),
-		Pools:            o.Spec.IPAddressPools,
-		PoolSelectors:    convertSelectors(o.Spec.IPAddressPoolSelectors),
-		ServiceSelectors: convertSelectors(o.Spec.ServiceSelectors),
-		NodeSelectors:    convertSelectors(o.Spec.NodeSelectors),
-		Interfaces:       o.Spec.Interfaces,
+		Name:       o.Name,
+		Generation: o.Generation,
+		Conditions: convertConditions(o.Status.Conditions, ""),
+		Pools:      o.Spec.IPAddressPools,
+		Interfaces: o.Spec.Interfaces,
 	}
-	for _, p := range o.Spec.PreferredNodes {
-		selector := convertSelectors([]metav1.LabelSelector{p.NodeSelector})[0]
+	ad.PoolSelectors = convertSelectors("ipAddressPoolSelectors", o.Spec.IPAddressPoolSelectors, &ad.BadSelector)
+	ad.ServiceSelectors = convertSelectors("serviceSelectors", o.Spec.ServiceSelectors, &ad.BadSelector)
+	ad.NodeSelectors = convertSelectors("nodeSelectors", o.Spec.NodeSelectors, &ad.BadSelector)
+	for i, p := range o.Spec.PreferredNodes {
+		selector := convertSelector(fmt.Sprintf("preferredNodes[%d].nodeSelector", i), p.NodeSelector, &ad.BadSelector)
 		ad.Preferred = append(ad.Preferred, lb.Preference{Weight: uint16(p.Weight), Nodes: selector})
 	}
 	return o.Name, ad
 }
 
-// convertSelectors keeps the number of selectors: one that cannot be read selects nothing, where
-// leaving it out could select everything.
-func convertSelectors(selectors []metav1.LabelSelector) []labels.Selector {
+// convertSelectors keeps the number of selectors of a field: one that cannot be read selects nothing, where
+// leaving it out could select everything. bad gets the reason, unless it has one.
+func convertSelectors(field string, selectors []metav1.LabelSelector, bad **lb.Refusal) []labels.Selector {
 	var converted []labels.Selector
-	for _, s := range selectors {
-		selector, err := metav1.LabelSelectorAsSelector(&s)
-		if err != nil {
-			selector = labels.Nothing()
-		}
-		converted = append(converted, selector)
+	for i, s := range selectors {
+		converted = append(converted, convertSelector(fmt.Sprintf("%s[%d]", field, i), s, bad))
 	}
 	return converted
+}
+
+func convertSelector(field string, s metav1.LabelSelector, bad **lb.Refusal) labels.Selector {
+	selector, err := metav1.LabelSelectorAsSelector(&s)
+	if err == nil {
+		return selector
+	}
+	if *bad == nil {
+		const most = 160
+		*bad = lb.Refuse(lb.ReasonSelectorInvalid, "spec.%s selects nothing: %.*s; "+
+			"operators are In and NotIn with values, Exists and DoesNotExist without", field, most, err)
+	}
+	return labels.Nothing()
 }
 
 func parseAddrs(list []string) []netip.Addr {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -405,11 +406,53 @@ func TestConvertPoolKeepsGoodRangesAndNamesTheBadOne(t *testing.T) {
 	}
 }
 
+// A selector that cannot be read selects nothing, and the object says which and why.
 func TestSelectorsThatCannotBeReadSelectNothing(t *testing.T) {
 	bad := metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "k", Operator: "Near"}}}
-	got := convertSelectors([]metav1.LabelSelector{bad})
-	if len(got) != 1 || !got[0].Empty() && got[0].Matches(nil) {
-		t.Errorf("selectors: %v", got)
+	good := metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+	all := []metav1.LabelSelector{good, bad}
+	pool := func(a v1beta1.ServiceAllocation) *lb.Refusal {
+		_, p := convertPool(&v1beta1.IPAddressPool{Spec: v1beta1.IPAddressPoolSpec{ServiceAllocation: &a}})
+		return p.BadSelector
+	}
+	l2 := func(s v1beta1.L2AdvertisementSpec) *lb.Refusal {
+		_, a := convertL2Advertisement(&v1beta1.L2Advertisement{Spec: s})
+		return a.BadSelector
+	}
+	routed := func(s v1beta1.BGPAdvertisementSpec) *lb.Refusal {
+		_, a := convertBGPAdvertisement(&v1beta1.BGPAdvertisement{Spec: s})
+		return a.BadSelector
+	}
+	_, peer := convertBGPPeer(&v1beta1.BGPPeer{Spec: v1beta1.BGPPeerSpec{NodeSelectors: all}})
+	if s := peer.NodeSelectors; len(s) != 2 || !s[0].Matches(labels.Set{"a": "b"}) || s[1].Empty() || s[1].Matches(nil) {
+		t.Errorf("selectors: %v", s)
+	}
+	for field, got := range map[string]*lb.Refusal{
+		"serviceAllocation.namespaceSelectors[1]": pool(v1beta1.ServiceAllocation{NamespaceSelectors: all}),
+		"serviceAllocation.serviceSelectors[1]":   pool(v1beta1.ServiceAllocation{ServiceSelectors: all}),
+		"ipAddressPoolSelectors[1]":               l2(v1beta1.L2AdvertisementSpec{IPAddressPoolSelectors: all}),
+		"serviceSelectors[1]":                     l2(v1beta1.L2AdvertisementSpec{ServiceSelectors: all}),
+		"nodeSelectors[1]":                        l2(v1beta1.L2AdvertisementSpec{NodeSelectors: all}),
+		"preferredNodes[0].nodeSelector": l2(v1beta1.L2AdvertisementSpec{
+			PreferredNodes: []v1beta1.PreferredNode{{Weight: 1, NodeSelector: bad}}}),
+		"ipAddressPoolSelectors[0]": routed(v1beta1.BGPAdvertisementSpec{IPAddressPoolSelectors: all[1:]}),
+		"serviceSelectors[0]":       routed(v1beta1.BGPAdvertisementSpec{ServiceSelectors: all[1:]}),
+		"nodeSelectors[0]":          routed(v1beta1.BGPAdvertisementSpec{NodeSelectors: all[1:]}),
+		"nodeSelectors[1] ":         peer.BadSelector,
+	} {
+		field = strings.TrimSpace(field)
+		want := lb.Refuse(lb.ReasonSelectorInvalid, "spec.%s selects nothing: \"Near\" is not a valid label selector operator; "+
+			"operators are In and NotIn with values, Exists and DoesNotExist without", field)
+		if got == nil || *got != *want {
+			t.Errorf("%s: %v, want %v", field, got, want)
+		}
+	}
+	if l2(v1beta1.L2AdvertisementSpec{NodeSelectors: all[:1]}) != nil {
+		t.Error("a selector that can be read is called bad")
+	}
+	long := metav1.LabelSelector{MatchLabels: map[string]string{strings.Repeat("k", 70000): "b"}}
+	if got := l2(v1beta1.L2AdvertisementSpec{NodeSelectors: []metav1.LabelSelector{long}}); len(got.Message) > 300 {
+		t.Errorf("a message of %d bytes", len(got.Message))
 	}
 }
 

@@ -50,6 +50,8 @@ type Peer struct {
 
 	MultiHop, GracefulRestart, DualStack, AcceptRoutes bool
 
+	// BadSelector says why one of NodeSelectors cannot be read, and selects nothing; nil if all can.
+	BadSelector *Refusal
 	// Problem is set if the specification cannot be used although the API server accepted it.
 	Problem *Refusal
 	// Status is the status as last written, by node.
@@ -98,6 +100,8 @@ type BGPAdvertisement struct {
 	// ServiceSelectors and NodeSelectors are alternatives; all if empty.
 	ServiceSelectors []labels.Selector
 	NodeSelectors    []labels.Selector
+	// BadSelector says why a selector cannot be read, and selects nothing; nil if all can.
+	BadSelector *Refusal
 	// Peers are names of peers; all if empty.
 	Peers []string
 	// AggregationLength is 1 to 32, AggregationLengthV6 1 to 128.

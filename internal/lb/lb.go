@@ -334,6 +334,8 @@ type Pool struct {
 	AvoidBuggy bool
 	// Allocation restricts and orders the pool; nil if it serves every Service.
 	Allocation *Allocation
+	// BadSelector says why a selector of Allocation cannot be read, and selects nothing; nil if all can.
+	BadSelector *Refusal
 	// PerNamespace limits the addresses of one family that the Services of one namespace hold; 0 for
 	// no limit.
 	PerNamespace int
@@ -437,6 +439,8 @@ type L2Advertisement struct {
 	NodeSelectors []labels.Selector
 	// Preferred adds weights to nodes; the heaviest node becomes the owner.
 	Preferred []Preference
+	// BadSelector says why a selector cannot be read, and selects nothing; nil if all can.
+	BadSelector *Refusal
 	// Interfaces are exact interface names; every suitable interface if empty.
 	Interfaces []string
 	// Conditions are the conditions as last written.

@@ -189,6 +189,7 @@ const (
 	ReasonNoNextHop          Reason = "NoNextHop"
 	ReasonUnknownPeer        Reason = "UnknownPeer"        // an advertisement names a peer that does not exist
 	ReasonUnknownPool        Reason = "UnknownPool"        // an advertisement names a pool that does not exist
+	ReasonSelectorInvalid    Reason = "SelectorInvalid"    // a label selector cannot be read, and selects nothing
 	ReasonSelectsNoPool      Reason = "SelectsNoPool"      // an advertisement selects no pool
 	ReasonSelectsNoNode      Reason = "SelectsNoNode"      // the nodeSelectors of an advertisement match no Node
 	ReasonUnknownCommunity   Reason = "UnknownCommunity"   // an advertisement uses a name that no Community object defines

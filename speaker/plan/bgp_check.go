@@ -119,6 +119,9 @@ func join(refusals []*lb.Refusal) string {
 // problems keep the advertisement from doing what it asks for.
 func (c *check) problems(ad lb.BGPAdvertisement) []*lb.Refusal {
 	var found []*lb.Refusal
+	if ad.BadSelector != nil {
+		found = append(found, ad.BadSelector)
+	}
 	if _, refusal := resolve(ad, c.Communities); refusal != nil {
 		found = append(found, refusal)
 	}

@@ -28,6 +28,9 @@ func sessions(f Facts, b BGPFacts) (map[string]BGPSession, map[string]PeerDecisi
 	at := map[target][]listened{} // without the port
 	for _, p := range peersByAge(b.Peers) {
 		if !peerSelects(p, f.Node) {
+			if p.BadSelector != nil { // it may be meant for this node
+				decisions[p.Name] = PeerDecision{Refusal: p.BadSelector}
+			}
 			continue
 		}
 		to := target{p.Addr, p.Port, p.Interface, p.VRF}

@@ -441,6 +441,13 @@ func TestBGPSessions(t *testing.T) {
 			"64500>64501 10.0.0.2 id 84.196.51.131 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "",
 			true},
 		{"other nodes", []func(*bgpWorld){one(func(p *lb.Peer) { p.NodeSelectors = selector("rack=b") })}, "", "", "", false},
+		{"a selector that cannot be read, and other nodes", []func(*bgpWorld){one(func(p *lb.Peer) {
+			p.NodeSelectors, p.BadSelector = append(selector("rack=b"), labels.Nothing()), badSelector
+		})}, "", lb.ReasonSelectorInvalid, "", true},
+		{"a selector that cannot be read, and this node", []func(*bgpWorld){one(func(p *lb.Peer) {
+			p.NodeSelectors, p.BadSelector = append(selector("rack=a"), labels.Nothing()), badSelector
+		})}, "64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "",
+			true},
 		{"this node", []func(*bgpWorld){one(func(p *lb.Peer) { p.NodeSelectors = selector("rack=a") })},
 			"64500>64501 10.0.0.2 id 10.0.0.1 families [IPv4] hops " + none + " " + none + ` password "" bfd false`, "", "",
 			true},
@@ -527,6 +534,9 @@ func TestCheckBGP(t *testing.T) {
 		words  string
 	}{
 		{"well", nil, two, "all", true, lb.ReasonAdvertisementReady, ""},
+		{"a selector that cannot be read", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) {
+			a.BadSelector, a.Pools = badSelector, []string{"web", "x"}
+		})}, two, "all", false, lb.ReasonSelectorInvalid, badSelector.Message + "; there is no IPAddressPool x"},
 		{"unknown community", []func(*bgpWorld){withAd(func(a *lb.BGPAdvertisement) { a.Communities = []string{"gold"} })},
 			two, "all", false, lb.ReasonUnknownCommunity, "no Community object defines the name gold"},
 		{

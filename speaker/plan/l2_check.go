@@ -22,6 +22,9 @@ func CheckL2(ads map[string]lb.L2Advertisement, pools map[string]lb.Pool,
 // l2Problems keep an advertisement from doing what it asks for.
 func l2Problems(ad lb.L2Advertisement, pools map[string]lb.Pool, nodes map[string]lb.Node) []*lb.Refusal {
 	var found []*lb.Refusal
+	if ad.BadSelector != nil {
+		found = append(found, ad.BadSelector)
+	}
 	for _, name := range ad.Pools {
 		if _, ok := pools[name]; !ok {
 			found = append(found, lb.Refuse(lb.ReasonUnknownPool, "there is no IPAddressPool %s", name))

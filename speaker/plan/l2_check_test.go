@@ -9,6 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+// badSelector is what is said of a selector that cannot be read.
+var badSelector = lb.Refuse(lb.ReasonSelectorInvalid, "spec.nodeSelectors[1] selects nothing")
+
 func TestCheckL2(t *testing.T) {
 	selector := func(s string) []labels.Selector {
 		parsed, err := labels.Parse(s)
@@ -34,6 +37,11 @@ func TestCheckL2(t *testing.T) {
 		"no label":       {lb.L2Advertisement{PoolSelectors: selector("zone=b")}, pools, lb.ReasonSelectsNoPool, "match no"},
 		"no pool at all": {lb.L2Advertisement{}, nil, lb.ReasonSelectsNoPool, "there is no IPAddressPool yet"},
 		"no node":        {lb.L2Advertisement{NodeSelectors: selector("rack=9")}, pools, lb.ReasonSelectsNoNode, "none of the"},
+		"a selector that cannot be read": {lb.L2Advertisement{BadSelector: badSelector,
+			NodeSelectors: append(selector("rack=1"), labels.Nothing())}, pools, lb.ReasonSelectorInvalid, badSelector.Message},
+		"no selector that can be read": {lb.L2Advertisement{BadSelector: badSelector,
+			NodeSelectors: []labels.Selector{labels.Nothing()}}, pools, lb.ReasonSelectorInvalid,
+			badSelector.Message + "; nodeSelectors match none"},
 		"neither of both": {lb.L2Advertisement{Pools: []string{"old"}, NodeSelectors: selector("rack=9")}, pools,
 			lb.ReasonUnknownPool, "IPAddressPool old; nodeSelectors match none"},
 	} {

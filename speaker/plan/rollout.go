@@ -52,7 +52,8 @@ func configured(reason lb.Reason) bool {
 		lb.ReasonNodeExcluded, lb.ReasonNodeDrained, lb.ReasonNodeLeaving, lb.ReasonFrontendInUse, lb.ReasonAddressConflict,
 		lb.ReasonUnknownPeer, lb.ReasonFamilyNotOffered, lb.ReasonAggregateOutside, lb.ReasonUnknownCommunity,
 		lb.ReasonCommunityAmbiguous, lb.ReasonVRFUndelivered, lb.ReasonPeerInvalid, lb.ReasonPeerDuplicate,
-		lb.ReasonSecretMissing, lb.ReasonSecretElsewhere, lb.ReasonVRFMissing, lb.ReasonInterfaceMissing:
+		lb.ReasonSecretMissing, lb.ReasonSecretElsewhere, lb.ReasonVRFMissing, lb.ReasonInterfaceMissing,
+		lb.ReasonSelectorInvalid:
 		return true
 	}
 	return false
