@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -261,6 +262,44 @@ func TestOthersFinalizersStay(t *testing.T) {
 		if !c.services[key(name)].Finalizer {
 			t.Errorf("%s lost its finalizer", name)
 		}
+	}
+}
+
+// TestContract3ADeletedServiceWithoutAnAddressGoes has Services with the finalizer that never got an address, as they
+// came back from a backup. Of a class of its own the controller is the only one who may have set it.
+func TestContract3ADeletedServiceWithoutAnAddressGoes(t *testing.T) {
+	for name, test := range map[string]struct {
+		class string // the controller's
+		tweak func(s *lb.Service)
+		stays bool
+	}{
+		"of our class":     {"landfall", func(s *lb.Service) { s.Class = "landfall" }, false},
+		"of another":       {"landfall", func(s *lb.Service) { s.Class = "theirs" }, true},
+		"without a class":  {"landfall", func(*lb.Service) {}, true},
+		"no load balancer": {"landfall", func(s *lb.Service) { s.Type = lb.ClusterIP }, true},
+		"no class at all":  {"", func(*lb.Service) {}, true},
+		"somebody's address": {"landfall", func(s *lb.Service) {
+			s.Class, s.Ingress = "landfall", []lb.Ingress{{Addr: netip.MustParseAddr("203.0.113.1")}}
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			p.config.Class = test.class
+			p.begin()
+			s := service("a")
+			s.Finalizer = true
+			test.tweak(&s)
+			c.put(s)
+			if len(s.Ingress) == 0 { // else the controller would write the status anew
+				p.settle(t)
+			}
+			c.del("a")
+			p.settle(t)
+			if c.exists("a") != test.stays {
+				t.Errorf("exists: %v", c.exists("a"))
+			}
+		})
 	}
 }
 

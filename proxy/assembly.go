@@ -149,7 +149,7 @@ func (a *assembly) write() error {
 	if err != nil {
 		return err
 	}
-	flight := newPreflight(p, a.set, a.parameters, strict.get, noTunnel.get,
+	flight := a.newPreflight(p, a.set, a.parameters, strict.get, noTunnel.get,
 		func(f lb.Finding, gone bool) { a.events.Finding(rt.NodeName, f, gone) })
 	p.found, p.trouble, p.connections = flight.Found, a.client.Trouble, connections
 	p.to = sinks{rules: a.rules, flows: a.cuts, health: checks, feed: a.offer, rescue: rescuer,
@@ -454,17 +454,21 @@ func (f *flags) departure(client *kube.Client, log *slog.Logger, withdraw func()
 }
 
 // newPreflight returns the actor that looks for what keeps this node from delivering.
-func newPreflight(p *proxy, set settings, parameters kernelParameters, strict, noTunnel func() string,
+func (f *flags) newPreflight(p *proxy, set settings, parameters kernelParameters, strict, noTunnel func() string,
 	tell func(f lb.Finding, gone bool)) *preflight.Preflight {
 	var accepter iptables.Accepter
-	ports := portReuse{parameters: parameters}
+	ports, tracking := newPortReuse(parameters), newLiberal(parameters)
 	h := host{proxy: p, parameters: parameters, podNetworks: set.pods.Prefixes, nodeCIDR: set.nodeCIDR,
 		acceptForwarded: set.acceptForwarded, log: p.log, chains: forwardChains, inputs: inputChains, accept: accepter.Set,
 		reusePorts: ports.set, strict: strict, noTunnel: noTunnel,
 		routes: func(pods []netip.Addr) (map[netip.Addr]lb.RouteKind, error) {
 			return links.RoutesTo(netns.None(), pods)
 		}}
-	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: h.look, Tell: tell})
+	look := func(ctx context.Context) ([]lb.Finding, bool) {
+		tracking.set(f.liberal) // others may have flushed the note
+		return h.look(ctx)
+	}
+	return preflight.New(preflight.Options{Log: p.log, Now: time.Now, Look: look, Tell: tell})
 }
 
 // newWalker returns the actor that knows to which endpoints the kernel has a way.

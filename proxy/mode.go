@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/proxy/dialect"
 	"github.com/landfall-lb/landfall/proxy/iptables"
 	"github.com/landfall-lb/landfall/proxy/nftables"
+	"github.com/landfall-lb/landfall/proxy/notes"
 	"github.com/landfall-lb/landfall/proxy/plan"
 	"github.com/landfall-lb/landfall/proxy/vrf"
 )
@@ -283,8 +284,10 @@ func cleanup(ctx context.Context, parameters kernelParameters) error {
 	if err := cleanupRescue(parameters); err != nil {
 		errs = append(errs, fmt.Errorf("rescue: %w", err))
 	}
-	if err := parameters.restorePortReuse(nil); err != nil {
-		errs = append(errs, fmt.Errorf("kernel parameters: %w", err))
+	for _, p := range []notes.Parameter{reusing, liberal} {
+		if err := parameters.restore(p, nil); err != nil {
+			errs = append(errs, fmt.Errorf("kernel parameters: %w", err))
+		}
 	}
 	return errors.Join(errs...)
 }

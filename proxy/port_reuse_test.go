@@ -36,7 +36,7 @@ func TestContract11ClientsThatCloseFirstTakeNoPorts(t *testing.T) {
 	feed, socket := s.feed(t, planned)
 	r, stop := s.relay(t, feed, socket, 1000)
 	defer stop()
-	reuse := portReuse{parameters: kernelParameters{"/proc/sys/net", slog.New(slog.DiscardHandler)}}
+	reuse := newPortReuse(kernelParameters{"/proc/sys/net", slog.New(slog.DiscardHandler)})
 	s.node.Do(t, func() error { reuse.set(true); return nil })
 	failed, bytes := 0, make([]byte, 1)
 	s.client.Do(t, func() error {
@@ -107,13 +107,13 @@ func TestPortReuseIsSetBack(t *testing.T) {
 			set := func(value string) { ns.Run(t, "sysctl", "-qw", "net.ipv4.tcp_tw_reuse="+value) }
 			set(tt.before)
 			parameters := kernelParameters{"/proc/sys/net", slog.New(slog.DiscardHandler)}
-			p := portReuse{parameters: parameters}
+			p := newPortReuse(parameters)
 			for step := range strings.FieldsSeq(tt.story) {
 				switch step {
 				case "on", "off":
 					ns.Do(t, func() error { p.set(step == "on"); return nil })
 				case "restart":
-					p = portReuse{parameters: parameters}
+					p = newPortReuse(parameters)
 				case "flush":
 					ns.Run(t, "nft", "flush", "ruleset")
 				case "cleanup":
@@ -146,7 +146,7 @@ func TestPortReuseThatCannotBeSet(t *testing.T) {
 	}
 	for _, f := range []string{folder, "/nowhere"} {
 		said.Reset()
-		p := portReuse{parameters: kernelParameters{f, slog.New(slog.NewTextHandler(&said, nil))}}
+		p := newPortReuse(kernelParameters{f, slog.New(slog.NewTextHandler(&said, nil))})
 		ns.Do(t, func() error { p.set(true); p.set(true); return nil })
 		if n := strings.Count(said.String(), "cannot set a kernel parameter; many short"); n != 1 {
 			t.Errorf("%s: said %d times:\n%s", f, n, &said)

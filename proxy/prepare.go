@@ -13,7 +13,8 @@ import (
 
 // prepare sets the kernel's parameters as the flags ask, and fits the settings to what it can do.
 func (f *flags) prepare(ctx context.Context, set *settings, parameters kernelParameters, k kernel) {
-	parameters.conntrack(cores(), f.liberal)
+	newLiberal(parameters).set(f.liberal)
+	parameters.conntrack(cores(), f.liberal) // which is liberal too where nothing can be noted
 	if f.setIPForward {
 		parameters.switchOn(forwardingParameters[lb.IPv4])
 	}

@@ -174,6 +174,61 @@ func TestWhatLandfallHasSetItSetsBack(t *testing.T) {
 	}
 }
 
+// Conntrack is liberal while the flag says so; after that the proxy drops invalid packets again. Cleanup leaves what
+// was there before.
+func TestConntrackIsNotLiberalForEver(t *testing.T) {
+	for _, tt := range []struct {
+		name, before string
+		// start, off (start without the flag), look, flush (of all rules), cleanup; or a value that the administrator sets
+		story string
+		after string
+		noted bool
+	}{
+		{"set", "0", "start look", "1", true},
+		{"the flag goes off", "0", "start look off look", "0", false},
+		{"cleaned up after restarts", "0", "start start look cleanup cleanup", "0", false},
+		{"the administrator's", "1", "start look off cleanup", "1", false},
+		{"the administrator ends it", "0", "start 0 cleanup", "0", false},
+		{"the flag is off", "0", "off look cleanup", "0", false},
+		{"flushed, and noted again", "0", "start look flush look off", "0", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns := nstest.New(t)
+			put := func(value string) { ns.Run(t, "sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_be_liberal="+value) }
+			put(tt.before)
+			parameters := kernelParameters{"/proc/sys/net", slog.New(slog.DiscardHandler)}
+			var f flags
+			var kept *nodeParameter
+			for step := range strings.FieldsSeq(tt.story) {
+				switch step {
+				case "start", "off":
+					f, kept = flags{liberal: step == "start"}, newLiberal(parameters)
+					var s settings
+					ns.Do(t, func() error { f.prepare(t.Context(), &s, parameters, kernel{mode: modeNftables}); return nil })
+					if want := !f.liberal && tt.before == "0"; s.dropInvalid != want {
+						t.Errorf("%s: drops invalid packets: %v, want %v", step, s.dropInvalid, want)
+					}
+				case "look":
+					ns.Do(t, func() error { kept.set(f.liberal); return nil })
+				case "flush":
+					ns.Run(t, "nft", "flush", "ruleset")
+				case "cleanup":
+					ns.Do(t, func() error { return cleanup(t.Context(), parameters) })
+				default:
+					put(step)
+				}
+			}
+			if got := strings.TrimSpace(ns.Run(t, "cat", "/proc/sys/net/"+parameterLiberal)); got != tt.after {
+				t.Errorf("it is %s, want %s", got, tt.after)
+			}
+			if noted := strings.Contains(ns.Run(t, "nft", "list", "tables"), "landfall-settings"); noted != tt.noted {
+				t.Errorf("noted: %v, want %v", noted, tt.noted)
+			}
+		})
+	}
+}
+
 // memory is a localnetMemory that fails.
 type memory struct{ set, mark error }
 

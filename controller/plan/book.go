@@ -376,6 +376,9 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 		(e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class) || asAssigned(&e.Service)):
 		b.forget(e)
 		return e.farewell(), true
+	case e.Deleting && e.orphaned(b.config.Class):
+		b.forget(e)
+		return e.farewell(), true
 	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:
 		// It holds what it has until it is gone, or back, and nobody cares for its condition.
 	case Ours(&e.Service, b.config.Class) && e.waits:

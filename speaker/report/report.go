@@ -4,11 +4,11 @@
 package report
 
 import (
+	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/actor"
@@ -34,8 +34,11 @@ const (
 	maxOwnQuiet = 8 * time.Second
 	// writeTimeout bounds one write.
 	writeTimeout = 10 * time.Second
-	// minRetry and maxRetry are the waits after a failure, whatever else there is to write. Services say
-	// what is so no more for as long as the last of them once the API server is back.
+	// maxWrites is how many writes there are at once, and maxOfNamespace how many for Services of one namespace: an
+	// admission webhook may hang for those.
+	maxWrites, maxOfNamespace = 4, 1
+	// minRetry and maxRetry are the waits after a failure, whatever else there is to write in that namespace. Services
+	// say what is so no more for as long as the last of them once the API server is back.
 	minRetry = time.Second
 	maxRetry = 8 * time.Second
 )
@@ -60,11 +63,16 @@ type Reporter struct {
 	opts   Options
 	runner *loop.Runner
 	inbox  actor.Inbox[lb.Key, *lb.AnnouncedStatus]
+	lanes  *loop.Lanes // by namespace
+
+	mu    sync.Mutex
+	asked map[lb.Key]lb.AnnouncedStatus // what waits for its turn to be written, and is still wanted
+	ended []attempt
+	rests map[string]*rest // of namespaces whose last write failed
 
 	// Only apply touches these.
 	wanted   map[lb.Key]*item
-	retry    loop.Backoff
-	retryAt  time.Time
+	failing  map[lb.Key]time.Time // when the last write of a Service failed, but for refusals
 	failures loop.Failures
 }
 
@@ -75,6 +83,7 @@ type item struct {
 	status  lb.AnnouncedStatus
 	since   time.Time // the status is the same since then
 	due     bool      // may differ from what the Service shows
+	writing bool      // a write waits for its turn, or is under way
 	written time.Time // last write
 	wrote   *lb.AnnouncedStatus
 	quiet   time.Duration
@@ -84,7 +93,8 @@ type item struct {
 
 // New returns a Reporter that reports nothing.
 func New(opts Options) *Reporter {
-	r := &Reporter{opts: opts, wanted: map[lb.Key]*item{}, retry: loop.Backoff{Min: minRetry, Max: maxRetry}}
+	r := &Reporter{opts: opts, lanes: loop.NewLanes(maxWrites, maxOfNamespace), asked: map[lb.Key]lb.AnnouncedStatus{},
+		rests: map[string]*rest{}, wanted: map[lb.Key]*item{}, failing: map[lb.Key]time.Time{}}
 	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx), nil },
 		loop.Options{Gap: 50 * time.Millisecond})
 	return r
@@ -100,6 +110,7 @@ func (r *Reporter) Begin(all map[lb.Key]*lb.AnnouncedStatus) {
 // reports. The same status again makes sure that the Service still shows it.
 func (r *Reporter) Update(changes map[lb.Key]*lb.AnnouncedStatus) {
 	r.inbox.Update(changes)
+	r.withdraw(changes)
 	r.runner.Poke()
 }
 
@@ -107,81 +118,58 @@ func (r *Reporter) Update(changes map[lb.Key]*lb.AnnouncedStatus) {
 func (r *Reporter) Busy() time.Duration { return r.runner.Busy() }
 
 // Run writes until ctx ends.
-func (r *Reporter) Run(ctx context.Context) error { return r.runner.Run(ctx) }
+func (r *Reporter) Run(ctx context.Context) error {
+	defer r.lanes.Wait()
+	return r.runner.Run(ctx)
+}
 
-// apply writes what is due and returns when there is more to do; 0 means not before the next
-// update.
+// apply has written what is due and returns when there is more to do; 0 means not before the next update, or the end of
+// a write. A write that hangs holds up none of another namespace.
 func (r *Reporter) apply(ctx context.Context) time.Duration {
+	r.note()
 	r.take()
-	if wait := time.Until(r.retryAt); wait > 0 {
-		return wait
-	}
-	var errs []error
+	now := time.Now()
+	r.forgetRests(now)
 	var next time.Time
+	var ready []lb.Key
 	for _, key := range r.due() {
-		if ctx.Err() != nil {
-			return 0
-		}
-		r.take() // thousands of writes take minutes: what came meanwhile counts
-		service, at, ok := r.next(key)
-		if !ok {
-			continue
-		}
-		if at.After(time.Now()) {
-			if next.IsZero() || at.Before(next) {
-				next = at
-			}
-			continue
-		}
-		err := r.write(ctx, service, r.wanted[key])
-		if err != nil && r.opts.Refused(err) {
-			if at = r.wanted[key].refused(r.opts.Log, key, err); next.IsZero() || at.Before(next) {
-				next = at
-			}
-			continue
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("report on Service %s: %w", key, err))
-			if errors.Is(err, context.DeadlineExceeded) {
-				break // the API server is away; the others would wait as long
-			}
+		at, ok := r.next(key)
+		switch {
+		case !ok:
+		case !at.After(now):
+			ready = append(ready, key)
+		case next.IsZero() || at.Before(next):
+			next = at
 		}
 	}
-	if ctx.Err() != nil {
-		return 0
-	}
-	err := errors.Join(errs...)
-	r.failures.Log(r.opts.Log, "cannot write to Services whether their addresses are announced; trying again",
-		"writing to Services again whether their addresses are announced", err)
-	if err != nil {
-		wait := r.retry.Next()
-		r.retryAt = time.Now().Add(wait)
-		return wait
-	}
-	r.retry.Reset()
-	if next.IsZero() {
+	r.ask(ctx, ready)
+	if ctx.Err() != nil || next.IsZero() {
 		return 0
 	}
 	return max(time.Until(next), time.Millisecond)
 }
 
-// take takes in what came since the last time.
-func (r *Reporter) take() {
+// take takes in what came since the last time, and returns it.
+func (r *Reporter) take() map[lb.Key]*lb.AnnouncedStatus {
 	changes, _ := r.inbox.Take()
 	for key, status := range changes {
 		r.set(time.Now(), key, status)
 	}
+	return changes
 }
 
-// due returns the Services that may have to be written, in order.
+// due returns the Services that may have to be written, in order; those whose last write failed come last, or one that
+// hangs would always hold up those behind it in its namespace.
 func (r *Reporter) due() []lb.Key {
 	var keys []lb.Key
 	for key, i := range r.wanted {
-		if i.due {
+		if i.due && !i.writing {
 			keys = append(keys, key)
 		}
 	}
-	slices.SortFunc(keys, lb.Key.Compare)
+	slices.SortFunc(keys, func(a, b lb.Key) int {
+		return cmp.Or(r.failing[a].Compare(r.failing[b]), a.Compare(b))
+	})
 	return keys
 }
 
@@ -189,6 +177,7 @@ func (r *Reporter) due() []lb.Key {
 func (r *Reporter) set(now time.Time, key lb.Key, status *lb.AnnouncedStatus) {
 	if status == nil {
 		delete(r.wanted, key)
+		delete(r.failing, key)
 		return
 	}
 	i := r.wanted[key]
@@ -202,17 +191,14 @@ func (r *Reporter) set(now time.Time, key lb.Key, status *lb.AnnouncedStatus) {
 	i.due = true
 }
 
-// next returns the Service as it is to be written, and when; ok is false when there is nothing to
-// do.
-func (r *Reporter) next(key lb.Key) (service lb.Service, at time.Time, ok bool) {
+// next returns when a Service is to be written; ok is false when there is nothing to do.
+func (r *Reporter) next(key lb.Key) (at time.Time, ok bool) {
 	i := r.wanted[key]
-	if i == nil || !i.due {
-		return service, at, false
-	}
 	service, exists := r.opts.Service(key)
 	if !exists || i.status.ShownBy(service) {
 		i.due = false
-		return service, at, false
+		delete(r.failing, key)
+		return at, false
 	}
 	at = i.since.Add(settleBad)
 	if i.status.Condition.Status {
@@ -222,46 +208,16 @@ func (r *Reporter) next(key lb.Key) (service lb.Service, at time.Time, ok bool) 
 	if i.wrote != nil && i.wrote.ShownBy(service) {
 		wait = min(wait, maxOwnQuiet)
 	}
-	if free := i.written.Add(wait); free.After(at) {
-		at = free
+	for _, free := range []time.Time{i.written.Add(wait), r.restsUntil(key.Namespace)} {
+		if free.After(at) {
+			at = free
+		}
 	}
-	return service, at, true
+	return at, true
 }
 
-func (r *Reporter) write(ctx context.Context, service lb.Service, i *item) error {
-	defer loop.Progress(ctx)
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	wrote, err := r.opts.Write(ctx, service, i.status)
-	if err != nil {
-		return err
-	}
-	said := i.status
-	i.due, i.wrote = false, &said
-	i.failures.Log(r.opts.Log, "", "wrote to a Service at last whether its addresses are announced", nil, "service",
-		service.Key)
-	if !wrote {
-		return nil
-	}
-	i.pause()
-	c := i.status.Condition
-	if worthAnEvent(find(service, c.Type), c) {
-		r.opts.Event(service, c.Status && c.Reason != lb.ReasonContested, c.Reason, c.Message)
-	}
-	return nil
-}
-
-// refused takes note that the API server refuses the write to this Service, and returns when to try again.
-func (i *item) refused(log *slog.Logger, key lb.Key, err error) time.Time {
-	i.failures.Log(log, "cannot write to a Service whether its addresses are announced; trying again", "", err,
-		"service", key)
-	i.pause()
-	return i.written.Add(i.quiet)
-}
-
-// pause lets some time pass before the next write.
-func (i *item) pause() {
-	now := time.Now()
+// pause lets some time pass after a write before the next one.
+func (i *item) pause(now time.Time) {
 	if now.Sub(i.written) > calm {
 		i.quiet = 0
 	}

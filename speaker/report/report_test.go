@@ -171,23 +171,25 @@ func TestContract10AChangeIsWrittenOnceItHasLasted(t *testing.T) {
 	})
 }
 
-// TestWhatComesDuringAWriteCounts has something else to say of the second of two Services while the
-// first is written: writing thousands takes minutes, and old owners must not be shown then.
+// TestWhatComesDuringAWriteCounts has something else to say of the second of two Services of a namespace
+// while the first is written: writing thousands takes minutes, and old owners must not be shown then.
 func TestWhatComesDuringAWriteCounts(t *testing.T) {
+	second := lb.Key{Namespace: nginx.Namespace, Name: "second"}
 	for what, c := range map[string]struct {
 		news *lb.AnnouncedStatus
 		want []string
 	}{
 		"another node reports": {nil, nil},
-		"another owner":        {announced("b"), []string{"write dns: announced from b", "event dns: Announced true"}},
+		"another owner":        {announced("b"), []string{"write second: announced from b", "event second: Announced true"}},
 	} {
 		story(t, func(t *testing.T, s *server, r *Reporter) {
+			s.set(lb.Service{Key: second})
 			s.writing = func(key lb.Key) {
 				if key == nginx {
-					r.Update(map[lb.Key]*lb.AnnouncedStatus{dns: c.news})
+					r.Update(map[lb.Key]*lb.AnnouncedStatus{second: c.news})
 				}
 			}
-			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a"), dns: announced("a")})
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a"), second: announced("a")})
 			time.Sleep(settleGood)
 			t.Log(what)
 			want(t, s, "write my-nginx: announced from a", "event my-nginx: Announced true")
@@ -237,8 +239,8 @@ func TestContract7WithoutAPIServerReportsWait(t *testing.T) {
 		want(t, s)
 		s.setFail(nil)
 		time.Sleep(time.Minute)
-		want(t, s, "write my-nginx: announced from b", "event my-nginx: Announced true", "write dns: announced from c",
-			"event dns: Announced true")
+		want(t, s, "write dns: announced from c", "event dns: Announced true", "write my-nginx: announced from b",
+			"event my-nginx: Announced true")
 	})
 }
 
@@ -326,6 +328,8 @@ func TestContract10WhatWaitsForTheAPIServerIsWrittenSoon(t *testing.T) {
 // Service, and is tried again more and more seldom.
 func TestContract11ARefusedServiceHoldsUpNoOther(t *testing.T) {
 	story(t, func(t *testing.T, s *server, r *Reporter) {
+		beside := lb.Key{Namespace: dns.Namespace, Name: "metrics"}
+		s.set(lb.Service{Key: beside})
 		s.setRefuses(dns, true)
 		r.Update(map[lb.Key]*lb.AnnouncedStatus{dns: announced("n1")})
 		time.Sleep(time.Minute)
@@ -334,10 +338,13 @@ func TestContract11ARefusedServiceHoldsUpNoOther(t *testing.T) {
 		}
 		for i := range 20 {
 			from := fmt.Sprint("n", i)
-			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced(from)})
+			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced(from), beside: announced(from), dns: announced("n1")})
 			time.Sleep(settleGood + 100*time.Millisecond)
-			if got := s.took(); !slices.Contains(got, "write my-nginx: announced from "+from) {
-				t.Errorf("%v, and no write to the other Service", got)
+			got := s.took()
+			for _, other := range []lb.Key{nginx, beside} {
+				if !slices.Contains(got, "write "+other.Name+": announced from "+from) {
+					t.Errorf("%v, and no write to %s", got, other)
+				}
 			}
 			time.Sleep(calm)
 		}
