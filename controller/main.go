@@ -250,11 +250,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	rt.Ready("watches", ready(d))
 	rt.ReviewMetrics(client.ReviewMetrics)
 
-	rt.Live("assign addresses", c.runner.Busy)
-	rt.Live("tidy up", c.tidier.runner.Busy)
-	rt.Live("write since when external IPs are listed", c.lister.runner.Busy)
-	rt.Live("watches", client.Busy)
-	rt.Live("events", events.Busy)
+	watch(c, client, events, rt.Live)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return client.Run(ctx) })
 	group.Go(func() error { return events.Run(ctx) })
@@ -268,4 +264,14 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		}, c.lead)
 	})
 	return group.Wait()
+}
+
+// watch has the liveness of each loop watched.
+func watch(c *controller, client *kube.Client, events *kube.Events,
+	live func(loop string, busy func() time.Duration)) {
+	live("assign addresses", c.runner.Busy)
+	live("tidy up", c.tidier.runner.Busy)
+	live("write since when external IPs are listed", c.lister.runner.Busy)
+	live("watches", client.Busy)
+	live("events", events.Busy)
 }

@@ -2,10 +2,16 @@ package main
 
 import (
 	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/landfall-lb/landfall/internal/kube"
+	"github.com/landfall-lb/landfall/internal/loop/looptest"
 )
 
 // TestALoopThatHangsIsSeen stops what tidies up, and what writes listings, beside the assignment of addresses.
@@ -65,5 +71,42 @@ func TestALoopThatHangsIsSeen(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestLivenessFollowsEachLoop hangs each loop of the controller: one of those whose liveness is watched says so.
+func TestLivenessFollowsEachLoop(t *testing.T) {
+	config, log := filepath.Join(t.TempDir(), "kubeconfig"), slog.New(slog.DiscardHandler)
+	if err := os.WriteFile(config, []byte(`{"clusters":[{"name":"x","cluster":{"server":"http://127.0.0.1:1"}}],
+		"contexts":[{"name":"x","context":{"cluster":"x"}}],"current-context":"x"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	client, err := kube.Connect(kube.Options{Kubeconfig: config, UserAgent: name, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube.Nodes(client, "", func(string) {})
+	c, events := newController(deps{parallel: parallel, log: log, now: time.Now}), client.Events(name, "x")
+	live := map[string]func() time.Duration{}
+	watch(c, client, events, func(loop string, busy func() time.Duration) { live[loop] = busy })
+	hung := 0
+	for _, part := range []any{c, client, events} {
+		for _, p := range looptest.Pulses(part) {
+			end := p.Hang(t)
+			var says []string
+			for loop, busy := range live {
+				if busy() >= looptest.Hanging {
+					says = append(says, loop)
+				}
+			}
+			if len(says) != 1 {
+				t.Errorf("%s of a %T hangs, of which %d say so: %q", p.Path, part, len(says), says)
+			}
+			end()
+			hung++
+		}
+	}
+	if hung != len(live) {
+		t.Errorf("%d loops were hung, and %d are watched", hung, len(live))
 	}
 }

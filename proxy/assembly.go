@@ -418,11 +418,11 @@ func (a *assembly) show() {
 		"mode", a.kernel.mode, "families", a.proxy.families)
 }
 
-// runs returns what runs for as long as the proxy does.
-func (a *assembly) runs() []func(context.Context) error {
+// runs returns what runs for as long as the proxy does. live has the liveness of a loop watched.
+func (a *assembly) runs(live func(loop string, busy func() time.Duration)) []func(context.Context) error {
 	var runs []func(context.Context) error
 	for name, one := range a.actors {
-		a.rt.Live(name, one.Busy)
+		live(name, one.Busy)
 		runs = append(runs, one.Run)
 	}
 	return append(runs, func(ctx context.Context) error {

@@ -116,7 +116,7 @@ func (f *flags) serve(ctx context.Context, rt *ops.Runtime) (left bool, err erro
 		return false, err
 	}
 	a.show()
-	return live(ctx, a.leaves, a.runs())
+	return live(ctx, a.leaves, a.runs(rt.Live))
 }
 
 // ready tells why the proxy does not do its work yet, or nil when it does.

@@ -266,6 +266,30 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	if err != nil {
 		return err
 	}
+	s, actors := f.assemble(rt, client, bind, keys, profile)
+	rt.Status(s.writeStatus)
+	rt.ReviewMetrics(client.ReviewMetrics)
+	rt.Ready("speaker", s.ready)
+
+	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
+		"encrypted", keys != nil)
+	return live(ctx, s, watch(actors, rt.Live))
+}
+
+// watch has the liveness of each actor watched, and returns what runs.
+func watch(actors map[string]actor.Runner,
+	live func(loop string, busy func() time.Duration)) (runs []func(context.Context) error) {
+	for name, a := range actors {
+		live(name, a.Busy)
+		runs = append(runs, a.Run)
+	}
+	return runs
+}
+
+// assemble puts a speaker together, and returns what runs for as long as it does, by the names under which the
+// liveness of each is watched.
+func (f *flags) assemble(rt *ops.Runtime, client *kube.Client, bind netip.Addr, keys [][]byte,
+	profile members.Profile) (*speaker, map[string]actor.Runner) {
 	s := newSpeaker(rt.NodeName, f.options, rt.Log)
 	if rt.Traces.On() {
 		s.trace = rt.Traces.Add
@@ -348,18 +372,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	rt.Metrics.MustRegister(newCollector(s), newPathCollector(s),
 		preflight.Collector("landfall_speaker_node_findings", flight.Found))
-	rt.Status(s.writeStatus)
-	rt.ReviewMetrics(client.ReviewMetrics)
-	rt.Ready("speaker", s.ready)
-
-	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
-		"encrypted", keys != nil)
-	var runs []func(context.Context) error
-	for name, a := range actors {
-		rt.Live(name, a.Busy)
-		runs = append(runs, a.Run)
-	}
-	return live(ctx, s, runs)
+	return s, actors
 }
 
 // newReporter returns the actor that writes to Services whether their addresses are announced.

@@ -82,3 +82,49 @@ func FuzzMigrate(f *testing.F) {
 		}
 	})
 }
+
+// FuzzReadKubeProxy checks that whatever kube-proxy's configuration holds, each field with a value is answered, and what
+// is said to be taken is among the chart's values.
+func FuzzReadKubeProxy(f *testing.F) {
+	for _, seed := range []string{`{"mode":"ipvs","ipvs":{"scheduler":"sh","excludeCIDRs":["10.0.0.0/8"]}}`,
+		`{"mode":"nftables","clusterCIDR":"10.244.0.0/16","nodePortAddresses":[],"conntrack":{"maxPerCore":null}}`,
+		`{"mode":"userspace","iptables":{"masqueradeBit":0,"masqueradeAll":true},"winkernel":{"x":{"y":1}}}`,
+		`{"mode":7,"proxy":1,"ipvs":[],"iptables":"x","detectLocal":{"bridgeInterface":{}},"future":{"a":{"b":"c"}}}`,
+		`{"apiVersion":"x","kind":"y","ipvs.scheduler":"rr","":{"":1}}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var config map[string]any
+		if json.Unmarshal([]byte(text), &config) != nil {
+			return
+		}
+		k := ReadKubeProxy(config)
+		answered := map[string]bool{}
+		for _, s := range k.Settings {
+			answered[s.Field] = true
+			if value := dig(k.Values, strings.Split(s.Chart, ".")...); s.Chart != "" && value == nil {
+				t.Errorf("%s: %s is said to be taken as %s, which is not set", text, s.Field, s.Chart)
+			}
+		}
+		for _, field := range k.Unknown {
+			answered[field] = true
+		}
+		var leaves func(path string, of map[string]any)
+		leaves = func(path string, of map[string]any) {
+			for name, value := range of {
+				field := path + name
+				inner, isMap := value.(map[string]any)
+				switch {
+				case field == "apiVersion", field == "kind", answered[field], empty(value):
+				case isMap:
+					leaves(field+".", inner)
+				default:
+					t.Errorf("%s: nothing is said of %s", text, field)
+				}
+			}
+		}
+		leaves("", config)
+		PlanKubeProxy(config, Workload{}, Choices{})
+		k.NoteOldKernels(nil)
+	})
+}

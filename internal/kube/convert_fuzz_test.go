@@ -2,8 +2,10 @@ package kube
 
 import (
 	"encoding/json"
+	"maps"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -34,6 +36,9 @@ func FuzzConvert(f *testing.F) {
 		"status":{"next":["192.0.2.1-192.0.2.2"],"claims":[{"addresses":["x"]}],"released":[{"address":"192.0.2.3"}]}}`,
 		`{"metadata":{"name":"tor"},"spec":{"peerAddress":"192.0.2.1","passwordSecret":{"name":"s"},"holdTime":"90s",
 		"communities":[{"value":"1:2"}]},"status":{"nodes":[{"name":"n1","state":"Idle"}]}}`,
+		`{"metadata":{"name":"shop","labels":{"team":"a"}}}`,
+		`{"metadata":{"name":"speaker","deletionTimestamp":"2026-01-02T03:04:05Z","finalizers":["orphan"]},
+		"status":{"numberReady":-1}}`,
 		`{"spec":{"preferredNodes":[{"weight":1,"nodeSelector":{"matchLabels":{"a":"b"}}}],"communities":["1:2"]}}`,
 	} {
 		f.Add([]byte(seed))
@@ -64,6 +69,16 @@ func FuzzConvert(f *testing.F) {
 		as(data, func(o *corev1.Node) {
 			if _, n := convertNode(o); len(n.Addresses) > maxNodeAddresses || len(n.ExternalAddresses) > maxNodeAddresses {
 				t.Errorf("%s has %d addresses", data, len(n.Addresses)+len(n.ExternalAddresses))
+			}
+		})
+		as(data, func(o *corev1.Namespace) {
+			if name, n := convertNamespace(o); name != o.Name || n.Name != o.Name || !maps.Equal(n.Labels, o.Labels) {
+				t.Errorf("%s is namespace %s, %+v", data, name, n)
+			}
+		})
+		as(data, func(o *appsv1.DaemonSet) {
+			if d := convertDaemonSet(o); d.Stays != (o.DeletionTimestamp == nil) || d.Stays && d.Orphans {
+				t.Errorf("%s is read as %+v", data, d)
 			}
 		})
 		as(data, func(o *v1beta1.IPAddressPool) { convertPool(o); convertAnnouncedPool(o) })

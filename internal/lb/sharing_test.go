@@ -124,6 +124,44 @@ func FuzzParseSharing(f *testing.F) {
 	})
 }
 
+// FuzzReadAssigned checks that whatever the condition Assigned says is read to a limit, and that what the controller
+// wrote is what is read, whatever the tenant has for a sharing key and a selector: no words of theirs name an address.
+func FuzzReadAssigned(f *testing.F) {
+	f.Add(true, "", `192.0.2.7 from pool p (shared by key "k" on 80/TCP; 192.0.2.7 after a/first)`, "web", "a=b")
+	f.Add(false, string(ReasonDuplicate), "192.0.2.7 is held by Service a/first; it also holds 192.0.2.8",
+		`x" on 80/TCP; 192.0.2.9 after a/b)`, `"; it also holds 192.0.2.9`)
+	f.Add(false, "", "keeps 192.0.2.7", "\\", "192.0.2.9 from pool p, 192.0.2.9 from pool p")
+	f.Add(true, "", "", strings.Repeat(`"`, 200), strings.Repeat("\xff", 200))
+	f.Fuzz(func(t *testing.T, status bool, reason, message, share, selector string) {
+		held, free := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")
+		a := ReadAssigned(Condition{Status: status, Reason: Reason(reason), Message: message})
+		if len(a.Confirmed) > 2*MaxAddresses || len(a.After) > len(message)/len(":: after /") ||
+			a.Duplicate != (reason == string(ReasonDuplicate)) {
+			t.Errorf("%q is read as %+v", message, a)
+		}
+		holders := []Key{{Namespace: "a", Name: "first"}, {Namespace: "a", Name: "joins"}}
+		if Joined(held, holders[:1], []Assigned{a})[0] {
+			t.Errorf("%q: a Service alone has joined", message)
+		}
+		s := Service{Ports: []ServicePort{{Protocol: TCP, Port: 80}}, ExternalPolicy: Local,
+			Request: Request{Share: share, Selector: selector}}
+		after := map[netip.Addr]Key{held: holders[0]}
+		if share == "" {
+			after = nil
+		}
+		written := Condition{Status: true, Message: "192.0.2.7" + FromPool + "p" + FormatSharing(SharingTerms(&s), after)}
+		got := ReadAssigned(written)
+		if !slices.Equal(got.Confirmed, []netip.Addr{held}) || !maps.Equal(got.After, after) || got.Duplicate {
+			t.Errorf("%q is read as %+v", written.Message, got)
+		}
+		shown := []Ingress{{Addr: held}}
+		if Intrudes(written, s.Ports, shown) || !Intrudes(written, s.Ports, append(shown, Ingress{Addr: free})) ||
+			share != "" && !Intrudes(written, []ServicePort{{Protocol: TCP, Port: 81}}, shown) {
+			t.Errorf("%q: intrudes otherwise than the controller wrote", written.Message)
+		}
+	})
+}
+
 func TestIntrudes(t *testing.T) {
 	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
 	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}

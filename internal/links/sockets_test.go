@@ -1,6 +1,8 @@
 package links
 
 import (
+	"bytes"
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"syscall"
@@ -101,5 +103,41 @@ func TestConnectedElsewhere(t *testing.T) {
 			t.Errorf("one that is elsewhere: %v, %v", found, err)
 		}
 		return nil
+	})
+}
+
+// FuzzEndsOf checks that whatever the kernel tells of a connection has two addresses or is refused, and that those that
+// were written are read.
+func FuzzEndsOf(f *testing.F) {
+	v4, v6 := make([]byte, 72), make([]byte, 72)
+	v4[0], v6[0] = unix.AF_INET, unix.AF_INET6
+	copy(v4[socketSource:], []byte{192, 0, 2, 9})
+	copy(v6[socketSource:], netip.MustParseAddr("::ffff:192.0.2.9").AsSlice())
+	for _, seed := range [][]byte{v4, v6, v4[:sizeofSocketEnds], v6[:sizeofSocketEnds-1], {}} {
+		f.Add(seed, []byte{192, 0, 2, 9}, []byte{192, 0, 2, 1}, uint32(7))
+	}
+	f.Add(v6, netip.MustParseAddr("2001:db8::9").AsSlice(), netip.MustParseAddr("2001:db8::1").AsSlice(), uint32(0))
+	f.Fuzz(func(t *testing.T, m, source, peer []byte, device uint32) {
+		from, to, index, ok := endsOf(m)
+		if ok != (from.IsValid() && to.IsValid()) || from.Is4In6() || to.Is4In6() || index < 0 || !ok && index != 0 {
+			t.Errorf("%x is read as %s, %s, %d, %v", m, from, to, index, ok)
+		}
+		wantFrom, _ := netip.AddrFromSlice(source)
+		wantTo, _ := netip.AddrFromSlice(peer)
+		if !ok || !wantFrom.IsValid() || wantFrom.BitLen() != wantTo.BitLen() {
+			return
+		}
+		m = bytes.Clone(m)
+		m[0] = unix.AF_INET6
+		if wantFrom.Is4() {
+			m[0] = unix.AF_INET
+		}
+		copy(m[socketSource:socketPeer], source)
+		copy(m[socketPeer:socketDevice], peer)
+		binary.NativeEndian.PutUint32(m[socketDevice:], device)
+		from, to, index, ok = endsOf(m)
+		if from != wantFrom.Unmap() || to != wantTo.Unmap() || uint32(index) != device || !ok {
+			t.Errorf("%s, %s, %d are read as %s, %s, %d, %v", wantFrom, wantTo, device, from, to, index, ok)
+		}
 	})
 }

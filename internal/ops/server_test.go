@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -364,4 +365,64 @@ func TestHealthFollowsTheLoops(t *testing.T) {
 			t.Errorf("%v, %v: %d %q, want %d %q", rules, plan, w.Code, w.Body.String(), test.code, test.body)
 		}
 	}
+}
+
+// pipes is a listener for connections that have no buffer.
+type pipes struct {
+	conns chan net.Conn
+	ended chan struct{}
+}
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case conn := <-p.conns:
+		return conn, nil
+	case <-p.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p pipes) Close() error {
+	select {
+	case <-p.ended:
+	default:
+		close(p.ended)
+	}
+	return nil
+}
+
+func (pipes) Addr() net.Addr { return &net.UnixAddr{} }
+
+// TestAnswersThatNobodyReadsEnd has a client that asks and never reads: the server gives up after its time.
+func TestAnswersThatNobodyReadsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+		failed := make(chan error, 1)
+		s.tcp.HandleFunc("GET /much", func(w http.ResponseWriter, _ *http.Request) {
+			_, err := io.WriteString(w, strings.Repeat("x", 1<<20))
+			failed <- err
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		listener, ended := pipes{make(chan net.Conn), make(chan struct{})}, make(chan error, 1)
+		go func() { ended <- s.run(ctx, []net.Listener{listener}) }()
+		ours, theirs := net.Pipe()
+		listener.conns <- theirs
+		began := time.Now()
+		if _, err := io.WriteString(ours, "GET /much HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-failed:
+			if took := time.Since(began); !errors.Is(err, os.ErrDeadlineExceeded) || took != writeTimeout {
+				t.Errorf("it gave up after %v: %v", took, err)
+			}
+		case <-time.After(time.Hour):
+			t.Error("an hour later it still writes")
+		}
+		ours.Close()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

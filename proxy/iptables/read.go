@@ -119,18 +119,26 @@ func (k *KernelRules) Recent(list string, client netip.Addr) (float64, error) {
 	} else if err != nil {
 		return 0, err
 	}
+	if !isListed(file, client) {
+		return 0, nil
+	}
+	note := fmt.Sprintf("%s has a backend by session affinity, unless its time is over", client)
+	if client.IsUnspecified() {
+		note = fmt.Sprintf("the rules lead to the relay, unless the proxy has not renewed that for %s", plan.RelayLease)
+	}
+	if !slices.Contains(k.Notes, note) {
+		k.Notes = append(k.Notes, note)
+	}
+	return 1, nil
+}
+
+// isListed reports whether the file of a list of the match recent has a client.
+func isListed(file []byte, client netip.Addr) bool {
 	for line := range bytes.Lines(file) {
 		text, _, _ := strings.Cut(strings.TrimPrefix(string(line), "src="), " ")
 		if addr, err := netip.ParseAddr(text); err == nil && addr == client {
-			note := fmt.Sprintf("%s has a backend by session affinity, unless its time is over", client)
-			if client.IsUnspecified() {
-				note = fmt.Sprintf("the rules lead to the relay, unless the proxy has not renewed that for %s", plan.RelayLease)
-			}
-			if !slices.Contains(k.Notes, note) {
-				k.Notes = append(k.Notes, note)
-			}
-			return 1, nil
+			return true
 		}
 	}
-	return 0, nil
+	return false
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -197,4 +198,47 @@ func answerAfter(conn net.Conn, wait time.Duration) {
 	}
 	time.Sleep(wait)
 	_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\n")
+}
+
+// canned is a connection to a backend that sends what was made before, and ends.
+type canned struct {
+	net.Conn
+	answer *strings.Reader
+}
+
+func (c canned) Read(b []byte) (int, error)  { return c.answer.Read(b) }
+func (c canned) Write(b []byte) (int, error) { return len(b), nil }
+func (c canned) SetDeadline(time.Time) error { return nil }
+func (c canned) Close() error                { return nil }
+
+// FuzzAnswer has backends send anything: no more than a head is read, only a status from 200 to 399 passes, and what is
+// said of the others has none of the backend's words.
+func FuzzAnswer(f *testing.F) {
+	for _, seed := range []string{"HTTP/1.1 200 OK\r\n\r\nhello", "HTTP/1.1 103 x\r\n\r\nHTTP/1.1 404 y\r\n\r\n",
+		"HTTP/1.0 399 \r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n", "HTTP/1.1 -12 x\r\n\r\n",
+		"HTTP/1.1 200", "HTTP/2.0 200 OK\r\n\r\n", "SSH-2.0-x\r\n", "", "HTTP/1.1 101 x\r\nUpgrade: y\r\n\r\nz",
+		strings.Repeat("HTTP/1.1 100 c\r\n\r\n", 600)} {
+		f.Add(seed)
+	}
+	says := regexp.MustCompile(`^GET "/x": (status \d{3}, want 200 to 399|the answer is not HTTP, or its head is too large|` +
+		`the connection was closed without an answer)$`)
+	f.Fuzz(func(t *testing.T, sends string) {
+		conn := canned{answer: strings.NewReader(sends)}
+		got, result := question{to: netip.MustParseAddrPort("192.0.2.1:80"), probe: lb.Probe{Kind: lb.ProbeHTTP, Path: "/x"},
+			within: time.Hour, now: func() time.Time { return time.Time{} },
+			dial: func(context.Context, netip.AddrPort) (net.Conn, error) { return conn, nil }}.ask(t.Context())
+		if read := len(sends) - conn.answer.Len(); read > maxAnswer {
+			t.Errorf("%d bytes were read", read)
+		}
+		switch {
+		case got.Unknown:
+			t.Errorf("%q: %+v, %s", sends, got, result)
+		case result == Passed:
+			if got.Failed != "" || !regexp.MustCompile(`HTTP/\d\.\d +\+?[23]\d\d`).MatchString(sends) {
+				t.Errorf("%q passes, and says %q", sends, got.Failed)
+			}
+		case result != Status && result != Failed || !says.MatchString(got.Failed):
+			t.Errorf("%q: %s, %q", sends, result, got.Failed)
+		}
+	})
 }

@@ -31,17 +31,25 @@ func (c *Conn) ttl(family lb.Family) (ttl int) {
 	_ = c.control(func(fd int) error {
 		var syn [512]byte // stays empty if the kernel has not saved it
 		err := getsockopt(uintptr(fd), unix.IPPROTO_TCP, unix.TCP_SAVED_SYN, unsafe.Pointer(&syn), unsafe.Sizeof(syn))
-		switch syn[0] >> 4 { // the IP version
-		case 4:
-			ttl = int(syn[8])
-		case 6:
-			ttl = int(syn[7])
-		default:
+		var saved bool
+		if ttl, saved = ttlOf(syn[:]); !saved {
 			ttl = ttlOfHandshake(fd, family)
 		}
 		return err
 	})
 	return ttl
+}
+
+// ttlOf returns the TTL in the IP header of a packet; ok is false without one.
+func ttlOf(packet []byte) (ttl int, ok bool) {
+	const at4, at6 = 8, 7
+	switch {
+	case len(packet) > at4 && packet[0]>>4 == 4:
+		return int(packet[at4]), true
+	case len(packet) > at6 && packet[0]>>4 == 6:
+		return int(packet[at6]), true
+	}
+	return 0, false
 }
 
 // ttlOfHandshake asks the kernel for what it remembers in the new socket: the TTL of the last packet of the handshake

@@ -1,10 +1,13 @@
 package relay
 
 import (
+	"bytes"
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -70,4 +73,51 @@ func TestContract11ALowTTLMakesNoSuspect(t *testing.T) {
 		}
 		s.mu.Unlock()
 	}
+}
+
+// FuzzTTL checks that a TTL is read from whatever the kernel has saved, which clients have sent, is one of a header's
+// byte, and that the one that was written is read, behind other control messages too.
+func FuzzTTL(f *testing.F) {
+	f.Add(append([]byte{0x45, 0, 0, 60, 0, 0, 0, 0, 64, 6}, make([]byte, 50)...), []byte{}, byte(1), true)
+	f.Add(append([]byte{0x60, 0, 0, 0, 0, 40, 6, 63}, make([]byte, 72)...),
+		answerFrom(netip.MustParseAddr("2001:db8::1")), byte(255), false)
+	f.Add([]byte{0x45}, answerFrom(netip.MustParseAddr("192.0.2.1")), byte(0), true)
+	f.Add([]byte{}, []byte{1}, byte(64), false)
+	f.Fuzz(func(t *testing.T, packet, control []byte, sent byte, v4 bool) {
+		ttl, ok := ttlOf(packet)
+		if ttl < 0 || ttl > 255 || ok && !bytes.Contains(packet, []byte{byte(ttl)}) || onward(ttl) > ttl {
+			t.Errorf("%x has TTL %d", packet, ttl)
+		}
+		packet = bytes.Clone(packet)
+		if v4 && len(packet) > 8 {
+			packet[0], packet[8] = 0x40|packet[0]&0xf, sent
+		} else if len(packet) > 7 {
+			packet[0], packet[7], v4 = 0x60|packet[0]&0xf, sent, false
+		}
+		if got, ok := ttlOf(packet); len(packet) > 8 && (got != int(sent) || !ok) {
+			t.Errorf("%x has TTL %d, %v, want %d", packet, got, ok, sent)
+		}
+		level, kind := int32(unix.IPPROTO_IPV6), int32(unix.IPV6_HOPLIMIT)
+		if v4 {
+			level, kind = unix.IPPROTO_IP, unix.IP_TTL
+		}
+		for _, before := range [][]byte{nil, answerFrom(netip.IPv6Loopback()), control} {
+			if _, _, err := arrivedAt(before); len(before) > 0 && (err != nil || len(before)%unix.SizeofPtr != 0) {
+				continue // the kernel aligns messages
+			}
+			if _, got, _ := arrivedAt(append(bytes.Clone(before), message(level, kind, sent)...)); got != int(sent) {
+				t.Errorf("behind %x, a message with TTL %d is read as %d", before, sent, got)
+			}
+		}
+	})
+}
+
+// message is a control message with a number.
+func message(level, kind int32, n byte) []byte {
+	b := make([]byte, unix.CmsgSpace(4))
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	h.Level, h.Type = level, kind
+	h.SetLen(unix.CmsgLen(4))
+	binary.NativeEndian.PutUint32(b[unix.CmsgLen(0):], uint32(n))
+	return b
 }

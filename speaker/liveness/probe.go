@@ -123,15 +123,19 @@ func ping(to netip.Addr) question {
 			if err != nil {
 				return false, !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR)
 			}
-			b := buf[:n]
-			if to.Is4() && n > 0 { // behind the IP header
-				b = b[min(n, int(b[0]&0xf)*4):]
-			}
-			if len(b) >= echoSize && b[0] == reply && binary.BigEndian.Uint64(b[8:]) == nonce {
+			if isReply(buf[:n], to.Is4(), reply, nonce) {
 				return true, true
 			}
 		}
 	}}
+}
+
+// isReply reports whether a packet is of a kind and has a nonce. In IPv4 the kernel passes it on with its IP header.
+func isReply(packet []byte, withHeader bool, kind byte, nonce uint64) bool {
+	if withHeader && len(packet) > 0 {
+		packet = packet[min(len(packet), int(packet[0]&0xf)*4):]
+	}
+	return len(packet) >= echoSize && packet[0] == kind && binary.BigEndian.Uint64(packet[8:]) == nonce
 }
 
 func sockaddr(addr netip.AddrPort) (family int, at unix.Sockaddr) {

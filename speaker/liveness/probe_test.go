@@ -156,3 +156,32 @@ func TestAnAnswerThatNobodyReadCounts(t *testing.T) {
 		t.Errorf("%v, %s", err, said.String())
 	}
 }
+
+// FuzzIsReply checks that a packet that anybody sent is an answer only with the nonce where it belongs, and that an
+// answer is one with any IP header.
+func FuzzIsReply(f *testing.F) {
+	const nonce = 0x0102030405060708
+	header := append([]byte{0x45}, make([]byte, 19)...)
+	f.Add(append(header, echoRequest(0, nonce)...), true, byte(0), uint64(nonce), byte(5))
+	f.Add(append(header, echoRequest(8, nonce)...), true, byte(0), uint64(nonce), byte(15))
+	f.Add(echoRequest(129, nonce), false, byte(129), uint64(nonce), byte(0))
+	f.Add(echoRequest(129, nonce)[:echoSize-1], false, byte(129), uint64(nonce), byte(1))
+	f.Add([]byte{0x4f}, true, byte(0), uint64(0), byte(7))
+	f.Add([]byte{}, true, byte(0), uint64(0), byte(0))
+	f.Fuzz(func(t *testing.T, packet []byte, withHeader bool, kind byte, nonce uint64, words byte) {
+		sent := binary.BigEndian.AppendUint64(nil, nonce)
+		if isReply(packet, withHeader, kind, nonce) && !(bytes.Contains(packet, sent) && bytes.IndexByte(packet, kind) >= 0) {
+			t.Errorf("%x is a reply of kind %d with nonce %x", packet, kind, sent)
+		}
+		answer := echoRequest(kind, nonce)
+		header := make([]byte, max(1, words%16)*4)
+		header[0] = 0x40 | byte(len(header)/4)
+		if !isReply(append(header, answer...), true, kind, nonce) || !isReply(answer, false, kind, nonce) {
+			t.Errorf("%x is no reply, with a header of %d bytes or without", answer, len(header))
+		}
+		if isReply(answer, false, kind, nonce+1) || isReply(answer, false, kind+1, nonce) ||
+			isReply(answer[:echoSize-1], false, kind, nonce) {
+			t.Errorf("%x answers another request", answer)
+		}
+	})
+}
