@@ -263,16 +263,17 @@ func TestAWatchThatHangsIsSeen(t *testing.T) {
 		hang := make(chan struct{})
 		w := &watch{}
 		c := &Client{watches: []*watch{{}, w}}
+		p := &Passwords{followed: map[string]*followed{"other": {watch: &watch{}}, "hangs": {watch: w}}}
 		store := reportingStore{TransformingStore: blocking{hang: hang}, watch: w, client: c}
 		go func() { _ = store.Add(nil) }()
 		time.Sleep(time.Hour)
-		if busy := c.Busy(); busy != time.Hour {
-			t.Errorf("busy for %v", busy)
+		if busy, also := c.Busy(), p.Busy(); busy != time.Hour || also != time.Hour {
+			t.Errorf("busy for %v, with passwords for %v", busy, also)
 		}
 		close(hang)
 		synctest.Wait()
-		if busy := c.Busy(); busy != 0 {
-			t.Errorf("busy for %v", busy)
+		if busy, also := c.Busy(), p.Busy(); busy != 0 || also != 0 {
+			t.Errorf("busy for %v, with passwords for %v", busy, also)
 		}
 	})
 }
