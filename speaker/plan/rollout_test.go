@@ -160,6 +160,7 @@ func TestEveryReasonIsOneToWaitForOrNot(t *testing.T) {
 			"CommunityAmbiguous", "VRFUndelivered",
 			// The node refuses each peer of the advertisement.
 			"PeerInvalid", "PeerDuplicate", "SecretMissing", "SecretElsewhere", "VRFMissing", "InterfaceMissing",
+			"SelectorInvalid",
 		},
 	}
 	// These never say why a node does not announce a VIP.
