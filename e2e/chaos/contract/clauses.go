@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/e2e/chaos/story"
@@ -335,19 +336,30 @@ func affinityKeepsThePod(e Evidence) (bad []Violation) {
 		client netip.Addr
 		target netip.AddrPort
 	}
-	last := map[asked]Sample{}
+	by := map[asked][]Sample{}
 	for _, s := range e.Samples {
-		if !e.Round.Calm || !s.Affine || s.Err != "" ||
-			slices.ContainsFunc(e.Spans, func(p Span) bool { return p.Began.Before(s.Ended) && !p.leaves(s.Service) }) {
-			continue
+		if e.Round.Calm && s.Affine && s.Err == "" &&
+			!slices.ContainsFunc(e.Spans, func(p Span) bool { return p.Began.Before(s.Ended) && !p.leaves(s.Service) }) {
+			by[asked{s.Client, s.Target}] = append(by[asked{s.Client, s.Target}], s)
 		}
-		by := asked{s.Client, s.Target}
-		// A node remembers a client from its first handshake on: requests beside it may go elsewhere.
-		if before, ok := last[by]; ok && before.Pod != s.Pod && s.Began.After(before.Ended) {
-			bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s answered %s, and %s before", s.Target,
-				s.Service, s.Pod, s.Client, before.Pod)})
+	}
+	for _, samples := range by {
+		slices.SortFunc(samples, func(a, b Sample) int { return a.Began.Compare(b.Began) })
+		// A node remembers a client from its first handshake on: requests beside it may go elsewhere, and any of these may
+		// be the one whose handshake ended first.
+		answered := slices.MinFunc(samples, func(a, b Sample) int { return a.Ended.Compare(b.Ended) }).Ended
+		var pods []string
+		for _, s := range samples {
+			switch {
+			case !s.Began.After(answered):
+				pods = append(pods, s.Pod)
+				continue
+			case !slices.Contains(pods, s.Pod):
+				bad = append(bad, Violation{At: s.Began, Text: fmt.Sprintf("%s of %s: %s answered %s, and %s before", s.Target,
+					s.Service, s.Pod, s.Client, strings.Join(pods, " or "))})
+			}
+			pods = []string{s.Pod}
 		}
-		last[by] = s
 	}
 	return bad
 }

@@ -168,6 +168,18 @@ func TestSeenClauses(t *testing.T) {
 			t.Errorf("%s: %v, want one of %q", tc.name, bad, tc.want)
 		}
 	}
+	// The first requests overlap, and either may be the one that is remembered.
+	beside := calm()
+	affine(&beside)
+	for _, later := range []time.Duration{time.Millisecond, time.Second / 2} {
+		e, other := beside, beside.Samples[1]
+		other.Pod, other.Ended = "web-1", other.Began.Add(later)
+		e.Samples = slices.Insert(slices.Clone(e.Samples), 2, other)
+		e.Samples[1].Ended = other.Began.Add(time.Second / 4)
+		if bad := Judge(e); len(bad) > 0 {
+			t.Errorf("affinity beside the first requests, of which one ends after %s: %v", later, bad)
+		}
+	}
 	moved := calm()
 	affine(&moved)
 	for i := 2*15 + 1; i < len(moved.Samples); i += 2 { // the node is drained meanwhile
