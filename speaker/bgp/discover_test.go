@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/netip"
 	"testing"
@@ -72,7 +73,7 @@ func FuzzListen(f *testing.F) {
 		var routers []netip.Addr
 		err := listen(&one{message: message, hopLimit: hopLimit, from: from.WithZone("eth1")}, own, "eth0", asked,
 			func(router netip.Addr) { routers = append(routers, router) })
-		if err != io.EOF {
+		if !errors.Is(err, io.EOF) {
 			t.Error(err)
 		}
 		near := hopLimit == 255 && len(source) == 16 && source[0] == 0xfe && source[1]&0xc0 == 0x80 &&

@@ -171,8 +171,8 @@ func parts(a any) (all []any) {
 	if v.Kind() != reflect.Struct {
 		return nil
 	}
-	for i := range v.NumField() {
-		if field := v.Field(i); field.Type() == reflect.TypeFor[actor.Runner]() && !field.IsNil() {
+	for _, field := range v.Fields() {
+		if field.Type() == reflect.TypeFor[actor.Runner]() && !field.IsNil() {
 			inner := field.Elem()
 			all = append(all, reflect.NewAt(inner.Type().Elem(), inner.UnsafePointer()).Interface())
 		}
