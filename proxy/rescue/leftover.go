@@ -110,6 +110,14 @@ func dropped(want *table, have held) (nodes []netip.Addr) {
 	return nodes
 }
 
+// unwanted returns what is left of nodes that are no targets.
+func (t *table) unwanted(left []leftover) []leftover {
+	return slices.DeleteFunc(slices.Clone(left), func(l leftover) bool {
+		_, wanted := t.targets[l.node]
+		return wanted
+	})
+}
+
 // removeStrange removes the rules of targets that are none any more, and what this release does not have, which these
 // rules may use.
 func (w *writer) removeStrange(want *table, have held) {
@@ -118,27 +126,21 @@ func (w *writer) removeStrange(want *table, have held) {
 		w.RemoveRules(name(prefixTo, node))
 		w.spill()
 	}
-	for _, l := range have.leftChains {
-		if _, wanted := want.targets[l.node]; !wanted {
-			w.RemoveRules(l.name)
-			w.spill()
-		}
+	for _, l := range want.unwanted(have.leftChains) {
+		w.RemoveRules(l.name)
+		w.spill()
 	}
 	w.removeChains(have.strange, have.strangeSets)
 }
 
 // removeLeft removes what is left of nodes that are no targets.
 func (w *writer) removeLeft(want *table, have held) {
-	wanted := func(l leftover) bool {
-		_, wanted := want.targets[l.node]
-		return wanted
-	}
 	var chains []string
-	for _, l := range slices.DeleteFunc(slices.Clone(have.leftChains), wanted) {
+	for _, l := range want.unwanted(have.leftChains) {
 		chains = append(chains, l.name)
 	}
 	w.removeChains(chains, nil)
-	for _, l := range slices.DeleteFunc(slices.Clone(have.left), wanted) {
+	for _, l := range want.unwanted(have.left) {
 		w.RemoveSet(l.name)
 		w.spill()
 	}
