@@ -225,16 +225,23 @@ func (f flow) ask(t testing.TB) (pod, seen string) {
 	}
 }
 
-// Three nodes forward a Service directly, in both families, TCP and UDP: all pods are reached through one
-// node, each sees the client's own address and port, and no answer passes a node other than the pod's.
-// When the client turns to another node, all connections go on: the nodes choose the same backends.
-func TestDirectForwarding(t *testing.T) {
-	t.Parallel()
+// newForwardingSite is a site whose three nodes forward the Service, with a client that comes through the first.
+func newForwardingSite(t *testing.T) directSite {
+	t.Helper()
 	s := newDirectSite(t)
 	for i := 1; i <= 3; i++ {
 		s.program(t, i, s.planFor(i))
 	}
 	s.through(t, 1)
+	return s
+}
+
+// Three nodes forward a Service directly, in both families, TCP and UDP: all pods are reached through one
+// node, each sees the client's own address and port, and no answer passes a node other than the pod's.
+// When the client turns to another node, all connections go on: the nodes choose the same backends.
+func TestDirectForwarding(t *testing.T) {
+	t.Parallel()
+	s := newForwardingSite(t)
 	s.nodes[0].Run(t, "nft", "add table inet seen; "+
 		"add chain inet seen forward { type filter hook prerouting priority -400; }; "+
 		"add rule inet seen forward iifname eth0 ip saddr 198.51.100.1 counter; "+
@@ -412,11 +419,7 @@ func (f flow) exchange(t testing.TB, size int) (pod, seen string) {
 // answers.
 func TestContract1DirectDatagramsInFragments(t *testing.T) {
 	t.Parallel()
-	s := newDirectSite(t)
-	for i := 1; i <= 3; i++ {
-		s.program(t, i, s.planFor(i))
-	}
-	s.through(t, 1)
+	s := newForwardingSite(t)
 	s.nodes[1].Run(t, "nft", "add table inet seen; "+
 		"add chain inet seen in { type filter hook prerouting priority -500; }; "+
 		"add rule inet seen in ip ttl 218 ip frag-off & 0x3fff != 0 counter; "+
@@ -431,11 +434,7 @@ func TestContract1DirectDatagramsInFragments(t *testing.T) {
 // 1191, RFC 8201), and what they send then arrives, be it over TCP, in one packet or in fragments.
 func TestContract1DirectClientsAreToldWhatFits(t *testing.T) {
 	t.Parallel()
-	s := newDirectSite(t)
-	for i := 1; i <= 3; i++ {
-		s.program(t, i, s.planFor(i))
-	}
-	s.through(t, 1)
+	s := newForwardingSite(t)
 	for j := 2; j <= 3; j++ {
 		s.nodes[0].Run(t, "ip", "route", "add", fmt.Sprint("10.0.0.", j), "dev", "eth0", "mtu", "1400")
 		s.nodes[0].Run(t, "ip", "-6", "route", "add", fmt.Sprint("fd00::", j), "dev", "eth0", "mtu", "1400")
