@@ -75,12 +75,12 @@ func gossipKey(t *testing.T, l *lab.Lab) []byte {
 	return nil
 }
 
-// hostileGossip sends what no speaker would to the port of gossip. Without the key, nothing is
+// hostileGossip sends what no speaker would to the port of gossip at an address. Without the key, nothing is
 // heard of it but a line in the log; with the key, a message that makes no sense is left out as a
 // whole.
-func hostileGossip(t *testing.T, l *lab.Lab) {
+func hostileGossip(t *testing.T, l *lab.Lab, addr netip.Addr) {
 	key, a := gossipKey(t, l), l.Agent("speaker", besieged)
-	target := netip.AddrPortFrom(netip.MustParseAddr("172.26.236.177"), gossipPort).String()
+	target := netip.AddrPortFrom(addr, gossipPort).String()
 	live := counter(t, a, "landfall_speaker_members")
 	wrong := make([]byte, len(key))
 	t.Run("UDP", func(t *testing.T) {

@@ -135,6 +135,7 @@ func TestCatalogue(t *testing.T) {
 	l := startCatalogueWith(t, map[string]any{
 		"proxy":      map[string]any{"mode": "nftables"},
 		"relay":      map[string]any{"enabled": true, "udp": true},
+		"metrics":    map[string]any{"listen": "all"},
 		"controller": map[string]any{"replicas": 1, "dashboard": map[string]any{"enabled": true}},
 	})
 	began := agentsNow(t, l)
@@ -161,7 +162,7 @@ func TestCatalogue(t *testing.T) {
 	t.Run("BGP", func(t *testing.T) { hostileBGP(t, l) })
 	t.Run("BFD", func(t *testing.T) { hostileBFD(t, l) })
 	t.Run("neighbors", func(t *testing.T) { hostileNeighbors(t, l) })
-	t.Run("gossip", func(t *testing.T) { hostileGossip(t, l) })
+	t.Run("gossip", func(t *testing.T) { hostileGossip(t, l, nodeAddr(l, besieged)) })
 	t.Run("HTTP", func(t *testing.T) { hostileHTTP(t, l) })
 	t.Run("the relay's port", func(t *testing.T) { hostileRelay(t, l) })
 	t.Run("sockets", func(t *testing.T) { hostileSockets(t, l) })
@@ -174,6 +175,37 @@ func TestCatalogue(t *testing.T) {
 	host.wantNoMore(t)
 	bystanders.wantLossless(t)
 	wantUnharmed(t, l, began)
+	gossipOverIPv6(t, l)
+	began, bystanders = agentsNow(t, l), startBystanders(t, l)
+	t.Run("gossip over IPv6", func(t *testing.T) { hostileGossip(t, l, lab.Twin(nodeAddr(l, besieged))) })
+	bystanders.wantLossless(t)
+	wantUnharmed(t, l, began)
+}
+
+// gossipOverIPv6 starts all speakers anew with the other address of their nodes for gossip.
+func gossipOverIPv6(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	speakers := l.Agents("speaker")
+	for _, a := range speakers {
+		if err := a.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		a.SetFlag("bind-address", lab.Twin(nodeAddr(l, a.Node)).String())
+	}
+	for _, a := range speakers { // each is ready once it has met others
+		if err := a.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range speakers {
+		if err := a.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "172.26.236.180 is announced from ")
+	for _, vip := range []netip.AddrPort{routedVIP, routedVIP6} {
+		wantRouted(t, l, vip.Addr(), workers(l)...)
+	}
 }
 
 // inMode starts the proxies anew in another mode, one after the other as a rolling update does, and waits until
