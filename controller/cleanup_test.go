@@ -177,8 +177,8 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// TestContract11ACleanupLeavesNoFinalizer has Services with the finalizer that wait without an address, as they came back
-// from a backup. Without a class the controller of a cloud may have set it.
+// TestContract11ACleanupLeavesNoFinalizer has Services with the finalizer that wait without an address, as they came
+// back from a backup. Without a class the controller of a cloud may have set it.
 func TestContract11ACleanupLeavesNoFinalizer(t *testing.T) {
 	waits := []lb.Condition{{Type: lb.ConditionAssigned, Reason: lb.ReasonNoPool}}
 	address := []lb.Ingress{{Addr: netip.MustParseAddr("203.0.113.1")}}

@@ -182,32 +182,6 @@ func TestCatalogue(t *testing.T) {
 	wantUnharmed(t, l, began)
 }
 
-// gossipOverIPv6 starts all speakers anew with the other address of their nodes for gossip.
-func gossipOverIPv6(t *testing.T, l *lab.Lab) {
-	t.Helper()
-	speakers := l.Agents("speaker")
-	for _, a := range speakers {
-		if err := a.Stop(); err != nil {
-			t.Fatal(err)
-		}
-		a.SetFlag("bind-address", lab.Twin(nodeAddr(l, a.Node)).String())
-	}
-	for _, a := range speakers { // each is ready once it has met others
-		if err := a.Start(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, a := range speakers {
-		if err := a.WaitReady(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "172.26.236.180 is announced from ")
-	for _, vip := range []netip.AddrPort{routedVIP, routedVIP6} {
-		wantRouted(t, l, vip.Addr(), workers(l)...)
-	}
-}
-
 // inMode starts the proxies anew in another mode, one after the other as a rolling update does, and waits until
 // there are no rules but those of it.
 func inMode(t *testing.T, l *lab.Lab, mode string) {
