@@ -119,7 +119,7 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 			c.protected = append(c.protected, s.Key)
 		}
 		switch {
-		case plan.Written(&s, c.class):
+		case plan.Written(&s, c.class), plan.Orphaned(&s, c.class):
 			found = append(found, s)
 		case s.Listed != nil || s.AsRequested.Type != "": // these have no class: only they are taken back
 			found = append(found, lb.Service{Key: s.Key, UID: s.UID, Listed: s.Listed, AsRequested: s.AsRequested})
@@ -134,7 +134,8 @@ func (c *cleaner) pass(ctx context.Context) (written int, err error) {
 		group.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 			defer cancel()
-			errs[i] = c.services.TakeBack(ctx, s, plan.Protected(&s), c.addresses && plan.Written(&s, c.class))
+			finalizer := plan.Protected(&s) || plan.Orphaned(&s, c.class)
+			errs[i] = c.services.TakeBack(ctx, s, finalizer, c.addresses && plan.Written(&s, c.class))
 			if kube.IsNotFound(errs[i]) || kube.IsConflict(errs[i]) {
 				errs[i] = nil // it is gone, or created anew
 			}

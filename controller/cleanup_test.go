@@ -47,7 +47,7 @@ func (c *cluster) TakeBack(_ context.Context, given lb.Service, finalizer, addre
 	if finalizer {
 		h.Finalizer = kube.FinalizerRemoved
 	}
-	if len(given.Conditions)+len(given.Announcements) > 0 || addresses {
+	if len(given.Conditions)+len(given.Announcements) > 0 || finalizer || addresses {
 		show(&s, h)
 	}
 	s.Announcements, s.Listed = "", nil
@@ -172,6 +172,42 @@ func TestCleanup(t *testing.T) {
 			c.written()
 			if err := cleaner.run(t.Context()); err != nil || len(c.written()) > 0 {
 				t.Errorf("again: %v, or something was written", err)
+			}
+		})
+	}
+}
+
+// TestContract11ACleanupLeavesNoFinalizer has Services with the finalizer that wait without an address, as they came
+// back from a backup. Without a class the controller of a cloud may have set it.
+func TestContract11ACleanupLeavesNoFinalizer(t *testing.T) {
+	waits := []lb.Condition{{Type: lb.ConditionAssigned, Reason: lb.ReasonNoPool}}
+	address := []lb.Ingress{{Addr: netip.MustParseAddr("203.0.113.1")}}
+	for name, test := range map[string]struct {
+		class string // of the cleanup
+		tweak func(s *lb.Service)
+		stays bool
+	}{
+		"of our class":       {"ours", func(s *lb.Service) { s.Class, s.Conditions = "ours", waits }, false},
+		"never seen":         {"ours", func(s *lb.Service) { s.Class = "ours" }, false},
+		"is being deleted":   {"ours", func(s *lb.Service) { s.Class, s.Deleting = "ours", true }, false},
+		"of another":         {"ours", func(s *lb.Service) { s.Class, s.Conditions = "theirs", waits }, true},
+		"no load balancer":   {"ours", func(s *lb.Service) { s.Type = lb.ClusterIP }, true},
+		"without a class":    {"", func(s *lb.Service) { s.Conditions = waits }, true},
+		"somebody's address": {"ours", func(s *lb.Service) { s.Class, s.Ingress = "ours", address }, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster()
+			s := service("a")
+			s.Finalizer = true
+			test.tweak(&s)
+			c.put(s)
+			cleaner := cleaner{services: c, installation: &install{}, class: test.class, log: slog.New(slog.DiscardHandler)}
+			if err := cleaner.run(t.Context()); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			left := c.services[s.Key]
+			if left.Finalizer != test.stays || test.class == left.Class && len(left.Conditions) > 0 {
+				t.Errorf("%s: finalizer %v, want %v; conditions %v", name, left.Finalizer, test.stays, left.Conditions)
 			}
 		})
 	}

@@ -89,6 +89,7 @@ type controller struct {
 	tidier *tidier
 	lister *lister
 	lanes  *loop.Lanes // of the writes of Services, by namespace
+	ending loop.Pulse  // since leadership was lost, until lead has returned
 
 	mu sync.Mutex
 	// changed are the Services that the table tells of since the last step, nil for one that does not

@@ -261,6 +261,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 		return election.Lead(ctx, client, rt.Log, election.Options{
 			Namespace: o.namespace, Name: leaseName, Identity: identity, Life: life,
 			LeaseDuration: o.leaseDuration, RenewDeadline: o.renewDeadline, RetryPeriod: o.retryPeriod,
+			Ending: &c.ending,
 		}, c.lead)
 	})
 	return group.Wait()
@@ -270,6 +271,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 func watch(c *controller, client *kube.Client, events *kube.Events,
 	live func(loop string, busy func() time.Duration)) {
 	live("assign addresses", c.runner.Busy)
+	live("stop leading", c.ending.Busy)
 	live("tidy up", c.tidier.runner.Busy)
 	live("write since when external IPs are listed", c.lister.runner.Busy)
 	live("watches", client.Busy)

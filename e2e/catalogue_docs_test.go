@@ -57,15 +57,20 @@ func TestCatalogueIsListed(t *testing.T) {
 		"silence, counted by reason")
 	key := make([]byte, 32)
 	silent, answered := tcpGossip(t, key, key)
-	add("gossip, with and without the key", len(unreadGossip())+len(udpGossip(t, key, key))+len(silent)+len(answered)+2,
+	add("gossip, with and without the key, over IPv4 and IPv6",
+		2*(len(unreadGossip())+len(udpGossip(t, key, key))+len(silent)+len(answered)+2),
 		"silence, and a line in the log; the key's message is left out as a whole")
 	plain, forged := metricsServer("a stranger's token")
-	add("metrics, status and health ports", len(anyServer())+len(plain)+len(forged)+len(healthServer())+
-		len(statusServer())+len(noTLS())+4, "the status of HTTP, or an alert of TLS")
+	add("metrics and health ports", len(anyServer())+len(plain)+len(forged)+len(healthServer())+len(noTLS())+4,
+		"the status of HTTP, or an alert of TLS")
+	add("status sockets", len(anyServer())+len(statusServer())+len(slowStatus())+1,
+		"the status of HTTP, or the end of the connection")
 	add("the dashboard", len(dashboardServer("", "")), "the status of HTTP")
 	add("the relay's port", len(relayStreams())+len(relayDatagrams())+1,
 		"a reset over TCP, silence over UDP, counted; no answer")
-	add("lines to the feed", len(feedRows())+2, "the reader is ignored, and the log says why")
+	add("lines to the feed", len(feedRows())+len(slowFeed())+1,
+		"the reader is ignored or disconnected, and the log says why")
+	add("lines to the relay's feed", len(relayFeedRows())+1, "the relay is disconnected, and the log says why")
 	for _, target := range packetTargets("", "") {
 		n := len(target.rows(netip.AddrPort{}))
 		if target.floods() {

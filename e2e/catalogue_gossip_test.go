@@ -75,12 +75,38 @@ func gossipKey(t *testing.T, l *lab.Lab) []byte {
 	return nil
 }
 
-// hostileGossip sends what no speaker would to the port of gossip. Without the key, nothing is
+// gossipOverIPv6 starts all speakers anew with the other address of their nodes for gossip.
+func gossipOverIPv6(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	speakers := l.Agents("speaker")
+	for _, a := range speakers {
+		if err := a.Stop(); err != nil {
+			t.Fatal(err)
+		}
+		a.SetFlag("bind-address", lab.Twin(nodeAddr(l, a.Node)).String())
+	}
+	for _, a := range speakers { // each is ready once it has met others
+		if err := a.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range speakers {
+		if err := a.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "True", "Announced", "172.26.236.180 is announced from ")
+	for _, vip := range []netip.AddrPort{routedVIP, routedVIP6} {
+		wantRouted(t, l, vip.Addr(), workers(l)...)
+	}
+}
+
+// hostileGossip sends what no speaker would to the port of gossip at an address. Without the key, nothing is
 // heard of it but a line in the log; with the key, a message that makes no sense is left out as a
 // whole.
-func hostileGossip(t *testing.T, l *lab.Lab) {
+func hostileGossip(t *testing.T, l *lab.Lab, addr netip.Addr) {
 	key, a := gossipKey(t, l), l.Agent("speaker", besieged)
-	target := netip.AddrPortFrom(netip.MustParseAddr("172.26.236.177"), gossipPort).String()
+	target := netip.AddrPortFrom(addr, gossipPort).String()
 	live := counter(t, a, "landfall_speaker_members")
 	wrong := make([]byte, len(key))
 	t.Run("UDP", func(t *testing.T) {

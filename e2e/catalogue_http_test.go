@@ -27,7 +27,7 @@ import (
 type httpRow struct {
 	name string
 	send string
-	code int // 0: the connection ends without a word
+	code int
 	body string
 }
 
@@ -100,14 +100,6 @@ func healthServer() []httpRow {
 	}
 }
 
-// statusServer are the further rows of the status sockets.
-func statusServer() []httpRow {
-	return []httpRow{
-		{"POST", request("POST /v1/status", "Content-Length: 0"), 405, ""},
-		{"an unknown path", request("GET /v2/status"), 404, ""},
-	}
-}
-
 // dashboardServer are the rows of the dashboard, which is at the port of the controller's metrics; user is the token
 // of one who may see it.
 func dashboardServer(stranger, user string) []httpRow {
@@ -147,15 +139,17 @@ func hostileHTTP(t *testing.T, l *lab.Lab) {
 	metrics, forged := metricsServer(stranger)
 	for _, a := range []*lab.Agent{l.Agents("controller")[0], l.Agent("speaker", besieged), l.Agent("proxy", besieged),
 		l.Agent("relay", besieged)} {
-		address := net.JoinHostPort(nodeAddr(l, a.Node).String(), metricsPorts[a.Program])
-		t.Run(a.Program, func(t *testing.T) {
-			tlsRows(t, l, address)
-			httpRows(t, l, address, true, slices.Concat(anyServer(), metrics, forged))
-			if a.Program == "controller" {
-				httpRows(t, l, address, true, dashboardServer(stranger, dashboardToken(t, l)))
-			}
-			crowd(t, l, address, true)
-		})
+		for _, addr := range []netip.Addr{nodeAddr(l, a.Node), lab.Twin(nodeAddr(l, a.Node))} {
+			address := net.JoinHostPort(addr.String(), metricsPorts[a.Program])
+			t.Run(a.Program+" at "+addr.String(), func(t *testing.T) {
+				tlsRows(t, l, address)
+				httpRows(t, l, address, true, slices.Concat(anyServer(), metrics, forged))
+				if a.Program == "controller" {
+					httpRows(t, l, address, true, dashboardServer(stranger, dashboardToken(t, l)))
+				}
+				crowd(t, l, address, true)
+			})
+		}
 	}
 	for _, addr := range []netip.Addr{nodeAddr(l, besieged), lab.Twin(nodeAddr(l, besieged))} {
 		health := net.JoinHostPort(addr.String(), "10256")
@@ -309,97 +303,4 @@ func crowd(t *testing.T, l *lab.Lab, address string, secure bool) {
 			return err
 		})
 	})
-}
-
-// feedRows are lines that no speaker would send to the feed, and what the proxy logs of them.
-func feedRows() []beginning {
-	return []beginning{
-		{"no JSON", "hello\n", "read an update: invalid character"},
-		{"a list", "[]\n", "cannot unmarshal array"},
-		{"a text", "\"x\"\n", "cannot unmarshal string"},
-		{"HTTP", "GET / HTTP/1.1\r\n\r\n", "invalid character 'G'"},
-		{"lists in lists", strings.Repeat("[", 20000) + "\n", "exceeded max depth"},
-		{"a beat below 0", `{"beat":-1}` + "\n", "a beat of -1 ms"},
-		{"a beat of a year", `{"beat":31536000000}` + "\n", "a beat of 31536000000 ms"},
-		{"a node without a name", `{"dead":[""]}` + "\n", "is not a name of a node"},
-		{"a node of 300 letters", `{"dead":["` + strings.Repeat("n", 300) + `"]}` + "\n", "is not a name of a node"},
-		{"10,001 dead nodes", `{"dead":["n"` + strings.Repeat(`,"n"`, 10000) + `]}` + "\n", "10001 dead nodes"},
-		{"an empty address", `{"gone":[""]}` + "\n", "an empty address"},
-		{"an address that is none", `{"gone":["x"]}` + "\n", "unable to parse IP"},
-		{"an owner of the other family", `{"former":{"172.26.236.180":["fd00::1"]}}` + "\n", "cannot be an address for"},
-		{"an owner with a zone", `{"former":{"fe80::1":["fe80::2%eth0"]}}` + "\n", "cannot be an address for"},
-		{"a mapped address", `{"ring":{"::ffff:1.2.3.4":[]}}` + "\n", "cannot be an address for"},
-	}
-}
-
-// hostileSockets writes to the sockets in the pod, as root there could.
-func hostileSockets(t *testing.T, l *lab.Lab) {
-	speaker, proxy := l.Agent("speaker", besieged), l.Agent("proxy", besieged)
-	feed := proxy.Path("/run/landfall/feed.sock")
-	t.Run("feed", func(t *testing.T) {
-		const ignoring = "ignoring an invalid message from a reader of the feed"
-		for _, row := range feedRows() {
-			t.Run(row.name, func(t *testing.T) {
-				after := len(proxy.Log())
-				conn, err := net.Dial("unix", feed)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-				if _, err := io.WriteString(conn, row.send); err != nil {
-					t.Fatal(err)
-				}
-				wantLogged(t, proxy, after, ignoring, row.comes)
-			})
-		}
-		t.Run("changes by one who has not said all", func(t *testing.T) {
-			after := len(proxy.Log())
-			conn, err := net.Dial("unix", feed)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if _, err := io.WriteString(conn, `{"changes":true}`+"\n"); err != nil {
-				t.Fatal(err)
-			}
-			wantLogged(t, proxy, after, "disconnected a reader of the feed", "has not said all")
-		})
-		t.Run("100 readers that read nothing", func(t *testing.T) {
-			for range 100 {
-				conn, err := net.Dial("unix", feed)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close()
-			}
-			eventually(t, "the speaker is a reader", func() error {
-				if counter(t, speaker, "landfall_speaker_gate_usable") != 1 {
-					return errors.New("its gate is shut")
-				}
-				return nil
-			})
-		})
-	})
-	for _, a := range []*lab.Agent{speaker, proxy} {
-		t.Run("status of the "+a.Program, func(t *testing.T) {
-			for _, row := range append(anyServer(), statusServer()...) {
-				t.Run(row.name, func(t *testing.T) {
-					conn, err := net.Dial("unix", a.Path("/run/landfall/"+a.Program+".sock"))
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer conn.Close()
-					go func() { _, _ = io.WriteString(conn, row.send) }()
-					response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer response.Body.Close()
-					if response.StatusCode != row.code {
-						t.Errorf("%s, want %d", response.Status, row.code)
-					}
-				})
-			}
-		})
-	}
 }

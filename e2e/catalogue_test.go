@@ -135,6 +135,7 @@ func TestCatalogue(t *testing.T) {
 	l := startCatalogueWith(t, map[string]any{
 		"proxy":      map[string]any{"mode": "nftables"},
 		"relay":      map[string]any{"enabled": true, "udp": true},
+		"metrics":    map[string]any{"listen": "all"},
 		"controller": map[string]any{"replicas": 1, "dashboard": map[string]any{"enabled": true}},
 	})
 	began := agentsNow(t, l)
@@ -161,7 +162,7 @@ func TestCatalogue(t *testing.T) {
 	t.Run("BGP", func(t *testing.T) { hostileBGP(t, l) })
 	t.Run("BFD", func(t *testing.T) { hostileBFD(t, l) })
 	t.Run("neighbors", func(t *testing.T) { hostileNeighbors(t, l) })
-	t.Run("gossip", func(t *testing.T) { hostileGossip(t, l) })
+	t.Run("gossip", func(t *testing.T) { hostileGossip(t, l, nodeAddr(l, besieged)) })
 	t.Run("HTTP", func(t *testing.T) { hostileHTTP(t, l) })
 	t.Run("the relay's port", func(t *testing.T) { hostileRelay(t, l) })
 	t.Run("sockets", func(t *testing.T) { hostileSockets(t, l) })
@@ -172,6 +173,11 @@ func TestCatalogue(t *testing.T) {
 	began = agentsNow(t, l)
 	t.Run("packets in iptables mode", func(t *testing.T) { host.packets(t, 1) })
 	host.wantNoMore(t)
+	bystanders.wantLossless(t)
+	wantUnharmed(t, l, began)
+	gossipOverIPv6(t, l)
+	began, bystanders = agentsNow(t, l), startBystanders(t, l)
+	t.Run("gossip over IPv6", func(t *testing.T) { hostileGossip(t, l, lab.Twin(nodeAddr(l, besieged))) })
 	bystanders.wantLossless(t)
 	wantUnharmed(t, l, began)
 }

@@ -122,9 +122,23 @@ func wantCleanedUp(t *testing.T, l *lab.Lab) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := l.Exec(t.Context(), l.Cluster().Nodes[0].Name, filepath.Join(programFolder(t), "landfall-controller"),
-		"cleanup", "--kubeconfig="+l.Kubeconfig()); err != nil {
+	// It came back from a backup, and waits for an address.
+	restored, err := services.Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "restored", Finalizers: []string{lb.FinalizerCleanup}},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, LoadBalancerClass: new("example.com/restored"),
+			Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+	if err != nil {
 		t.Fatal(err)
+	}
+	for _, class := range []string{"", *restored.Spec.LoadBalancerClass} {
+		if _, err := l.Exec(t.Context(), l.Cluster().Nodes[0].Name, filepath.Join(programFolder(t), "landfall-controller"),
+			"cleanup", "--kubeconfig="+l.Kubeconfig(), "--load-balancer-class="+class); err != nil {
+			t.Fatal(err)
+		}
+		restored, err = services.Get(t.Context(), "restored", metav1.GetOptions{})
+		if ours := class != ""; err != nil || ours != (len(restored.Finalizers) == 0) {
+			t.Errorf("after the cleanup of class %q: finalizers %v, %v", class, restored.Finalizers, err)
+		}
 	}
 	got, err := services.Get(t.Context(), "held", metav1.GetOptions{})
 	if err != nil {

@@ -376,7 +376,7 @@ func (b *Book) decision(e *entry) (Decision, bool) {
 		(e.Type != lb.LoadBalancer || Ours(&e.Service, b.config.Class) || asAssigned(&e.Service)):
 		b.forget(e)
 		return e.farewell(), true
-	case e.Deleting && e.orphaned(b.config.Class):
+	case e.Deleting && len(e.taken) == 0 && Orphaned(&e.Service, b.config.Class):
 		b.forget(e)
 		return e.farewell(), true
 	case e.Deleting, e.Headless && e.Type == lb.LoadBalancer:

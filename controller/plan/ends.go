@@ -61,11 +61,11 @@ func Protected(s *lb.Service) bool {
 	})
 }
 
-// orphaned reports whether e carries the finalizer of nobody who is still there: it came back from a backup, say, and
-// has no address. The controller of a cloud sets the same finalizer before it writes an address, but only on Services
-// without a class.
-func (e *entry) orphaned(class string) bool {
-	return e.Finalizer && class != "" && Ours(&e.Service, class) && len(e.taken) == 0
+// Orphaned reports whether a Service of the class carries the finalizer although its status shows no address: it came
+// back from a backup, say. The controller of a cloud sets the same finalizer before it writes an address, but only on
+// Services without a class.
+func Orphaned(s *lb.Service, class string) bool {
+	return s.Finalizer && class != "" && Ours(s, class) && len(s.Ingress) == 0
 }
 
 // Written reports whether Landfall has written to a Service, or may have, that a controller for

@@ -165,13 +165,6 @@ func (c Cluster) podSecurity(d DoctorFacts) Check {
 // maxRefusal is how much is shown of why the API server refuses pods, in bytes.
 const maxRefusal = 200
 
-func shortened(text string) string {
-	if len(text) <= maxRefusal {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxRefusal], "") + "…"
-}
-
 // allPrograms checks the pods of all nodes: which do not run, and whether all have one version.
 func (c Cluster) allPrograms(d DoctorFacts) []Check {
 	if c.hasUnread("pods") {
@@ -201,7 +194,7 @@ func (c Cluster) allPrograms(d DoctorFacts) []Check {
 	case len(c.Agents) == 0:
 		text := "speaker and proxy run on no node, so no address is announced"
 		if d.Refused != "" {
-			text += ": " + shortened(d.Refused)
+			text += ": " + lb.Shortened(d.Refused, maxRefusal)
 		}
 		checks = append(checks, Check{Level: Wrong, What: "programs", Text: text,
 			Cure: "kubectl -n landfall-system describe daemonset   # why it has no pods"})

@@ -353,11 +353,7 @@ func (a *Agent) probe(ctx context.Context) error {
 // Get asks a speaker, a proxy or a relay for a path, such as /v1/status or /metrics, on its status
 // socket: what root can do in the pod.
 func (a *Agent) Get(ctx context.Context, path string) (string, error) {
-	name := a.Program
-	if name == "relay" { // relay.sock is the proxy's
-		name = "relay-status"
-	}
-	socket := a.Path("/run/landfall/" + name + ".sock")
+	socket := a.StatusSocket()
 	client := &http.Client{Timeout: requestTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -378,6 +374,15 @@ func (a *Agent) Get(ctx context.Context, path string) (string, error) {
 		err = fmt.Errorf("%s: %s: %s %s", a.Name(), path, resp.Status, strings.TrimSpace(string(body)))
 	}
 	return string(body), err
+}
+
+// StatusSocket returns the path of the socket at which the agent tells its status, outside its container.
+func (a *Agent) StatusSocket() string {
+	name := a.Program
+	if name == "relay" { // relay.sock is the proxy's
+		name = "relay-status"
+	}
+	return a.Path("/run/landfall/" + name + ".sock")
 }
 
 // Path returns where a path below one of the container's mounts is outside, for a test to look at.

@@ -65,6 +65,7 @@ type Counts struct {
 type Actor struct {
 	deps   Deps
 	runner *loop.Runner
+	heard  loop.Pulse // while it takes in what the kernel tells
 	wanted actor.Inbox[lb.Key, plan.Service]
 
 	mu     sync.Mutex
@@ -118,7 +119,7 @@ func (a *Actor) Update(changes map[lb.Key]plan.Service) {
 }
 
 // Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+func (a *Actor) Busy() time.Duration { return max(a.runner.Busy(), a.heard.Busy()) }
 
 // Counts returns what the actor has done so far.
 func (a *Actor) Counts() Counts {
@@ -248,6 +249,7 @@ func (a *Actor) close() {
 }
 
 func (a *Actor) take(c plan.Tracked) {
+	defer a.heard.Begin()()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.counts.Events++
@@ -257,6 +259,7 @@ func (a *Actor) take(c plan.Tracked) {
 }
 
 func (a *Actor) lost() {
+	defer a.heard.Begin()()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.counts.Lost++

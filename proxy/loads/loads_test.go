@@ -138,6 +138,30 @@ func newRig(t *testing.T) *rig {
 	return g
 }
 
+// TestAReaderThatHangsIsSeen stops what takes in the kernel's events, and what takes in that some were lost.
+func TestAReaderThatHangsIsSeen(t *testing.T) {
+	a := New(Deps{Now: time.Now})
+	for name, hear := range map[string]func(){"an event": func() { a.take(plan.Tracked{}) }, "a loss": a.lost} {
+		a.mu.Lock()
+		done := make(chan struct{})
+		go func() { defer close(done); hear() }()
+		for range 1000 { // until it has begun
+			if a.Busy() > 0 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if a.Busy() == 0 {
+			t.Errorf("%s: it hangs, and is at rest", name)
+		}
+		a.mu.Unlock()
+		<-done
+		if busy := a.Busy(); busy != 0 {
+			t.Errorf("%s: it goes on, and is busy for %v", name, busy)
+		}
+	}
+}
+
 // serviceOf returns a Service by its number, with so many backends.
 func serviceOf(n, backends int, scheduler plan.Scheduler) plan.Service {
 	p := plan.Port{Family: lb.IPv4, Protocol: lb.TCP, Number: 8080, Frontends: []plan.Frontend{

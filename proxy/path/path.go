@@ -65,6 +65,7 @@ type Deps struct {
 type Actor struct {
 	deps   Deps
 	runner *loop.Runner
+	heard  loop.Pulse // while it takes in what the kernel tells
 	inbox  actor.Inbox[lb.Key, []plan.Target]
 
 	mu      sync.Mutex
@@ -135,7 +136,7 @@ func (a *Actor) Update(changes map[lb.Key][]plan.Target) {
 func (a *Actor) Poke() { a.runner.Poke() }
 
 // Busy returns for how long the actor has been at one thing.
-func (a *Actor) Busy() time.Duration { return a.runner.Busy() }
+func (a *Actor) Busy() time.Duration { return max(a.runner.Busy(), a.heard.Busy()) }
 
 // Take returns what has changed since it was last called; known is false before everything was
 // looked up for the first time.
@@ -169,6 +170,7 @@ func (a *Actor) Run(ctx context.Context) error {
 }
 
 func (a *Actor) note(changes []links.RouteChange) {
+	defer a.heard.Begin()()
 	a.mu.Lock()
 	if a.changes = append(a.changes, changes...); len(a.changes) > maxChanges {
 		a.changes = []links.RouteChange{{All: true}}

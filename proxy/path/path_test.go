@@ -99,6 +99,28 @@ func run(t *testing.T, test func(*rig)) {
 	})
 }
 
+// TestAReaderThatHangsIsSeen stops what takes in the kernel's messages.
+func TestAReaderThatHangsIsSeen(t *testing.T) {
+	a := New(Deps{})
+	a.mu.Lock()
+	done := make(chan struct{})
+	go func() { defer close(done); a.note(nil) }()
+	for range 1000 { // until it has begun
+		if a.Busy() > 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if a.Busy() == 0 {
+		t.Error("it hangs, and is at rest")
+	}
+	a.mu.Unlock()
+	<-done
+	if busy := a.Busy(); busy != 0 {
+		t.Errorf("it goes on, and is busy for %v", busy)
+	}
+}
+
 func targets(addrs ...string) (all []plan.Target) {
 	for _, a := range addrs {
 		all = append(all, plan.Target{Addr: netip.MustParseAddr(a), Pod: true})

@@ -14,7 +14,7 @@ import (
 // what it has to. What a node said that is no Node of the cluster any more, any node replaces or takes away.
 
 const (
-	// maxRequestText is how many characters a message has at most, as in an Event.
+	// maxRequestText is how many bytes a message has at most, as in an Event.
 	maxRequestText = 1024
 	// turnOf is how much later, for each Node of the cluster, the last node writes what all may write, and lastTurn the
 	// most of that. Before its turn, a node has mostly seen that another one has written.
@@ -61,10 +61,7 @@ func notAsRequested(self string, refused []lb.Refusal) (c lb.Condition) {
 		sentences = append(sentences, r.Message)
 	}
 	if c.Type != "" {
-		c.Message = self + ": " + strings.Join(sentences, "; ")
-		if len(c.Message) > maxRequestText {
-			c.Message = strings.ToValidUTF8(c.Message[:maxRequestText], "")
-		}
+		c.Message = lb.Shortened(self+": "+strings.Join(sentences, "; "), maxRequestText)
 	}
 	return c
 }

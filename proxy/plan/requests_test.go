@@ -45,8 +45,8 @@ func TestAsRequested(t *testing.T) {
 	}
 	long := []lb.Refusal{{Reason: lb.ReasonDirectRefused, Message: strings.Repeat("ä", 4096)}}
 	got, _ := AsRequested("here", lb.Service{}, long, func(string) bool { return true }, 1)
-	if n := len(got.Want.Message); n > 1024 || n < 1000 || got.Turn != 0 {
-		t.Errorf("%d characters, after %s", n, got.Turn)
+	if n := len(got.Want.Message); n > 1024 || n < 1000 || !strings.HasSuffix(got.Want.Message, "ä...") || got.Turn != 0 {
+		t.Errorf("%d bytes, which end in %q, after %s", n, got.Want.Message[n-5:], got.Turn)
 	}
 }
 

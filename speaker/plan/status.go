@@ -250,23 +250,14 @@ type Report struct {
 	Announcements []lb.Announcement
 }
 
-// Status returns the report as it is written to the Service.
+// Status returns the report as it is written to the Service. It shortens the message about a Service with many VIPs that
+// many nodes announce: the API server refuses a longer one.
 func (r Report) Status() lb.AnnouncedStatus {
 	return lb.AnnouncedStatus{
 		Condition: lb.Condition{Type: lb.ConditionAnnounced, Status: r.Announced, Reason: r.Reason,
-			Message: shortened(r.Message)},
+			Message: lb.Shortened(r.Message, lb.MaxMessage)},
 		Announcements: lb.EncodeAnnouncements(r.Announcements),
 	}
-}
-
-// shortened returns a message of at most lb.MaxMessage bytes. A Service with many VIPs that many nodes announce has a
-// longer one, and the API server refuses a node that writes it.
-func shortened(message string) string {
-	const end = "..."
-	if len(message) <= lb.MaxMessage {
-		return message
-	}
-	return strings.ToValidUTF8(message[:lb.MaxMessage-len(end)], "") + end
 }
 
 // Refused returns the report for a Service of which the nodes do not serve every frontend, whoever

@@ -33,18 +33,17 @@ type Job struct {
 
 // Objects writes into the status of objects that are not Services. It writes content once
 // it has lasted, to one object not more often than once a second, and every few seconds if it keeps
-// changing.
+// changing. A write that hangs or fails holds up none to another object.
 type Objects struct {
 	log    *slog.Logger
 	runner *loop.Runner
+	lanes  *loop.Lanes // by object
 
-	mu     sync.Mutex
-	wanted map[string]*task
-
-	// Only apply touches these.
+	mu       sync.Mutex
+	wanted   map[string]*task
+	asked    map[string]bool // a write waits for its turn, or is under way
 	written  map[string]writing
-	retry    loop.Backoff
-	retryAt  time.Time
+	rests    rests // by object
 	failures loop.Failures
 }
 
@@ -64,8 +63,8 @@ type writing struct {
 
 // NewObjects returns an Objects with nothing to write.
 func NewObjects(log *slog.Logger) *Objects {
-	o := &Objects{log: log, wanted: map[string]*task{}, written: map[string]writing{},
-		retry: loop.Backoff{Min: minRetry, Max: maxRetry}}
+	o := &Objects{log: log, lanes: loop.NewLanes(maxWrites, 1), wanted: map[string]*task{}, asked: map[string]bool{},
+		written: map[string]writing{}, rests: rests{}}
 	o.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return o.apply(ctx, time.Now()), nil },
 		loop.Options{Gap: 50 * time.Millisecond})
 	return o
@@ -105,61 +104,48 @@ func (o *Objects) Idle() bool {
 func (o *Objects) Busy() time.Duration { return o.runner.Busy() }
 
 // Run writes until ctx ends.
-func (o *Objects) Run(ctx context.Context) error { return o.runner.Run(ctx) }
+func (o *Objects) Run(ctx context.Context) error {
+	defer o.lanes.Wait()
+	return o.runner.Run(ctx)
+}
 
-// apply writes what is due and returns when there is more to do; 0 means not before something is
-// set.
-func (o *Objects) apply(ctx context.Context, now time.Time) time.Duration {
-	if now.Before(o.retryAt) {
-		return o.retryAt.Sub(now)
-	}
+// apply has written what is due and returns when there is more to do; 0 means not before something is set, or the end
+// of a write.
+func (o *Objects) apply(ctx context.Context, now time.Time) (next time.Duration) {
 	o.mu.Lock()
-	tasks := make(map[string]task, len(o.wanted))
-	for id, t := range o.wanted {
-		tasks[id] = *t
-	}
-	o.mu.Unlock()
-	maps.DeleteFunc(o.written, func(id string, w writing) bool {
-		_, wanted := tasks[id]
-		return !wanted &&
-			now.Sub(w.at) > objectCalm
-	})
-	var next time.Duration
-	var errs []error
-	for _, id := range slices.Sorted(maps.Keys(tasks)) {
-		if wait := o.due(id, tasks[id]).Sub(now); wait > 0 {
+	defer o.mu.Unlock()
+	o.forget(now)
+	for _, id := range slices.Sorted(maps.Keys(o.wanted)) {
+		if o.asked[id] {
+			continue
+		}
+		if wait := o.due(id).Sub(now); wait > 0 {
 			if next == 0 || wait < next {
 				next = wait
 			}
 			continue
 		}
-		if err := o.write(ctx, now, id, tasks[id].Job); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", id, err))
-			if errors.Is(err, context.DeadlineExceeded) {
-				break // the API server is away; the others would wait as long
-			}
-		}
-		if next == 0 || rewrite < next {
-			next = rewrite
-		}
+		o.asked[id] = true
+		o.lanes.Do(id, func() error { return o.turn(ctx, id) })
 	}
-	if ctx.Err() != nil {
-		return 0
-	}
-	err := errors.Join(errs...)
-	o.failures.Log(o.log, "cannot write the status of objects; trying again", "writing the status of objects again", err)
-	if err != nil {
-		wait := o.retry.Next()
-		o.retryAt = now.Add(wait)
-		return wait
-	}
-	o.retry.Reset()
 	return next
 }
 
-// due returns when a task may be written.
-func (o *Objects) due(id string, t task) time.Time {
+// forget forgets what was written or has failed long ago.
+func (o *Objects) forget(now time.Time) {
+	o.rests.forget(now)
+	maps.DeleteFunc(o.written, func(id string, w writing) bool {
+		return o.wanted[id] == nil && now.Sub(w.at) > objectCalm
+	})
+}
+
+// due returns when what is wanted of an object may be written.
+func (o *Objects) due(id string) time.Time {
+	t := o.wanted[id]
 	at := t.since.Add(settleGood)
+	if until := o.rests.until(id); until.After(at) {
+		at = until
+	}
 	before, ok := o.written[id]
 	if !ok {
 		return at
@@ -174,17 +160,52 @@ func (o *Objects) due(id string, t task) time.Time {
 	return at
 }
 
-func (o *Objects) write(ctx context.Context, now time.Time, id string, job Job) error {
-	defer loop.Progress(ctx)
+// turn writes to an object what is wanted by now. Its error is for the object's lane.
+func (o *Objects) turn(ctx context.Context, id string) error {
+	job, err := o.dueJob(id), errUnwanted
+	if job.Do != nil && ctx.Err() == nil {
+		err = job.write(ctx)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.runner.Poke()
+	delete(o.asked, id)
+	now := time.Now()
+	failed := o.rests.ended(id, now, err)
+	switch {
+	case errors.Is(err, errUnwanted):
+		return failed
+	case err != nil:
+		err = fmt.Errorf("%s: %w", id, err)
+	default:
+		o.written[id] = o.written[id].followedBy(job.Content, now)
+	}
+	if err != nil || len(o.rests) == 0 {
+		o.failures.Log(o.log, "cannot write the status of objects; trying again", "writing the status of objects again", err)
+	}
+	return failed
+}
+
+// dueJob returns what is to be written to an object now; without Do, nothing.
+func (o *Objects) dueJob(id string) (job Job) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if t := o.wanted[id]; t != nil && !time.Now().Before(o.due(id)) {
+		job = t.Job
+	}
+	return job
+}
+
+func (j Job) write(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	if err := job.Do(ctx); err != nil {
-		return err
+	return j.Do(ctx)
+}
+
+// followedBy returns what was last written after one more write.
+func (w writing) followedBy(content string, now time.Time) writing {
+	if now.Sub(w.at) > objectCalm {
+		w.quiet = 0
 	}
-	before := o.written[id]
-	if now.Sub(before.at) > objectCalm {
-		before.quiet = 0
-	}
-	o.written[id] = writing{content: job.Content, at: now, quiet: min(max(2*before.quiet, quiet), objectQuiet)}
-	return nil
+	return writing{content: content, at: now, quiet: min(max(2*w.quiet, quiet), objectQuiet)}
 }

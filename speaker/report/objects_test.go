@@ -3,8 +3,10 @@ package report
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,6 +21,7 @@ type objectRig struct {
 	mu    sync.Mutex // guards what follows
 	wrote []string
 	fail  error
+	hangs string // the objects to which writes hang
 }
 
 func inObjects(t *testing.T, f func(r *objectRig)) {
@@ -38,9 +41,15 @@ func inObjects(t *testing.T, f func(r *objectRig)) {
 func (r *objectRig) want(contents ...string) {
 	jobs := map[string]Job{}
 	for _, content := range contents {
-		jobs[content[:1]] = Job{Content: content, Do: func(context.Context) error {
+		jobs[content[:1]] = Job{Content: content, Do: func(ctx context.Context) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
+			if strings.Contains(r.hangs, content[:1]) {
+				r.mu.Unlock()
+				<-ctx.Done()
+				r.mu.Lock()
+				return ctx.Err()
+			}
 			r.wrote = append(r.wrote, time.Since(r.began).Round(100*time.Millisecond).String()+" "+content)
 			return r.fail
 		}}
@@ -53,16 +62,32 @@ func (r *objectRig) check(t *testing.T, want ...string) {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	slices.Sort(r.wrote)
 	if !slices.Equal(r.wrote, want) {
 		t.Errorf("wrote %q, want %q", r.wrote, want)
 	}
 	r.wrote = nil
 }
 
+// take returns what was written since the last time.
+func (r *objectRig) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	wrote := r.wrote
+	r.wrote = nil
+	return wrote
+}
+
 func (r *objectRig) failWith(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.fail = err
+}
+
+func (r *objectRig) setHangs(objects string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hangs = objects
 }
 
 func TestObjectsWritesWhatLasts(t *testing.T) {
@@ -115,9 +140,64 @@ func TestObjectsTriesAgainAndGoesOnPastAFailure(t *testing.T) {
 		r.failWith(nil)
 		time.Sleep(time.Second)
 		r.check(t, "1.3s a1", "1.3s b1")
-		r.failWith(context.DeadlineExceeded) // the API server is away: the others would wait as long
+		r.failWith(context.DeadlineExceeded)
 		r.want("a2", "b2")
 		time.Sleep(2 * time.Second)
-		r.check(t, "2.3s a2", "3.3s a2")
+		r.check(t, "2.3s a2", "2.3s b2", "3.3s a2", "3.3s b2")
+	})
+}
+
+// An administrator's webhook hangs for one object: changes of another are written as ever, before, during and after a
+// write to the first.
+func TestContract11AnObjectThatHangsHoldsUpNoOther(t *testing.T) {
+	inObjects(t, func(r *objectRig) {
+		r.setHangs("a")
+		for i := range 20 {
+			b := fmt.Sprint("b", i)
+			r.want("a1", b)
+			time.Sleep(time.Second + time.Duration(i)*100*time.Millisecond)
+			if got := r.take(); len(got) != 1 || !strings.HasSuffix(got[0], " "+b) {
+				t.Errorf("wrote %q, want %s within a second", got, b)
+			}
+			r.want("a1") // b shows it
+			time.Sleep(objectCalm + time.Second)
+		}
+		r.setHangs("")
+		time.Sleep(writeTimeout + maxRetry)
+		if got := r.take(); len(got) != 1 || !strings.HasSuffix(got[0], " a1") {
+			t.Errorf("wrote %q when nothing hangs any more", got)
+		}
+	})
+}
+
+// Many objects hang: once that is known, they leave room for the others.
+func TestContract11ManyObjectsThatHangLeaveRoom(t *testing.T) {
+	inObjects(t, func(r *objectRig) {
+		r.setHangs("abcdefgh")
+		hang := []string{"a1", "b1", "c1", "d1", "e1", "f1", "g1", "h1"}
+		r.want(hang...)
+		time.Sleep(3 * writeTimeout)
+		for i := range 20 {
+			z := fmt.Sprint("z", i)
+			r.want(append(hang, z)...)
+			time.Sleep(time.Second)
+			if got := r.take(); len(got) != 1 || !strings.HasSuffix(got[0], " "+z) {
+				t.Errorf("wrote %q, want %s within a second", got, z)
+			}
+			r.want(hang...)
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+// What waits for its turn, as others hang, is written as it is wanted by then.
+func TestObjectsWritesWhatIsWantedByThen(t *testing.T) {
+	inObjects(t, func(r *objectRig) {
+		r.setHangs("abcd")
+		r.want("a1", "b1", "c1", "d1", "x1", "y1", "z1")
+		time.Sleep(time.Second)
+		r.want("x2", "z1")
+		time.Sleep(writeTimeout)
+		r.check(t, "10.3s x2", "10.3s z1")
 	})
 }

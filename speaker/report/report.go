@@ -68,7 +68,7 @@ type Reporter struct {
 	mu    sync.Mutex
 	asked map[lb.Key]lb.AnnouncedStatus // what waits for its turn to be written, and is still wanted
 	ended []attempt
-	rests map[string]*rest // of namespaces whose last write failed
+	rests rests // by namespace
 
 	// Only apply touches these.
 	wanted   map[lb.Key]*item
@@ -94,7 +94,7 @@ type item struct {
 // New returns a Reporter that reports nothing.
 func New(opts Options) *Reporter {
 	r := &Reporter{opts: opts, lanes: loop.NewLanes(maxWrites, maxOfNamespace), asked: map[lb.Key]lb.AnnouncedStatus{},
-		rests: map[string]*rest{}, wanted: map[lb.Key]*item{}, failing: map[lb.Key]time.Time{}}
+		rests: rests{}, wanted: map[lb.Key]*item{}, failing: map[lb.Key]time.Time{}}
 	r.runner = loop.New(func(ctx context.Context) (time.Duration, error) { return r.apply(ctx), nil },
 		loop.Options{Gap: 50 * time.Millisecond})
 	return r

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
-	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // attempt is what became of a write.
@@ -18,12 +16,6 @@ type attempt struct {
 	at     time.Time // its end
 	wrote  bool
 	err    error
-}
-
-// rest is for how long nothing is written in a namespace after a failure.
-type rest struct {
-	backoff loop.Backoff
-	until   time.Time
 }
 
 // errUnwanted is for a write that is not wanted when it is its turn: not any more, or not yet, as its namespace rests.
@@ -69,23 +61,10 @@ func (r *Reporter) turn(ctx context.Context, key lb.Key, status lb.AnnouncedStat
 	defer r.mu.Unlock()
 	r.ended = append(r.ended, a)
 	r.runner.Poke()
-	namespace := r.rests[key.Namespace]
-	switch {
-	case errors.Is(a.err, errUnwanted):
-		if namespace != nil { // which is failing still
-			return a.err
-		}
-	case a.err == nil || r.opts.Refused(a.err):
-		delete(r.rests, key.Namespace)
-	default:
-		if namespace == nil {
-			namespace = &rest{backoff: loop.Backoff{Min: minRetry, Max: maxRetry}}
-			r.rests[key.Namespace] = namespace
-		}
-		namespace.until = a.at.Add(namespace.backoff.Next())
-		return a.err
+	if a.err != nil && r.opts.Refused(a.err) {
+		return r.rests.ended(key.Namespace, a.at, nil) // the API server has answered
 	}
-	return nil
+	return r.rests.ended(key.Namespace, a.at, a.err)
 }
 
 // isWanted reports whether a write is wanted whose turn it is, and takes it from what waits.
@@ -96,24 +75,19 @@ func (r *Reporter) isWanted(key lb.Key, status lb.AnnouncedStatus) bool {
 		return false
 	}
 	delete(r.asked, key)
-	namespace := r.rests[key.Namespace]
-	return namespace == nil || !time.Now().Before(namespace.until)
+	return !time.Now().Before(r.rests.until(key.Namespace))
 }
 
 func (r *Reporter) restsUntil(namespace string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if rests := r.rests[namespace]; rests != nil {
-		return rests.until
-	}
-	return time.Time{}
+	return r.rests.until(namespace)
 }
 
-// forgetRests forgets failures of long ago: the namespace may be gone.
 func (r *Reporter) forgetRests(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.rests, func(_ string, rests *rest) bool { return now.Sub(rests.until) > calm })
+	r.rests.forget(now)
 }
 
 func (r *Reporter) write(ctx context.Context, key lb.Key, status lb.AnnouncedStatus) (wrote bool, err error) {

@@ -34,6 +34,8 @@ type Options struct {
 	// RenewDeadline stops leading; RetryPeriod is the time between attempts. They must decrease in
 	// this order.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// Ending is the pulse of the time from when leadership is lost until lead has returned; it must be set.
+	Ending *loop.Pulse
 }
 
 // Lead calls lead whenever this candidate is the leader, until ctx ends or lead returns an error.
@@ -110,7 +112,8 @@ func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.Identity},
 	}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock:          &reportingLock{Interface: lock, log: t.log, failures: loop.Failures{Repeat: repeatAfter}},
+		Lock: &reportingLock{Interface: lock, timeout: e.RenewDeadline, log: t.log,
+			failures: loop.Failures{Repeat: repeatAfter}},
 		LeaseDuration: e.LeaseDuration, RenewDeadline: e.RenewDeadline, RetryPeriod: e.RetryPeriod,
 		ReleaseOnCancel: true,
 		Name:            e.Name,
@@ -126,7 +129,7 @@ func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 	unwatch := context.AfterFunc(t.ctx, func() { t.giveUp(stop) })
 	defer unwatch()
 	elector.Run(electorCtx)
-	return t.end()
+	return t.end(e.Ending)
 }
 
 // leads runs lead while held lasts, then gives the Lease back.
@@ -157,8 +160,9 @@ func (t *term) giveUp(stop func()) {
 	}
 }
 
-// end waits until lead has returned, if it was called.
-func (t *term) end() error {
+// end waits until lead has returned, if it was called. One that never does keeps this candidate from all further
+// elections.
+func (t *term) end(pulse *loop.Pulse) error {
 	t.mu.Lock()
 	t.over = true
 	leading := t.leading
@@ -169,6 +173,7 @@ func (t *term) end() error {
 	if t.ctx.Err() == nil {
 		t.log.Info("no longer the leader")
 	}
+	defer pulse.Begin()()
 	<-t.ended
 	return t.err
 }
@@ -176,24 +181,31 @@ func (t *term) end() error {
 // repeatAfter is the least time between two reports of one failure.
 const repeatAfter = 30 * time.Second
 
-// reportingLock says why the Lease cannot be read or written, at most once in a while. The elector
-// calls it from one goroutine.
+// reportingLock says why the Lease cannot be read or written, at most once in a while, and bounds each attempt, which
+// the elector does only while it leads. The elector calls it from one goroutine.
 type reportingLock struct {
 	resourcelock.Interface
+	timeout  time.Duration
 	log      *slog.Logger
 	failures loop.Failures
 }
 
 func (l *reportingLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
 	record, raw, err := l.Interface.Get(ctx)
 	return record, raw, l.report(err)
 }
 
 func (l *reportingLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
 	return l.report(l.Interface.Create(ctx, record))
 }
 
 func (l *reportingLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
 	return l.report(l.Interface.Update(ctx, record))
 }
 

@@ -15,12 +15,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/landfall-lb/landfall/internal/loop"
 )
 
 // candidate takes part in elections on one fake API server.
 type candidate struct {
 	leading atomic.Bool
+	ending  loop.Pulse
 	ended   chan error
 	stop    context.CancelFunc
 }
@@ -28,6 +32,7 @@ type candidate struct {
 // office counts who leads at a time.
 type office struct {
 	core    *fake.Clientset
+	hangs   atomic.Bool // requests for Leases that begin now never end by themselves
 	leaders atomic.Int32
 	most    atomic.Int32
 	log     *slog.Logger
@@ -35,6 +40,37 @@ type office struct {
 
 func newOffice() *office {
 	return &office{core: fake.NewClientset(), log: slog.New(slog.DiscardHandler)}
+}
+
+func (o *office) leases() coordinationclient.LeasesGetter { return hanging{o} }
+
+// hanging are the Leases of an API server that may hang.
+type hanging struct{ *office }
+
+func (h hanging) Leases(namespace string) coordinationclient.LeaseInterface {
+	return hangingLeases{h.core.CoordinationV1().Leases(namespace), h.office}
+}
+
+type hangingLeases struct {
+	coordinationclient.LeaseInterface
+	*office
+}
+
+func (h hangingLeases) Get(ctx context.Context, name string, o metav1.GetOptions) (*coordinationv1.Lease, error) {
+	if h.hangs.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return h.LeaseInterface.Get(ctx, name, o)
+}
+
+func (h hangingLeases) Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (
+	*coordinationv1.Lease, error) {
+	if h.hangs.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return h.LeaseInterface.Update(ctx, lease, o)
 }
 
 // run lets a candidate lead until it may no longer, and then take as long as slow to stop.
@@ -47,9 +83,9 @@ func (o *office) live(ctx context.Context, identity, life string, slow time.Dura
 	ctx, stop := context.WithCancel(ctx)
 	c := &candidate{ended: make(chan error, 1), stop: stop}
 	e := Options{Life: life, Namespace: "ns", Name: "lease", Identity: identity, LeaseDuration: 15 * time.Second,
-		RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
+		RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second, Ending: &c.ending}
 	go func() {
-		c.ended <- run(ctx, o.core.CoordinationV1(), o.log, e, func(ctx context.Context) error {
+		c.ended <- run(ctx, o.leases(), o.log, e, func(ctx context.Context) error {
 			o.most.Store(max(o.most.Load(), o.leaders.Add(1)))
 			c.leading.Store(true)
 			<-ctx.Done()
@@ -163,12 +199,51 @@ func TestLostLeadershipEndsTheWork(t *testing.T) {
 	})
 }
 
+// TestALeaderThatDoesNotEndIsSeen loses the Lease while its work goes on, which the liveness tells until that ends.
+func TestALeaderThatDoesNotEndIsSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		a := o.run(t.Context(), "a", time.Hour)
+		time.Sleep(time.Minute)
+		if busy := a.ending.Busy(); busy != 0 || !a.leading.Load() {
+			t.Errorf("busy for %v, or it does not lead", busy)
+		}
+		o.hangs.Store(true)
+		time.Sleep(time.Minute)
+		o.hangs.Store(false)
+		if busy := a.ending.Busy(); busy < 30*time.Second || busy > time.Minute {
+			t.Errorf("busy for %v a minute after the Lease was lost", busy)
+		}
+		time.Sleep(time.Hour)
+		if busy := a.ending.Busy(); busy != 0 || !a.leading.Load() {
+			t.Errorf("busy for %v, or it does not lead again", busy)
+		}
+		a.end(t)
+	})
+}
+
+// TestACandidateTriesAgainAfterARequestThatHangs has an API server take a request, and never answer that one.
+func TestACandidateTriesAgainAfterARequestThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		o.hangs.Store(true)
+		a := o.run(t.Context(), "a", 0)
+		time.Sleep(time.Second)
+		o.hangs.Store(false)
+		time.Sleep(time.Minute)
+		if !a.leading.Load() {
+			t.Error("it does not lead")
+		}
+		a.end(t)
+	})
+}
+
 func TestAFailureOfTheWorkEndsTheElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOffice()
 		broken := errors.New("broken")
 		e := Options{Namespace: "ns", Name: "lease", Identity: "a", LeaseDuration: 15 * time.Second,
-			RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second}
+			RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second, Ending: &loop.Pulse{}}
 		err := run(t.Context(), o.core.CoordinationV1(), o.log, e, func(context.Context) error { return broken })
 		if !errors.Is(err, broken) {
 			t.Errorf("returned %v", err)
