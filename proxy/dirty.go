@@ -139,10 +139,8 @@ func (p *proxy) takeTold() (told []lb.Key) {
 
 // large reports whether the plan of a Service takes long. Of one that is gone only what it had counts.
 func (p *proxy) large(key lb.Key) bool {
-	if r := p.records[key]; r != nil && r.live.IsLarge() {
-		return true
-	}
 	svc, exists := p.from.services.Get(key)
 	endpoints, _ := p.from.slices.Get(key)
-	return exists && plan.IsLarge(svc, endpoints)
+	r := p.records[key]
+	return exists && plan.IsLarge(svc, endpoints) || r != nil && r.live.IsLarge()
 }

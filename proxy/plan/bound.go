@@ -64,10 +64,12 @@ func IsLarge(svc lb.Service, endpoints []lb.Slice) bool {
 // IsLarge reports whether a plan has so many frontends that it takes long to replace it, or to take it back.
 func (s Service) IsLarge() bool {
 	n := 0
-	return slices.ContainsFunc(s.Ports, func(p Port) bool {
-		n += len(p.Frontends)
-		return n > largeFrontends
-	})
+	for i := range s.Ports {
+		if n += len(s.Ports[i].Frontends); n > largeFrontends {
+			return true
+		}
+	}
+	return false
 }
 
 // deliveries returns how many pairs of port and endpoint there are.
