@@ -28,8 +28,11 @@ type crowded struct {
 
 type rulesOf = func(lb.Family, *dialect.Ledger) dialect.Rules
 
-func newCrowded(t testing.TB, plain int, rules rulesOf) *crowded {
+func newCrowded(t testing.TB, plain int, rules rulesOf, change ...func(*settings)) *crowded {
 	p, all := loaded(plain)
+	for _, f := range change {
+		f(&p.settings)
+	}
 	b := &crowded{services: p.from.services.(*kubetest.Table[lb.Key, lb.Service]), slices: all,
 		confirmed: make(chan lb.Key, 1<<17)}
 	b.proxy = reborn(t, p, rules, b.confirmed)
@@ -56,18 +59,22 @@ func largeKey(i int) lb.Key { return lb.Key{Namespace: "bench", Name: fmt.Sprint
 
 // grow sets a large Service, whose first endpoint has a number that grows with the version.
 func (b *crowded) grow(i int, s shape, version int) {
-	key := largeKey(i)
-	svc, all := s.service(key, version)
+	svc, all := b.large(i, s, version)
+	b.services.Set(svc.Key, svc)
+	b.slices.Set(svc.Key, all)
+	b.markEndpoints(svc.Key)
+}
+
+func (*crowded) large(i int, s shape, version int) (lb.Service, []lb.Slice) {
+	svc, all := s.service(largeKey(i), version)
 	for j := range svc.Ports {
 		svc.Ports[j].Protocol = lb.TCP
 		for _, slice := range all {
 			slice.Ports[j].Protocol = lb.TCP
 		}
 	}
-	svc.ClusterIPs[0] = netip.AddrFrom4([4]byte{9, 0, byte(i), 1})
-	b.services.Set(key, svc)
-	b.slices.Set(key, all)
-	b.markEndpoints(key)
+	svc.ClusterIPs[0] = netip.AddrFrom4([4]byte{9, byte(i >> 16), byte(i >> 8), byte(i)})
+	return svc, all
 }
 
 // change changes the endpoints of a plain Service.

@@ -106,7 +106,7 @@ func (p *proxy) dropGated(key lb.Key, now time.Time) {
 }
 
 func (p *proxy) markNaming(at place, now time.Time) {
-	p.markEndpointsOf(slices.Collect(maps.Keys(p.gates.naming[at])), now)
+	p.markThose(slices.Collect(maps.Keys(p.gates.naming[at])), now)
 }
 
 // selects notes the selector of a Service; "" if it has none or is gone.

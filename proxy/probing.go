@@ -45,7 +45,7 @@ func (p *proxy) heed(now time.Time) {
 			delete(p.leftOut, key)
 		}
 	}
-	p.markEndpointsOf(slices.Collect(maps.Keys(news)), now)
+	p.markThose(slices.Collect(maps.Keys(news)), now)
 }
 
 // rescope takes in which addresses may be asked and relayed to, and marks the Services that ask for a probe
@@ -57,7 +57,7 @@ func (p *proxy) rescope(now time.Time) {
 		return
 	}
 	p.scope, p.askers = scope, nodes
-	p.markEndpointsOf(slices.Collect(maps.Keys(p.probed)), now)
+	p.markThose(slices.Collect(maps.Keys(p.probed)), now)
 	for key, r := range p.records {
 		if r.live.Relay || r.relayRefused != "" {
 			p.markThose([]lb.Key{key}, now)
@@ -104,7 +104,7 @@ func (p *proxy) answering(r *record, svc lb.Service, endpoints []lb.Slice, live 
 // probe tells the prober what to ask of the named Services.
 func (p *proxy) probe(keys map[lb.Key]time.Time, now time.Time) {
 	if again := p.budget.Changed(); len(again) > 0 {
-		p.markEndpointsOf(again, now)
+		p.markThose(again, now)
 		p.runner.Poke()
 	}
 	if p.to.probes == nil {

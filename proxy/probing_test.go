@@ -405,17 +405,3 @@ func TestTooLargeAndProbed(t *testing.T) {
 	b.settle()
 	b.expectBackends("a route is gone", "web", "10.200.1.2 10.200.1.3")
 }
-
-// Contract clause 11: what probes find has large Services come one at a time.
-func TestContract11ProbesOfLargeServicesWait(t *testing.T) {
-	b := newProbeBench(t)
-	b.ask("web", "192.0.2.1", "tcp", lb.Cluster, "10.200.1.2", "10.200.1.3")
-	b.synced()
-	b.run()
-	b.settle()
-	b.fails("web", "10.200.1.2")
-	b.heed(b.clock)
-	if d, dirty := b.dirty[key("web")]; !dirty || !d.endpoints {
-		t.Errorf("marked %v, as if frontends might change hands: %+v", dirty, d)
-	}
-}

@@ -50,11 +50,12 @@ type proxy struct {
 	// dirty are the Services that have changed, since when; the watches add to it. tell are others that are to be told
 	// for whose sake they are refused frontends, since when.
 	dirtyMu sync.Mutex
-	dirty   map[lb.Key]dirt
+	dirty   map[lb.Key]time.Time
 	tell    map[lb.Key]time.Time
-	// yielded is set while Services wait that have let the others go first, and tellFrontends is the constant. Only the
-	// step uses them.
+	// yielded is set while Services wait that have let the others go first, turn is the namespace of the last large one
+	// that was planned, and tellFrontends is the constant. Only the step uses them.
 	yielded       bool
+	turn          string
 	tellFrontends int
 
 	// nodesChanged is set by the watch of Nodes, gatesChanged by that of pods, factsChanged by whatever the
@@ -122,7 +123,7 @@ const (
 func newProxy(self string, settings settings, families []lb.Family, log *slog.Logger, now func() time.Time) *proxy {
 	p := &proxy{
 		self: self, settings: settings, families: families, log: log, now: now,
-		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]dirt{}, tell: map[lb.Key]time.Time{},
+		settled: make(chan struct{}), began: now(), dirty: map[lb.Key]time.Time{}, tell: map[lb.Key]time.Time{},
 		tellFrontends: tellFrontends, records: map[lb.Key]*record{},
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),

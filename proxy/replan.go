@@ -43,11 +43,16 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 		}
 	}
 	touched := map[lb.Key]bool{}
+	var early []lb.Key // to be told when Services are planned that may give up what these ask for
 	for key, since := range dirty {
 		loop.Progress(ctx)
 		r := p.records[key]
 		planned := p.claims.Grant(r.live)
-		p.advise(r, planned)
+		if len(planned.Denied) > 0 && p.claims.Awaits(key, p.waits) {
+			early = append(early, key)
+		} else {
+			p.advise(r, planned)
+		}
 		if p.lingers.policy(key) {
 			planned = planned.AsCluster()
 		}
@@ -58,6 +63,7 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 			r.programming = time.Time{} // it changed nothing here
 		}
 	}
+	p.markTold(early, now)
 	return touched
 }
 

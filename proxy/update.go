@@ -43,13 +43,13 @@ func (p *proxy) hear(now time.Time) {
 		return
 	}
 	p.log.Info("the speaker reports dead nodes", "nodes", n.Dead)
-	p.dirtyMu.Lock()
-	defer p.dirtyMu.Unlock()
+	var keys []lb.Key
 	for key, all := range p.from.slices.All() {
 		if on(all, changed) {
-			p.add(key, dirt{since: now, endpoints: true})
+			keys = append(keys, key)
 		}
 	}
+	p.markThose(keys, now)
 }
 
 // unnamedVIPs returns the VIPs of which the speaker has said nothing, as those that another load balancer announces.

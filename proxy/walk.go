@@ -39,11 +39,7 @@ func (p *proxy) walk(now time.Time) map[lb.Key]bool {
 	}
 	p.path = p.path.After(news.Lost)
 	p.path.Off, p.path.Own = news.Off, own
-	p.dirtyMu.Lock()
-	defer p.dirtyMu.Unlock()
-	for key := range news.Services {
-		p.add(key, dirt{since: now})
-	}
+	p.markThose(slices.Collect(maps.Keys(news.Services)), now)
 	return concerned
 }
 

@@ -46,9 +46,31 @@ func (e TooLarge) Error() string {
 		"before", e.Elements, of, e.Limit)
 }
 
-// IsLarge reports whether a Service with these endpoints takes long enough to plan that others should
-// not wait for several of them: some 0.1 ms for each 1,000 pairs of port and endpoint.
-func IsLarge(endpoints []lb.Slice) bool { return deliveries(endpoints) > maxDeliveries/32 }
+// Beyond one of these a Service takes some 0.5 ms to plan, and up to 32 times that, so that others should not wait for
+// several of them.
+const (
+	largeDeliveries = maxDeliveries / 32
+	largeFrontends  = maxFrontends / 32
+	largeSources    = maxSources / 4
+)
+
+// IsLarge reports whether a Service with these endpoints takes long to plan.
+func IsLarge(svc lb.Service, endpoints []lb.Slice) bool {
+	addresses := 2*len(svc.ClusterIPs) + len(svc.ExternalIPs) + len(svc.Ingress) // with node ports
+	return deliveries(endpoints) > largeDeliveries || len(svc.Ports)*addresses > largeFrontends ||
+		len(svc.SourceRanges) > largeSources
+}
+
+// IsLarge reports whether a plan has so many frontends that it takes long to replace it, or to take it back.
+func (s Service) IsLarge() bool {
+	n := 0
+	for i := range s.Ports {
+		if n += len(s.Ports[i].Frontends); n > largeFrontends {
+			return true
+		}
+	}
+	return false
+}
 
 // deliveries returns how many pairs of port and endpoint there are.
 func deliveries(endpoints []lb.Slice) int {

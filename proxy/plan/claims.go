@@ -275,6 +275,21 @@ func sameFrontends(a, b Port) bool {
 	})
 }
 
+// Awaits reports whether a Service asks for a frontend that one of some others keeps from it.
+func (c *Claims) Awaits(key lb.Key, others func(lb.Key) bool) bool {
+	s := c.claiming[key]
+	keeps := func(at slot) bool {
+		owner := c.owners[at]
+		return owner.claimant != nil && owner.claimant != s && others(owner.key)
+	}
+	return s != nil && slices.ContainsFunc(s.ports, func(p Port) bool {
+		return slices.ContainsFunc(p.Frontends, func(f Frontend) bool {
+			return keeps(slotOf(p.Protocol, f.Addr, f.Port)) || keeps(slot{addr: f.Addr}) ||
+				keeps(slotOf(p.Protocol, netip.Addr{}, f.Port)) // the node port, at the node's own addresses
+		})
+	})
+}
+
 // Taken reports whether a frontend has got an owner since the last call that had none before.
 func (c *Claims) Taken() bool {
 	taken := c.taken

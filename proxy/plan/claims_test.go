@@ -696,3 +696,29 @@ func BenchmarkClaimsOfAWatchedService(b *testing.B) {
 		}
 	}
 }
+
+// A Service awaits those that keep a frontend from it: at the same port, at any port of the address, or as the node port.
+func TestAwaits(t *testing.T) {
+	for _, c := range []struct {
+		what         string
+		first, later []func(*lb.Service)
+		want         bool
+	}{
+		{"the same VIP and port", []func(*lb.Service){vip("192.0.2.1")}, []func(*lb.Service){vip("192.0.2.1")}, true},
+		{"another port of the VIP", []func(*lb.Service){vip("192.0.2.1")},
+			[]func(*lb.Service){external("192.0.2.1"), at(81)}, true},
+		{"a node port", []func(*lb.Service){onNodePort(30000)},
+			[]func(*lb.Service){external("10.0.0.1"), at(30000)}, true},
+		{"another VIP", []func(*lb.Service){vip("192.0.2.1")}, []func(*lb.Service){vip("192.0.2.2")}, false},
+	} {
+		claims := NewClaims()
+		first, later := tenant("x/a", 0, c.first...), tenant("y/b", 1, c.later...)
+		claims.Set(New(first, nil, here))
+		claims.Set(New(later, nil, here))
+		for other, want := range map[lb.Key]bool{first.Key: c.want, later.Key: false} {
+			if got := claims.Awaits(later.Key, func(key lb.Key) bool { return key == other }); got != want {
+				t.Errorf("%s: awaits %s: %v", c.what, other, got)
+			}
+		}
+	}
+}
