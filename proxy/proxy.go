@@ -91,7 +91,9 @@ type proxy struct {
 	shares *plan.Shares
 	// relayShares are those of what the relay is told.
 	relayShares *plan.Shares
-	lingers     lingers
+	// affinity are those of the kernel's memory for session affinity.
+	affinity *plan.AffinityShares
+	lingers  lingers
 	heard       bool            // a speaker
 	dead        map[string]bool // nodes, as the speaker says
 	direct      direct
@@ -129,6 +131,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit),
 		relayShares: plan.NewWholeShares(plan.MaxRelayedTogether, plan.MaxRelayedOfNode),
+		affinity:    plan.NewAffinityShares(0, 0),
 		origins:     map[netip.Addr]rescue.Origins{}, unannounced: map[netip.Addr]lb.Unannounced{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})
