@@ -94,10 +94,10 @@ type proxy struct {
 	// affinity are those of the kernel's memory for session affinity.
 	affinity *plan.AffinityShares
 	lingers  lingers
-	heard       bool            // a speaker
-	dead        map[string]bool // nodes, as the speaker says
-	direct      direct
-	gates       gates
+	heard    bool            // a speaker
+	dead     map[string]bool // nodes, as the speaker says
+	direct   direct
+	gates    gates
 	// unannounced says of each VIP of the speaker why this node does not announce it yet, as the speaker says or said
 	// last; the zero value if there is nothing to wait for. spoke is set once a speaker has said that. unspoken is since
 	// when none does, zero while one does; unnamed are the VIPs of which the last one said nothing when it ended.

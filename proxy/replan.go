@@ -37,7 +37,8 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 		}
 	}
 	p.markTold(slices.DeleteFunc(told, func(key lb.Key) bool { return !dirty[key].IsZero() }), now)
-	for _, shares := range []interface{ Next() *lb.Key }{p.shares, p.relayShares, p.affinity} { // once for all, as it goes through all that wait
+	// Once for all, as it goes through all that wait.
+	for _, shares := range []interface{ Next() *lb.Key }{p.shares, p.relayShares, p.affinity} {
 		if next := shares.Next(); next != nil {
 			p.mark(*next)
 		}

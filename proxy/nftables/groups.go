@@ -284,7 +284,8 @@ func SchedulerIgnored(s plan.Service) string {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family), map[uint32]bool{}) {
 			for _, g := range []*group{c.cluster, c.local} {
-				if g != nil && method(g.scheduler) == 0 && (method(s.Scheduler) != 0 || g.mixed != 0 || s.Places == plan.NoPlaces) {
+				if g != nil && method(g.scheduler) == 0 &&
+					(method(s.Scheduler) != 0 || g.mixed != 0 || s.Places == plan.NoPlaces) {
 					return fmt.Sprintf("%s: of the %d places that a Service's tables may have, a list of %d endpoints gets fewer "+
 						"than that, so connections are spread at random; a Service with fewer named target ports has fewer lists",
 						asks, plan.MaxSlots, len(g.backends))

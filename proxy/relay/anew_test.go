@@ -199,3 +199,26 @@ func TestContract11ClientsWhoseTimeIsOverMakeRoom(t *testing.T) {
 		t.Errorf("a new client is remembered: %v, of %d", ok, next.remembered.all)
 	}
 }
+
+// The endpoints of the node may be all that there are. When others come, a client from outside keeps its backend with
+// policy Local.
+func TestAffinityIsOfAPolicy(t *testing.T) {
+	c := newTimed(true, 1)
+	outside := netip.MustParseAddrPort("192.0.2.9:80")
+	all := []plan.RelayedBackend{{Addr: backendAt(0)}, {Addr: backendAt(1)}, {Addr: backendAt(2)}}
+	tell := func(local int) way {
+		c.take(wire.Message{Services: []wire.Service{{Key: web, Relayed: &plan.Relayed{Affinity: time.Hour,
+			Ports: []plan.RelayedPort{{Name: "http", Protocol: lb.TCP, Cluster: all, Local: all[:local],
+				Frontends: []plan.RelayedFrontend{{Addr: frontend}, {Addr: outside, Local: true}}}}}}}})
+		w, _, _ := c.find(target{lb.TCP, outside})
+		return w
+	}
+	w := tell(len(all))
+	c.remember(w, visitors[0].Addr(), backendAt(1))
+	w = tell(2)
+	for range 10 {
+		if b, _ := w.service.choose(c.chooser(w, visitors[0], outside, c.random.Uint64), nil); b != backendAt(1) {
+			t.Errorf("a client with %s got %s when there were endpoints elsewhere", backendAt(1), b)
+		}
+	}
+}

@@ -12,8 +12,9 @@ import (
 // choices are what the frontends of a port with one policy choose from.
 type choices struct {
 	name string
-	// memory is the name by which session affinity remembers clients, that of the first by name of the choices that have
-	// the same backends: a client has one backend at all of these. port is that of all backends; 0 if they differ.
+	// memory is the name by which session affinity remembers clients, that of the first by name of the choices with the
+	// same policy that have the same backends: a client has one backend at all of these. port is that of all backends; 0
+	// if they differ.
 	memory   string
 	port     uint16
 	backends []plan.RelayedBackend
@@ -136,10 +137,10 @@ func choicesOf(p plan.RelayedPort, local bool, tables map[string]*slots) choices
 	return l
 }
 
-// shareMemories has choices with the same backends remember clients together, and returns the names of the memories by
+// shareMemories has choices with the same backends remember clients together, and notes the names of the memories by
 // those of the choices.
-func shareMemories(all []*choices) map[string]string {
-	first, names := map[string]string{}, make(map[string]string, len(all))
+func shareMemories(all []*choices, names map[string]string) {
+	first := map[string]string{}
 	for _, l := range all {
 		key := keyOf(l.backends)
 		if name, ok := first[key]; !ok || l.name < name {
@@ -150,7 +151,6 @@ func shareMemories(all []*choices) map[string]string {
 		l.memory = first[keyOf(l.backends)]
 		names[l.name] = l.memory
 	}
-	return names
 }
 
 // has reports whether a backend is among them.

@@ -163,18 +163,19 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 	s.Relayed, s.tables = *relayed, slotsOf(relayed, s.tables)
 	s.remove(false)
 	backends, turns := map[netip.AddrPort]bool{}, map[turn]bool{}
-	lists := make([]*choices, 0, 2*len(s.Ports))
-	for _, p := range s.Ports {
-		for _, local := range []bool{false, true} {
+	s.memories = map[string]string{}
+	lists := map[bool][]*choices{} // by whether the policy is Local: one list may change without the other
+	for _, local := range []bool{false, true} {
+		for _, p := range s.Ports {
 			l := choicesOf(p, local, s.tables)
-			lists = append(lists, &l)
+			lists[local] = append(lists[local], &l)
+		}
+		if s.Affinity > 0 {
+			shareMemories(lists[local], s.memories)
 		}
 	}
-	if s.Affinity > 0 {
-		s.memories = shareMemories(lists)
-	}
 	for i, p := range s.Ports {
-		all := map[bool]*choices{false: lists[2*i], true: lists[2*i+1]}
+		all := map[bool]*choices{false: lists[false][i], true: lists[true][i]}
 		for _, f := range p.Frontends {
 			t.add(f.Addr, way{service: s, choices: *all[f.Local], ending: p.Ending, affinity: s.Affinity,
 				fresh: s.Fresh, scheduler: s.Scheduler, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP})
