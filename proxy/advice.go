@@ -19,7 +19,7 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		endpoints, _ := p.from.slices.Get(r.live.Key)
 		said := plan.SchedulerIgnored(svc, endpoints, planned, p.mode == modeIptables)
 		if said == "" && p.mode != modeIptables {
-			said = nftables.SchedulerIgnored(planned)
+			said = cmp.Or(nftables.SchedulerIgnored(planned), plan.AffinityRefused(planned))
 		}
 		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})

@@ -72,6 +72,9 @@ func newAssembly(f *flags, rt *ops.Runtime, client *kube.Client, set settings, k
 	parameters kernelParameters) *assembly {
 	p := newProxy(rt.NodeName, set, k.families, rt.Log, time.Now)
 	p.mode = k.mode
+	if k.mode == modeNftables && set.limit > 0 {
+		p.affinity = plan.NewAffinityShares(plan.MaxManyPlaces, plan.MaxFewPlaces)
+	}
 	if rt.Traces.On() {
 		p.spans.add = rt.Traces.Add
 	}

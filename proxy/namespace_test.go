@@ -212,3 +212,60 @@ func TestContract6TheOldestGetRoomAtAStart(t *testing.T) {
 		b.expectDelivery("z", "198.51.100.2", want["z"])
 	}
 }
+
+// Contract clauses 10 and 11: the Services of a namespace remember clients in as much of the kernel's memory as they may
+// together. One beyond that is served all the same, is told, and gets the places that another one leaves; another
+// namespace notices nothing.
+func TestContract11AffinityOfANamespaceHasABound(t *testing.T) {
+	b := newBench(t)
+	b.mode = modeNftables
+	b.affinity = plan.NewAffinityShares(1, 1)
+	b.synced()
+	affine := func(name string, timeout time.Duration) {
+		svc, _ := b.services.Get(key(name))
+		svc.AffinityTimeout = timeout
+		b.services.Set(key(name), svc)
+		b.mark(key(name))
+	}
+	for i, name := range []string{"a", "b", "c", "plain"} {
+		b.put(name, fmt.Sprintf("198.51.100.%d", 1+i), "10.200.1.1", "10.200.1.2")
+		if name != "plain" {
+			affine(name, time.Hour)
+		}
+	}
+	b.confirmed()
+	elsewhere := lb.Key{Namespace: "elsewhere", Name: "a"}
+	b.putLike(key("a"), elsewhere, "10.96.7.7")
+	b.confirmed()
+	check := func(what string, a, second, c plan.Places) {
+		t.Helper()
+		for k, want := range map[lb.Key]plan.Places{key("a"): a, key("b"): second, key("c"): c,
+			key("plain"): plan.ManyPlaces, elsewhere: plan.ManyPlaces} {
+			if got := b.rules.wanted[k]; got.Places != want || len(got.Ports) == 0 {
+				t.Errorf("%s: %s has %d, want %d; %d ports", what, k, got.Places, want, len(got.Ports))
+			}
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			r := b.records[key(name)]
+			if told := len(r.advice) > 0; told != (r.planned.Places == plan.NoPlaces) || r.state() != stateApplied {
+				t.Errorf("%s: %s is %s, and told %v", what, name, r.state(), r.advice)
+			}
+		}
+	}
+	check("with three", plan.ManyPlaces, plan.FewPlaces, plan.NoPlaces)
+	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "c SchedulerIgnored here: spec.sessionAffinity: ClientIP:") {
+		t.Errorf("told %q", b.warnings)
+	}
+	b.moveEndpoints("b")
+	b.confirmed()
+	check("once one has changed", plan.ManyPlaces, plan.FewPlaces, plan.NoPlaces)
+	affine("b", 0)
+	b.confirmed()
+	check("once one does without", plan.ManyPlaces, plan.ManyPlaces, plan.FewPlaces)
+	affine("b", time.Hour)
+	b.confirmed()
+	check("once it asks again", plan.ManyPlaces, plan.NoPlaces, plan.FewPlaces)
+	affine("a", 0)
+	b.confirmed()
+	check("once the first does without", plan.ManyPlaces, plan.ManyPlaces, plan.FewPlaces)
+}

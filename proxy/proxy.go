@@ -92,11 +92,13 @@ type proxy struct {
 	shares *plan.Shares
 	// relayShares are those of what the relay is told.
 	relayShares *plan.Shares
-	lingers     lingers
-	heard       bool            // a speaker
-	dead        map[string]bool // nodes, as the speaker says
-	direct      direct
-	gates       gates
+	// affinity are those of the kernel's memory for session affinity.
+	affinity *plan.AffinityShares
+	lingers  lingers
+	heard    bool            // a speaker
+	dead     map[string]bool // nodes, as the speaker says
+	direct   direct
+	gates    gates
 	// unannounced says of each VIP of the speaker why this node does not announce it yet, as the speaker says or said
 	// last; the zero value if there is nothing to wait for. spoke is set once a speaker has said that. unspoken is since
 	// when none does, zero while one does; unnamed are the VIPs of which the last one said nothing when it ended.
@@ -130,6 +132,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
 		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit),
 		relayShares: plan.NewWholeShares(plan.MaxRelayedTogether, plan.MaxRelayedOfNode),
+		affinity:    plan.NewAffinityShares(0, 0),
 		origins:     map[netip.Addr]rescue.Origins{}, unannounced: map[netip.Addr]lb.Unannounced{},
 	}
 	p.runner = loop.New(p.step, loop.Options{Gap: gap, Every: interval, Burst: burst})

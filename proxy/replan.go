@@ -37,7 +37,8 @@ func (p *proxy) plan(ctx context.Context, dirty map[lb.Key]time.Time, concerned 
 		}
 	}
 	p.markTold(slices.DeleteFunc(told, func(key lb.Key) bool { return !dirty[key].IsZero() }), now)
-	for _, shares := range []*plan.Shares{p.shares, p.relayShares} { // once for all, as it goes through all that wait
+	// Once for all, as it goes through all that wait.
+	for _, shares := range []interface{ Next() *lb.Key }{p.shares, p.relayShares, p.affinity} {
 		if next := shares.Next(); next != nil {
 			p.mark(*next)
 		}
@@ -101,7 +102,9 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
 		r.trigger(endpoints, p.began)
 	}
+	whole.Places = r.live.Places
 	whole, endpoints = p.freeze(r, whole, svc, endpoints)
+	p.remember(r, &whole)
 	live := whole
 	if len(live.VIPs) > 0 {
 		live = live.Reaching(p.path.Lost)
@@ -188,6 +191,14 @@ func (p *proxy) relayRoom(r *record, s plan.Service) {
 	}
 	if lack := p.relayShares.Set(s.Key, s.Age, r.relayNeeds); lack != plan.Room {
 		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, lack, p.relayShares)
+	}
+}
+
+// remember gives a Service its places in the kernel's memory for session affinity.
+func (p *proxy) remember(r *record, s *plan.Service) {
+	s.Places = p.affinity.Set(s.Key, s.Age, s.AffinityTimeout > 0 && len(s.Ports) > 0)
+	if s.Places != r.live.Places {
+		p.mark(s.Key) // it may need other elements, for which there may be no room
 	}
 }
 

@@ -144,7 +144,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonDirectRefused: {"A proxy masquerades connections to a Service with landfall.dev/forwarding, or some of " +
 		"them: pods do not see the client's address.",
 		"docs/guide/proxy.md says what direct forwarding needs; the Event says what is missing"},
-	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends as landfall.dev/scheduler or weights request.",
+	lb.ReasonSchedulerIgnored: {"A proxy cannot choose backends as landfall.dev/scheduler, weights or session affinity " +
+		"request.",
 		"docs/guide/proxy.md lists the schedulers of each mode"},
 	lb.ReasonTooLarge: {"The Service asks for more ports, addresses or endpoints than one Service, or all Services of " +
 		"its namespace, may cost the proxies.",

@@ -248,7 +248,7 @@ func TestContract11TimeoutsAreFew(t *testing.T) {
 	for seconds := range day + 1 {
 		asked := time.Duration(seconds) * time.Second
 		for _, groups := range []int{1, 2, 3, 64, 65, 2048, 2049, 1 << 17} {
-			m := memoryOf(asked, groups)
+			m := memoryOf(asked, groups, plan.ManyPlaces)
 			if seconds == 0 {
 				if m != 0 {
 					t.Errorf("without a timeout: %x", m)
@@ -269,11 +269,11 @@ func TestContract11TimeoutsAreFew(t *testing.T) {
 		t.Errorf("%d memories, want %d at most", len(memories), maxMemories)
 	}
 	for _, seconds := range []int{1, 10, 20, 45, 60, 90, 100, 120, 300, 600, 1800, 3600, 7200, 10800, 86400} {
-		if asked := time.Duration(seconds) * time.Second; secondsOf(memoryOf(asked, 2)) != asked {
-			t.Errorf("%s became %s", asked, secondsOf(memoryOf(asked, 2)))
+		if asked := time.Duration(seconds) * time.Second; secondsOf(memoryOf(asked, 2, plan.ManyPlaces)) != asked {
+			t.Errorf("%s became %s", asked, secondsOf(memoryOf(asked, 2, plan.ManyPlaces)))
 		}
 	}
-	if m := memoryOf(1000*time.Hour, 1); secondsOf(m) != 24*time.Hour {
+	if m := memoryOf(1000*time.Hour, 1, plan.ManyPlaces); secondsOf(m) != 24*time.Hour {
 		t.Errorf("more than the API takes became %s", secondsOf(m))
 	}
 }
@@ -283,7 +283,7 @@ func TestContract11TimeoutsAreFew(t *testing.T) {
 func TestMemoryNames(t *testing.T) {
 	for _, groups := range []int{0, 1, 2, 3, 16, 17, 5000, 1 << 17} {
 		for _, timeout := range []time.Duration{time.Second, 3 * time.Hour, 24 * time.Hour} {
-			m := memoryOf(timeout, groups)
+			m := memoryOf(timeout, groups, plan.ManyPlaces)
 			if got, ok := memoryNamed(rememberSet(m)); !ok || got != m || secondsOf(m) != timeout {
 				t.Errorf("%s for %d groups: %s stands for %x, %t, want %x", timeout, groups, rememberSet(m), got, ok, m)
 			}

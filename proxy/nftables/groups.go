@@ -77,9 +77,11 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 	slices.SortFunc(all, func(a, b *group) int { return compareNames(a.name, b.name) })
 	for _, g := range all {
 		g.scheduler = s.Scheduler
-		// Clients can only be remembered with an address. The relay remembers its clients by itself: who comes to the
-		// rules while it is away shall have the backend that the relay has chosen, and the other way round.
-		if s.AffinityTimeout > 0 && (g.mixed != 0 || s.Relay && method(g.scheduler) == 0) {
+		// Clients can only be remembered with an address, and if there are places. The relay remembers its clients by
+		// itself: who comes to the rules while it is away shall have the backend that the relay has chosen, and the other
+		// way round.
+		byAddress := (s.Relay || s.Places == plan.NoPlaces) && method(g.scheduler) == 0
+		if s.AffinityTimeout > 0 && (g.mixed != 0 || byAddress) {
 			g.scheduler = plan.SourceHash
 		}
 		g.id = r.number(key, g.name, taken)
@@ -274,7 +276,7 @@ func SchedulerIgnored(s plan.Service) string {
 	asks := fmt.Sprintf("scheduler %s", s.Scheduler)
 	switch {
 	case method(s.Scheduler) != 0:
-	case s.AffinityTimeout > 0: // ports whose endpoints have other numbers choose by the client's address
+	case s.AffinityTimeout > 0: // without places, and at ports whose endpoints have other numbers, the address chooses
 		asks = "spec.sessionAffinity: ClientIP"
 	default:
 		return ""
@@ -282,7 +284,8 @@ func SchedulerIgnored(s plan.Service) string {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family), map[uint32]bool{}) {
 			for _, g := range []*group{c.cluster, c.local} {
-				if g != nil && method(g.scheduler) == 0 && (method(s.Scheduler) != 0 || g.mixed != 0) {
+				if g != nil && method(g.scheduler) == 0 &&
+					(method(s.Scheduler) != 0 || g.mixed != 0 || s.Places == plan.NoPlaces) {
 					return fmt.Sprintf("%s: of the %d places that a Service's tables may have, a list of %d endpoints gets fewer "+
 						"than that, so connections are spread at random; a Service with fewer named target ports has fewer lists",
 						asks, plan.MaxSlots, len(g.backends))

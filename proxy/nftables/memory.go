@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 const (
@@ -19,6 +21,8 @@ const (
 	stickyShare  = 2 * stickyPlaces
 	// stickyLimit is how many places are taken at most. Clients of others are served without affinity.
 	stickyLimit = 8 * stickyShare
+	// fewerSplit is how much more often places are halved of a Service with few.
+	fewerSplit = 5
 	// maxSplit is how often places are halved at most. That is enough for the groups of any Service,
 	// see MaxElements.
 	maxSplit = 15
@@ -41,12 +45,15 @@ const (
 const maxMemories = 200
 
 // memoryOf returns the memory of each of the groups of one Service.
-func memoryOf(timeout time.Duration, groups int) memory {
+func memoryOf(timeout time.Duration, groups int, has plan.Places) memory {
 	seconds := memory(min(timeout/time.Second, day))
-	if seconds == 0 {
+	if seconds == 0 || has == plan.NoPlaces {
 		return 0
 	}
 	split := splitFor(groups)
+	if has == plan.FewPlaces {
+		split = min(split+fewerSplit, maxSplit)
+	}
 	if split > 0 {
 		return nearest(seconds) | split<<secondsBits
 	}

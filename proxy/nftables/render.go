@@ -66,7 +66,7 @@ func (r renderer) service(key lb.Key, s plan.Service) *service {
 	taken := map[uint32]bool{}
 	choices := r.choices(key, s, taken)
 	lists := r.sourceLists(key, s, taken)
-	out := &service{key: key, input: s, memory: memoryOf(s.AffinityTimeout, remembering(choices))}
+	out := &service{key: key, input: s, memory: memoryOf(s.AffinityTimeout, remembering(choices), s.Places)}
 	if out.refusal = r.refusal(s, choices, lists); out.refusal == nil {
 		out.needs = needsOf(out.memory, lists)
 		if slices.ContainsFunc(choices, func(c choice) bool { return c.cluster != nil && c.cluster.direct }) {

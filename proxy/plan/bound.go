@@ -230,8 +230,9 @@ func (s Service) Endpoints() map[netip.Addr]bool {
 // Equal reports whether two plans are the same.
 func (s Service) Equal(other Service) bool {
 	return s.Key == other.Key && s.Age == other.Age && s.Policy == other.Policy && s.HealthPort == other.HealthPort &&
-		s.Affinity == other.Affinity && s.AffinityTimeout == other.AffinityTimeout && s.Scheduler == other.Scheduler &&
-		s.Relay == other.Relay && s.ProxyProtocol == other.ProxyProtocol && s.sameDirect(other) &&
+		s.Affinity == other.Affinity && s.AffinityTimeout == other.AffinityTimeout && s.Places == other.Places &&
+		s.Scheduler == other.Scheduler && s.Relay == other.Relay && s.ProxyProtocol == other.ProxyProtocol &&
+		s.sameDirect(other) &&
 		equal(s.VIPs, other.VIPs) && equal(s.Sole, other.Sole) &&
 		equal(s.Denied, other.Denied) && samePorts(s.Ports, other.Ports) &&
 		maps.Equal(s.Listing, other.Listing) &&

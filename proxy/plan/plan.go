@@ -140,6 +140,8 @@ type Service struct {
 	// AffinityTimeout is how long a client address gets the same backend after its last new connection
 	// to a port, in whole seconds; 0 for no affinity.
 	AffinityTimeout time.Duration
+	// Places are what it has for that in the kernel's memory.
+	Places Places
 	// Scheduler is what the Service asks for, or else the node's default.
 	Scheduler Scheduler
 	// Relay has connections to ports with Relay end at the node's relay, while that is there;

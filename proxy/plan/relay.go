@@ -24,6 +24,9 @@ type Relayed struct {
 	// Affinity is how long a client address gets the same backend after its last connection; 0 for no
 	// session affinity.
 	Affinity time.Duration `json:"affinity,omitempty"`
+	// Fresh is set if a client whose time of session affinity is over gets a backend at random: Scheduler has then
+	// chosen for it by its address, as long as it was unknown.
+	Fresh bool `json:"fresh,omitempty"`
 	// Scheduler chooses among backends, by the relay's own counts if it counts; "" for Random.
 	Scheduler Scheduler `json:"scheduler,omitempty"`
 	// ProxyProtocol is the version of the PROXY protocol for backends, 1 or 2; 0 for none.
@@ -159,7 +162,7 @@ func RelayTable(desired, applied Service) *Relayed {
 		table.Scheduler = ""
 	}
 	if table.Scheduler == "" && from.AffinityTimeout > 0 { // for clients that the relay does not remember
-		table.Scheduler = SourceHash
+		table.Scheduler, table.Fresh = SourceHash, true
 	}
 	return table
 }

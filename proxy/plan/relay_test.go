@@ -92,6 +92,8 @@ func TestRelayTable(t *testing.T) {
 			s.Weights = lb.Weights{{Node: "there", Share: 7}}
 		}, &Relayed{Affinity: time.Hour, Scheduler: SourceHash, ProxyProtocol: 2, Ports: []RelayedPort{{Name: "http",
 			Protocol: lb.TCP, Frontends: all, Cluster: []RelayedBackend{{here.Addr, 1}, {there.Addr, 7}}}}}},
+		{"affinity alone", func(s *lb.Service, _ *[]lb.Slice, _ *Node) { s.Relay, s.AffinityTimeout = "http", time.Hour },
+			&Relayed{Affinity: time.Hour, Fresh: true, Scheduler: SourceHash, Ports: []RelayedPort{http}}},
 	} {
 		svc, endpoints := relayable()
 		n := node

@@ -11,7 +11,7 @@ import (
 func SameRules(a, b Service, family lb.Family) bool {
 	portsA, portsB := a.Only(family).Ports, b.Only(family).Ports
 	return len(portsA) == 0 && len(portsB) == 0 || a.HealthPort == b.HealthPort &&
-		a.AffinityTimeout == b.AffinityTimeout && a.Scheduler == b.Scheduler && a.Relay == b.Relay &&
+		a.AffinityTimeout == b.AffinityTimeout && a.Places == b.Places && a.Scheduler == b.Scheduler && a.Relay == b.Relay &&
 		a.ProxyProtocol == b.ProxyProtocol && a.sameDirect(b) && samePorts(portsA, portsB) &&
 		slices.Equal(a.SoleOf(family), b.SoleOf(family))
 }

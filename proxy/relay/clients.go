@@ -18,7 +18,7 @@ const maxHandedClients = 128
 type handedClient struct {
 	Service  lb.Key         `json:"service"`
 	Protocol lb.Protocol    `json:"protocol"`
-	Choices  string         `json:"choices,omitempty"` // the name of those of its port
+	Choices  string         `json:"choices,omitempty"` // the name of their memory; of an earlier release, their own
 	Client   netip.Addr     `json:"client"`
 	Backend  netip.AddrPort `json:"backend"`
 	// Last is when its newest connection began.
@@ -121,29 +121,30 @@ func (s *service) rememberedSince(since time.Time) (all []handedClient) {
 	defer s.mu.Unlock()
 	for who, m := range s.remembered {
 		if !m.last.Before(since) {
-			all = append(all, handedClient{s.key, s.protocol, who.choices, who.client, m.backend, m.last})
+			all = append(all, handedClient{s.key, s.protocol, who.memory, who.client, m.backend, m.last})
 		}
 	}
 	return all
 }
 
 // rememberHanded remembers clients of the relay's predecessor, as far as there is room for them: those of Services that
-// the proxy has told of, until their time is over.
+// the proxy has told of, for as long as the relay before would have known them.
 func (t *table) rememberHanded(all []handedClient) {
 	now := t.now()
 	for _, h := range all {
 		t.mu.Lock()
 		s, affinity := t.services[id{h.Service, h.Protocol}], time.Duration(0)
+		memory := h.Choices
 		if s != nil {
-			affinity = s.Affinity
+			affinity, memory = s.Affinity, cmp.Or(s.memories[h.Choices], h.Choices)
 		}
 		t.mu.Unlock()
 		last := h.Last
 		if last.After(now) { // the clock was set back
 			last = now
 		}
-		if now.Sub(last) < affinity {
-			w := way{service: s, choices: choices{name: h.Choices}, affinity: affinity}
+		if affinity > 0 && now.Sub(last) < affinity+returnsWithin {
+			w := way{service: s, choices: choices{memory: memory}, affinity: affinity}
 			t.rememberSince(w, h.Client, h.Backend, last)
 		}
 	}

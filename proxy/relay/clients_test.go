@@ -214,7 +214,7 @@ func TestContract11HandedClientsLeaveRoom(t *testing.T) {
 		}
 	}
 	hand(gone, 10, now)
-	hand(shop, 10, now.Add(-time.Hour))
+	hand(shop, 10, now.Add(-time.Hour-returnsWithin))
 	if n := table.remembered.all; n != 0 {
 		t.Errorf("%d are remembered whose time is over, or of a Service that is gone", n)
 	}

@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"hash/maphash"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -17,6 +19,9 @@ const (
 	// maxRememberedTogether is how many those of all Services remember, of some 170 bytes each, and minRemembered how many
 	// each may of a namespace that has its part of these, while there is room for more than maxRemembered.
 	maxRememberedTogether, minRemembered = 250_000, 64
+	// returnsWithin is how much longer the relay knows a client whose time of session affinity is over, while less than
+	// half of maxRememberedTogether are remembered: it gets any backend then, and not that of its address for ever.
+	returnsWithin = 24 * time.Hour
 	// maxLines is how many lines of the access log a Service gets in a second: its clients decide how many connections
 	// end, and the node's logs are everybody's.
 	maxLines = 100
@@ -30,6 +35,7 @@ type service struct {
 	id
 	plan.Relayed                   // of the table, as tables are
 	tables       map[string]*slots // see slotsOf
+	memories     map[string]string // see shareMemories
 
 	mu      sync.Mutex
 	removed bool
@@ -40,7 +46,7 @@ type service struct {
 	turns map[turn]float64
 	// clients counts the open connections of each client.
 	clients map[netip.Addr]int
-	// remembered are the backends of clients, by port and client, with session affinity.
+	// remembered are the backends of clients, by memory and client, with session affinity.
 	remembered map[remembering]remembered
 	// mostRemembered is how many of these there have been at a sweep since the map was made: it has memory for as many.
 	mostRemembered int
@@ -50,8 +56,8 @@ type service struct {
 }
 
 type remembering struct {
-	choices string
-	client  netip.Addr
+	memory string // of choices
+	client netip.Addr
 }
 
 type remembered struct {
@@ -210,13 +216,33 @@ func (t *table) chooser(w way, client, frontend netip.AddrPort, random func() ui
 	if suspects != nil {
 		c.isSuspect = func(b netip.AddrPort) bool { return suspects[b] }
 	}
-	if m, ok := s.remembered[w.remembering(client.Addr())]; ok && now.Sub(m.last) < w.affinity {
+	m, known := s.remembered[w.remembering(client.Addr())]
+	switch {
+	case !known || w.affinity == 0:
+	case now.Sub(m.last) < w.affinity:
 		c.first = m.backend
+		if w.port != 0 { // the client may have got it at another port
+			c.first = netip.AddrPortFrom(m.backend.Addr(), w.port)
+		}
+	case w.fresh:
+		c.scheduler, c.slots = plan.Random, nil
+		c.draw = t.fresh(client.Addr(), w.affinity)
 	}
 	return c
 }
 
-func (w way) remembering(client netip.Addr) remembering { return remembering{w.name, client} }
+// fresh returns what draws for a client whose time of session affinity is over. Connections that begin together draw
+// the same, at each port: nothing is remembered of a client before it is connected. After that time it draws anew.
+func (t *table) fresh(client netip.Addr, affinity time.Duration) func() uint64 {
+	type turn struct {
+		client netip.Addr
+		number int64
+	}
+	seed := maphash.Comparable(t.seed, turn{client, t.now().UnixNano() / int64(affinity)})
+	return rand.NewPCG(seed, 0).Uint64
+}
+
+func (w way) remembering(client netip.Addr) remembering { return remembering{w.memory, client} }
 
 // remember notes which backend a client has just got.
 func (t *table) remember(w way, client netip.Addr, backend netip.AddrPort) {
@@ -288,13 +314,20 @@ func (m *memory) room(s *service) int {
 	return 0
 }
 
-// sweep forgets the clients of a Service, which is locked, whose time is over. A map keeps the memory of what is
-// deleted from it, so once fewer than half are left of the most that there were, they get a new one.
-func (s *service) sweep(now time.Time, affinity time.Duration) {
+// isHalfFull reports whether at least half as many clients are remembered as may be.
+func (m *memory) isHalfFull() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.all >= maxRememberedTogether/2
+}
+
+// sweep forgets the clients of a Service, which is locked, whose newest connection began so long ago. A map keeps the
+// memory of what is deleted from it, so once fewer than half are left of the most that there were, they get a new one.
+func (s *service) sweep(now time.Time, after time.Duration) {
 	s.swept = now
 	s.mostRemembered = max(s.mostRemembered, len(s.remembered))
 	for who, m := range s.remembered {
-		if now.Sub(m.last) >= affinity {
+		if now.Sub(m.last) >= after {
 			delete(s.remembered, who)
 		}
 	}
@@ -305,8 +338,12 @@ func (s *service) sweep(now time.Time, affinity time.Duration) {
 	}
 }
 
-// sweep forgets the clients of all Services whose time is over.
+// sweep forgets the clients of all Services whose time is over, those of returnsWithin ago if there is room for more.
 func (t *table) sweep() {
+	longer := returnsWithin
+	if t.remembered.isHalfFull() {
+		longer = 0
+	}
 	t.mu.Lock()
 	all := make(map[*service]time.Duration, len(t.services))
 	for _, s := range t.services {
@@ -316,7 +353,7 @@ func (t *table) sweep() {
 	for s, affinity := range all {
 		s.mu.Lock()
 		before := len(s.remembered)
-		s.sweep(t.now(), affinity)
+		s.sweep(t.now(), affinity+longer)
 		t.remembered.add(s, len(s.remembered)-before)
 		s.mu.Unlock()
 	}

@@ -11,7 +11,12 @@ import (
 
 // choices are what the frontends of a port with one policy choose from.
 type choices struct {
-	name     string
+	name string
+	// memory is the name by which session affinity remembers clients, that of the first by name of the choices with the
+	// same policy that have the same backends: a client has one backend at all of these. port is that of all backends; 0
+	// if they differ.
+	memory   string
+	port     uint16
 	backends []plan.RelayedBackend
 	slots    *slots // nil without a table
 }
@@ -125,7 +130,27 @@ func choicesOf(p plan.RelayedPort, local bool, tables map[string]*slots) choices
 	if tables != nil {
 		l.slots = tables[keyOf(l.backends)]
 	}
+	if len(l.backends) > 0 && onePort(l.backends) {
+		l.port = l.backends[0].Addr.Port()
+	}
+	l.memory = l.name
 	return l
+}
+
+// shareMemories has choices with the same backends remember clients together, and notes the names of the memories by
+// those of the choices.
+func shareMemories(all []*choices, names map[string]string) {
+	first := map[string]string{}
+	for _, l := range all {
+		key := keyOf(l.backends)
+		if name, ok := first[key]; !ok || l.name < name {
+			first[key] = l.name
+		}
+	}
+	for _, l := range all {
+		l.memory = first[keyOf(l.backends)]
+		names[l.name] = l.memory
+	}
 }
 
 // has reports whether a backend is among them.

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"hash/maphash"
 	"net/netip"
 	"slices"
 	"sync"
@@ -32,6 +33,7 @@ type table struct {
 	version atomic.Uint64
 	// remembered counts the clients that Services have remembered.
 	remembered memory
+	seed       maphash.Seed // see fresh
 }
 
 // id names what is relayed of a Service in one protocol. Nothing of the one concerns the other.
@@ -54,15 +56,17 @@ type way struct {
 	ending []netip.AddrPort
 	// going and externalIP are the frontend's.
 	going, externalIP bool
-	// affinity and the next two are the Service's.
+	// affinity and the next three are the Service's.
 	affinity      time.Duration
+	fresh         bool
 	scheduler     plan.Scheduler
 	proxyProtocol int
 }
 
 func newTable(now func() time.Time) *table {
 	return &table{now: now, services: map[id]*service{}, at: map[target][]way{},
-		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{}), remembered: memory{of: map[string]int{}}}
+		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{}), remembered: memory{of: map[string]int{}},
+		seed: maphash.MakeSeed()}
 }
 
 // take takes a message of the proxy in, and reports whether with it the proxy has told of all Services. One goroutine
@@ -159,11 +163,22 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 	s.Relayed, s.tables = *relayed, slotsOf(relayed, s.tables)
 	s.remove(false)
 	backends, turns := map[netip.AddrPort]bool{}, map[turn]bool{}
-	for _, p := range s.Ports {
-		all := map[bool]choices{false: choicesOf(p, false, s.tables), true: choicesOf(p, true, s.tables)}
+	s.memories = map[string]string{}
+	lists := map[bool][]*choices{} // by whether the policy is Local: one list may change without the other
+	for _, local := range []bool{false, true} {
+		for _, p := range s.Ports {
+			l := choicesOf(p, local, s.tables)
+			lists[local] = append(lists[local], &l)
+		}
+		if s.Affinity > 0 {
+			shareMemories(lists[local], s.memories)
+		}
+	}
+	for i, p := range s.Ports {
+		all := map[bool]*choices{false: lists[false][i], true: lists[true][i]}
 		for _, f := range p.Frontends {
-			t.add(f.Addr, way{service: s, choices: all[f.Local], ending: p.Ending, affinity: s.Affinity,
-				scheduler: s.Scheduler, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP})
+			t.add(f.Addr, way{service: s, choices: *all[f.Local], ending: p.Ending, affinity: s.Affinity,
+				fresh: s.Fresh, scheduler: s.Scheduler, proxyProtocol: s.ProxyProtocol, going: f.Going, externalIP: f.ExternalIP})
 		}
 		for _, l := range all {
 			turns[turn{choices: l.name}] = s.Scheduler.Turns()
