@@ -7,39 +7,66 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/hashicorp/memberlist"
 )
 
 // ParseKeys reads encryption keys from the contents of a file, one a line: base64 or the bare
-// bytes, 16, 24 or 32 of them. The first one encrypts; all of them decrypt.
+// bytes, 16, 24 or 32 of them. The first one encrypts; all of them decrypt. A single key of bare
+// bytes may have line breaks among them.
 func ParseKeys(b []byte) ([][]byte, error) {
-	if key, err := parseKey(b); err == nil {
-		return [][]byte{key}, nil // bare bytes may have line breaks among them
+	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
+	if len(lines) == 1 {
+		lines[0] = b // blanks at its ends may belong to a key of bare bytes
 	}
 	var keys [][]byte
-	for i, line := range bytes.Split(bytes.TrimSpace(b), []byte("\n")) {
+	var failed error
+	for i, line := range lines {
 		key, err := parseKey(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", i+1, err)
+		switch {
+		case err == nil:
+			keys = append(keys, key)
+		case failed == nil:
+			failed = fmt.Errorf("line %d: %w", i+1, err)
 		}
-		keys = append(keys, key)
 	}
-	return keys, nil
+	if failed == nil {
+		return keys, nil
+	}
+	// Text with a key on one of its lines has a mistake on another one, and is no key as a whole.
+	if key := bareKey(b); key != nil && (len(keys) == 0 || !isText(b)) {
+		return [][]byte{key}, nil
+	}
+	return nil, failed
 }
 
+// parseKey reads one key.
 func parseKey(b []byte) ([]byte, error) {
-	text := bytes.TrimSpace(b)
-	if decoded, err := base64.StdEncoding.DecodeString(string(text)); err == nil &&
+	if decoded, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(b))); err == nil &&
 		memberlist.ValidateKey(decoded) == nil {
 		return decoded, nil
 	}
-	for _, key := range [][]byte{b, text} {
-		if memberlist.ValidateKey(key) == nil {
-			return key, nil
-		}
+	if key := bareKey(b); key != nil {
+		return key, nil
 	}
 	return nil, fmt.Errorf("a gossip key is 16, 24 or 32 bytes, bare or in base64; this has %d bytes", len(b))
+}
+
+// bareKey returns the bytes that are a key as they are, with or without the blanks at their ends; nil
+// if they are none.
+func bareKey(b []byte) []byte {
+	for _, key := range [][]byte{b, bytes.TrimSpace(b)} {
+		if memberlist.ValidateKey(key) == nil {
+			return key
+		}
+	}
+	return nil
+}
+
+// isText reports whether b is ASCII that can be printed.
+func isText(b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return c > '~' || c < ' ' && !strings.ContainsRune("\t\r\n", rune(c)) })
 }
 
 // Fingerprint names a key without telling it.
