@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/hashicorp/memberlist"
 )
@@ -66,13 +65,17 @@ func bareKey(b []byte) []byte {
 
 // isText reports whether b is ASCII that can be printed.
 func isText(b []byte) bool {
-	return !slices.ContainsFunc(b, func(c byte) bool { return c > '~' || c < ' ' && !strings.ContainsRune("\t\r\n", rune(c)) })
+	return !slices.ContainsFunc(b, func(c byte) bool { return c > '~' || c < ' ' && c != '\t' && c != '\r' && c != '\n' })
 }
 
 // Fingerprint names a key without telling it.
 func Fingerprint(key []byte) string {
 	sum := sha256.Sum256(append([]byte("landfall gossip key "), key...))
 	return fmt.Sprintf("%x", sum[:4])
+}
+
+func hasKey(keys [][]byte, key []byte) bool {
+	return slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) })
 }
 
 // newKeyring returns the keys as memberlist takes them; nil for none.
@@ -87,8 +90,8 @@ func newKeyring(keys [][]byte) *memberlist.Keyring {
 	return ring
 }
 
-// SetKeys replaces the keys that encrypt gossip while it goes on. Gossip that is not encrypted
-// stays so, as nodes that begin one by one would not understand one another.
+// SetKeys replaces the keys of gossip at once, while it goes on: see Rotation. Gossip that is not
+// encrypted stays so, as nodes that begin one by one would not understand one another.
 func (m *Members) SetKeys(keys [][]byte) error {
 	if m.keys == nil || len(keys) == 0 {
 		return errors.New("encryption of gossip begins and ends with a restart only")
@@ -102,7 +105,7 @@ func (m *Members) SetKeys(keys [][]byte) error {
 		return err
 	}
 	for _, old := range slices.Clone(m.keys.GetKeys()) {
-		if slices.ContainsFunc(keys, func(key []byte) bool { return bytes.Equal(key, old) }) {
+		if hasKey(keys, old) {
 			continue
 		}
 		if err := m.keys.RemoveKey(old); err != nil {
