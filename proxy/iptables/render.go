@@ -336,7 +336,7 @@ func (r renderer) external(p plan.Port, name, end string, isRelayed bool) []rule
 
 // pick renders the choice among backends: the one that the client had before, with affinity; else
 // one of n, then one of n-1, and so on.
-func (r renderer) pick(chains map[netip.AddrPort]string, s plan.Service, p plan.Port, memory memory,
+func (r renderer) pick(chains map[netip.AddrPort]string, s plan.Service, p plan.Port, clients memory,
 	set plan.Action) []rule {
 	name, backends := portName(s.Key, p.Name), p.Backends.Cluster
 	if set == plan.ToLocal {
@@ -365,7 +365,7 @@ func (r renderer) pick(chains map[netip.AddrPort]string, s plan.Service, p plan.
 	if s.AffinityTimeout > 0 {
 		for _, b := range backends {
 			m := to(b)
-			m.match = memory.remembered(p.At(b))
+			m.match = clients.remembered(p.At(b))
 			rules = append(rules, m)
 		}
 	}
