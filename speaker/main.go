@@ -197,7 +197,7 @@ func (f *flags) check() (bind netip.Addr, keys [][]byte, err error) {
 		}
 	}
 	if f.gossipKeyFile != "" {
-		keys, _, err = readKeys(f.gossipKeyFile)
+		keys, err = readKeys(f.gossipKeyFile)
 	}
 	return bind, keys, err
 }
@@ -358,7 +358,9 @@ func (f *flags) assemble(rt *ops.Runtime, client *kube.Client, bind netip.Addr, 
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
 	if keys != nil {
-		actors["gossip keys"] = newKeyFile(f.gossipKeyFile, talk.SetKeys, rt.Log)
+		file := newKeyFile(f.gossipKeyFile, keys, talk.SetKeys, rt.Log)
+		actors["gossip keys"] = file
+		rt.Metrics.MustRegister(file)
 	}
 	if f.gate == "proxy" {
 		fed := gate.NewFeed(gate.Options{Dial: gate.DialUnix(f.feedSocket), Hold: f.hold, Log: rt.Log,

@@ -13,7 +13,7 @@ import (
 func TestReference(t *testing.T) {
 	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7481", StatusSocket: "/run/landfall/speaker.sock",
 		Flags: (&flags{}).add}
-	metrics := reference.Recorder{newCollector(nil), newPathCollector(nil), newEmptyConnections(nil), &bgp.Actor{},
+	metrics := reference.Recorder{newCollector(nil), newPathCollector(nil), newEmptyConnections(nil), &bgp.Actor{}, &keyFile{},
 		preflight.Collector("landfall_speaker_node_findings", nil)}
 	newPackets(&metrics)
 	reference.Page(t, "speaker", `# landfall-speaker

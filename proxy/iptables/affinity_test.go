@@ -2,12 +2,18 @@ package iptables
 
 import (
 	"context"
+	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // Session affinity with real packets: a client stays with its backend for as long as that is
@@ -77,6 +83,104 @@ func TestSessionAffinity(t *testing.T) {
 			}
 			t.Errorf("at %s long after the time is over", moved)
 		})
+	}
+}
+
+// A client has one pod at all ports of a Service, over whichever it comes first, as long as they have
+// the same endpoints.
+func TestSessionAffinityIsOfTheService(t *testing.T) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, kind := range []string{"nft", "legacy"} {
+			t.Run(string(family)+" "+kind, func(t *testing.T) {
+				w := cases.WorldOf(family)
+				s := cases.NewSite(t, w)
+				kernel := nsKernel{t, s.Node, variant(family, kind)}
+				a := newActor(map[lb.Family]Kernel{family: kernel}, seedConfig)
+				program := func(timeout time.Duration) {
+					t.Helper()
+					c := cases.Case{Service: func(_ cases.World, s *lb.Service) { s.AffinityTimeout = timeout }}
+					service, config := c.Plan(w)
+					a.Configure(config)
+					a.Set(plans(service))
+					if err := settle(a, false); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for i := range 12 { // each time without a common memory there is an even chance of another pod
+					program(0) // which forgets all clients
+					program(time.Hour)
+					ask := func(to string, protocol lb.Protocol) netip.Addr {
+						t.Helper()
+						got, _, err := s.Ask(cases.Case{From: "outside", To: to, Protocol: protocol}, cases.Long)
+						if err != nil {
+							t.Fatal(err)
+						}
+						return netip.MustParseAddrPort(got).Addr()
+					}
+					protocols := []lb.Protocol{lb.TCP, lb.UDP}
+					first, then := protocols[i%2], protocols[(i+1)%2]
+					pod := ask("vip", first)
+					for _, to := range []string{"vip", "cluster"} {
+						if got := ask(to, then); got != pod {
+							t.Fatalf("%s at the port of %s, then %s at that of %s at %s", pod, first, got, then, to)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// Ports share their lists of clients while their endpoints have the same addresses, one endpoint each.
+func TestPortsShareTheirMemory(t *testing.T) {
+	endpoints := func(all ...string) (backends []lb.Backend) {
+		for _, one := range all {
+			backends = append(backends, lb.Backend{Addr: netip.MustParseAddrPort(one)})
+		}
+		return backends
+	}
+	service := plan.Service{Key: lb.Key{Namespace: "n", Name: "s"}, AffinityTimeout: time.Hour}
+	for name, cluster := range map[string][]lb.Backend{
+		"1 first":   endpoints("10.0.0.1:80", "10.0.0.2:80"),
+		"2 same":    endpoints("10.0.0.1:443", "10.0.0.2:8443"),
+		"3 more":    endpoints("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"),
+		"4 twice":   endpoints("10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80"),
+		"5 as 4":    endpoints("10.0.0.1:80", "10.0.0.1:81", "10.0.0.2:80"),
+		"6 as 3":    endpoints("10.0.0.1:53", "10.0.0.2:53", "10.0.0.3:53"),
+		"7 without": nil,
+	} {
+		service.Ports = append(service.Ports, plan.Port{Family: lb.IPv4, Name: name, Protocol: lb.TCP,
+			Backends: lb.Usable{Cluster: cluster}})
+	}
+	slices.SortFunc(service.Ports, func(a, b plan.Port) int { return strings.Compare(a.Name, b.Name) })
+	numbers, got := map[string]int{}, ""
+	for i, m := range (renderer{family: lb.IPv4}).memories(service) {
+		for _, b := range service.Ports[i].Backends.Cluster {
+			list := m.list(b.Addr)
+			if numbers[list] == 0 {
+				numbers[list] = len(numbers) + 1
+			}
+			got += fmt.Sprintf("%d ", numbers[list])
+		}
+		got += "| "
+	}
+	if want := "1 2 | 1 2 | 3 4 5 | 6 7 8 | 9 10 11 | 3 4 5 | | "; got != want {
+		t.Errorf("lists %s, want %s", got, want)
+	}
+}
+
+// A port whose memory becomes another one's is rendered again.
+func TestPortsThatShareTheirMemoryNow(t *testing.T) {
+	r := renderer{seedConfig, lb.IPv4}
+	same := largeNumber(0, 2, 3, 1)
+	apart := same
+	apart.Ports = slices.Clone(same.Ports)
+	apart.Ports[0].Backends.Cluster = apart.Ports[0].Backends.Cluster[1:]
+	for name, change := range map[string][2]plan.Service{"together": {apart, same}, "apart": {same, apart}} {
+		old := r.service(change[0]).chains
+		if d := cmp.Diff(r.service(change[1]).chains, r.again(change[1], old).chains); d != "" {
+			t.Errorf("%s (-fresh +again):\n%s", name, d)
+		}
 	}
 }
 

@@ -35,6 +35,7 @@ const (
 	prefixSourceRange = prefix + "FW-"  // who may connect to a VIP
 	prefixSources     = prefix + "SRC-" // the source ranges of a Service
 	prefixEndpoint    = prefix + "SEP-"
+	prefixClients     = prefix + "CLIENTS-" // a list of the match recent: see memory
 )
 
 // ofOne reports whether a chain is a single Service's.
@@ -53,11 +54,13 @@ func ofOne(chain string) bool {
 func portName(key lb.Key, name string) string { return key.String() + ":" + name }
 
 // suffix is the end of the names of a port's chains.
-func suffix(key lb.Key, p plan.Port) string { return hash(portName(key, p.Name) + p.Protocol.Lower()) }
+func suffix(key lb.Key, p plan.Port) string { return hash(portID(key, p)) }
+
+func portID(key lb.Key, p plan.Port) string { return portName(key, p.Name) + p.Protocol.Lower() }
 
 // endpointChain names the chain of one endpoint of a port.
 func endpointChain(key lb.Key, p plan.Port, endpoint netip.AddrPort) string {
-	return prefixEndpoint + hash(portName(key, p.Name)+p.Protocol.Lower()+endpoint.String())
+	return prefixEndpoint + hash(portID(key, p)+endpoint.String())
 }
 
 // hash shortens s as kube-proxy does, so that operators find the suffixes that they know.

@@ -71,13 +71,13 @@ type parting struct {
 
 // byPort returns what a Service brings by port, and what it brings besides under "".
 func (r renderer) byPort(s plan.Service, before chains) map[string]contribution {
-	ports := map[string]contribution{}
-	for _, p := range s.Ports {
+	ports, memories := map[string]contribution{}, r.memories(s)
+	for i, p := range s.Ports {
 		if p.Family != r.family {
 			continue
 		}
 		c := contribution{chains: chains{}, before: before}
-		r.port(&c, s, p)
+		r.port(&c, s, p, memories[i])
 		c.before = nil
 		ports[suffix(s.Key, p)] = c
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -78,9 +77,10 @@ func (r renderer) service(s plan.Service) contribution { return r.again(s, nil) 
 // again renders a Service whose chains were rendered before.
 func (r renderer) again(s plan.Service, before chains) contribution {
 	c := contribution{chains: chains{}, before: before}
-	for _, p := range s.Ports {
+	memories := r.memories(s)
+	for i, p := range s.Ports {
 		if p.Family == r.family {
-			r.port(&c, s, p)
+			r.port(&c, s, p, memories[i])
 		}
 	}
 	r.once(&c, s, len(c.entries) > 0)
@@ -137,8 +137,8 @@ func (c *contribution) putIn(at place, name string, r rule) {
 	c.entries = append(c.entries, entry{at, r.String()})
 }
 
-func (r renderer) port(c *contribution, s plan.Service, p plan.Port) {
-	key, affinity := s.Key, s.AffinityTimeout
+func (r renderer) port(c *contribution, s plan.Service, p plan.Port, m memory) {
+	key := s.Key
 	name, end := portName(key, p.Name), suffix(key, p)
 	add := func(chain string, rules ...rule) {
 		for _, rule := range rules {
@@ -168,22 +168,22 @@ func (r renderer) port(c *contribution, s plan.Service, p plan.Port) {
 	used := map[netip.AddrPort]string{}
 	if usesCluster {
 		use(used, key, p, p.Backends.Cluster)
-		add(prefixCluster+end, r.pick(used, s, p, plan.ToCluster)...)
+		add(prefixCluster+end, r.pick(used, s, p, m, plan.ToCluster)...)
 	}
 	if usesLocal {
 		use(used, key, p, p.Backends.Local)
-		add(prefixLocal+end, r.pick(used, s, p, plan.ToLocal)...)
+		add(prefixLocal+end, r.pick(used, s, p, m, plan.ToLocal)...)
 	}
 	for endpoint, chain := range used {
-		if rules := c.before[chain]; len(rules) == 2 && strings.Contains(rules[1], remembers) == (affinity > 0) {
+		remember := m.remember(endpoint)
+		if rules := c.before[chain]; len(rules) == 2 && strings.Contains(rules[1], remembers) == (remember != "") &&
+			strings.Contains(rules[1], remember) {
 			c.chains[chain] = rules
 			continue
 		}
 		// Without comments, as these are half of all rules: the rules that jump here name the Service.
-		deliver := rule{protocol: p.Protocol, portless: true, target: "DNAT --to-destination " + endpoint.String()}
-		if affinity > 0 {
-			deliver.match = r.remember(chain)
-		}
+		deliver := rule{protocol: p.Protocol, portless: true, match: remember,
+			target: "DNAT --to-destination " + endpoint.String()}
 		add(chain, rule{src: host(endpoint.Addr()), target: chainMasquerade}, deliver) // hairpin: the pod must not see itself
 	}
 }
@@ -195,26 +195,6 @@ func use(used map[netip.AddrPort]string, key lb.Key, p plan.Port, backends []lb.
 			used[at] = endpointChain(key, p, at)
 		}
 	}
-}
-
-const remembers = "-m recent --set "
-
-// remember notes the client in a list of the endpoint's own; it matches always.
-func (r renderer) remember(chain string) string { return remembers + r.list(chain) }
-
-// remembered matches a client that was noted less than timeout ago. A list holds the 100 clients
-// that came last, unless the node's administrator has given the kernel's module xt_recent a larger
-// ip_list_tot.
-func (r renderer) remembered(chain string, timeout time.Duration) string {
-	return fmt.Sprintf("-m recent --rcheck --seconds %d --reap %s", int(timeout/time.Second), r.list(chain))
-}
-
-func (r renderer) list(chain string) string {
-	mask := "255.255.255.255"
-	if r.family == lb.IPv6 {
-		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-	}
-	return fmt.Sprintf("--name %s --mask %s --rsource", chain, mask)
 }
 
 // frontend renders where connections to a frontend go.
@@ -356,8 +336,9 @@ func (r renderer) external(p plan.Port, name, end string, isRelayed bool) []rule
 
 // pick renders the choice among backends: the one that the client had before, with affinity; else
 // one of n, then one of n-1, and so on.
-func (r renderer) pick(chains map[netip.AddrPort]string, s plan.Service, p plan.Port, set plan.Action) []rule {
-	name, affinity, backends := portName(s.Key, p.Name), s.AffinityTimeout, p.Backends.Cluster
+func (r renderer) pick(chains map[netip.AddrPort]string, s plan.Service, p plan.Port, clients memory,
+	set plan.Action) []rule {
+	name, backends := portName(s.Key, p.Name), p.Backends.Cluster
 	if set == plan.ToLocal {
 		backends = p.Backends.Local
 	}
@@ -381,10 +362,10 @@ func (r renderer) pick(chains map[netip.AddrPort]string, s plan.Service, p plan.
 	to := func(b lb.Backend) rule {
 		return rule{comment: fmt.Sprintf("%s -> %s", name, p.At(b)), target: chains[p.At(b)]}
 	}
-	if affinity > 0 {
+	if s.AffinityTimeout > 0 {
 		for _, b := range backends {
 			m := to(b)
-			m.match = r.remembered(m.target, affinity)
+			m.match = clients.remembered(p.At(b))
 			rules = append(rules, m)
 		}
 	}

@@ -12,40 +12,70 @@ import (
 )
 
 // ParseKeys reads encryption keys from the contents of a file, one a line: base64 or the bare
-// bytes, 16, 24 or 32 of them. The first one encrypts; all of them decrypt.
+// bytes, 16, 24 or 32 of them. The first one encrypts; all of them decrypt. A single key of bare
+// bytes may have line breaks among them.
 func ParseKeys(b []byte) ([][]byte, error) {
-	if key, err := parseKey(b); err == nil {
-		return [][]byte{key}, nil // bare bytes may have line breaks among them
+	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
+	if len(lines) == 1 {
+		lines[0] = b // blanks at its ends may belong to a key of bare bytes
 	}
 	var keys [][]byte
-	for i, line := range bytes.Split(bytes.TrimSpace(b), []byte("\n")) {
+	var failed error
+	for i, line := range lines {
 		key, err := parseKey(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", i+1, err)
+		switch {
+		case err == nil:
+			keys = append(keys, key)
+		case failed == nil:
+			failed = fmt.Errorf("line %d: %w", i+1, err)
 		}
-		keys = append(keys, key)
 	}
-	return keys, nil
+	if failed == nil {
+		return keys, nil
+	}
+	// Text with a key on one of its lines has a mistake on another one, and is no key as a whole.
+	if key := bareKey(b); key != nil && (len(keys) == 0 || !isText(b)) {
+		return [][]byte{key}, nil
+	}
+	return nil, failed
 }
 
+// parseKey reads one key.
 func parseKey(b []byte) ([]byte, error) {
-	text := bytes.TrimSpace(b)
-	if decoded, err := base64.StdEncoding.DecodeString(string(text)); err == nil &&
+	if decoded, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(b))); err == nil &&
 		memberlist.ValidateKey(decoded) == nil {
 		return decoded, nil
 	}
-	for _, key := range [][]byte{b, text} {
-		if memberlist.ValidateKey(key) == nil {
-			return key, nil
-		}
+	if key := bareKey(b); key != nil {
+		return key, nil
 	}
 	return nil, fmt.Errorf("a gossip key is 16, 24 or 32 bytes, bare or in base64; this has %d bytes", len(b))
+}
+
+// bareKey returns the bytes that are a key as they are, with or without the blanks at their ends; nil
+// if they are none.
+func bareKey(b []byte) []byte {
+	for _, key := range [][]byte{b, bytes.TrimSpace(b)} {
+		if memberlist.ValidateKey(key) == nil {
+			return key
+		}
+	}
+	return nil
+}
+
+// isText reports whether b is ASCII that can be printed.
+func isText(b []byte) bool {
+	return !slices.ContainsFunc(b, func(c byte) bool { return c > '~' || c < ' ' && c != '\t' && c != '\r' && c != '\n' })
 }
 
 // Fingerprint names a key without telling it.
 func Fingerprint(key []byte) string {
 	sum := sha256.Sum256(append([]byte("landfall gossip key "), key...))
 	return fmt.Sprintf("%x", sum[:4])
+}
+
+func hasKey(keys [][]byte, key []byte) bool {
+	return slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) })
 }
 
 // newKeyring returns the keys as memberlist takes them; nil for none.
@@ -60,8 +90,8 @@ func newKeyring(keys [][]byte) *memberlist.Keyring {
 	return ring
 }
 
-// SetKeys replaces the keys that encrypt gossip while it goes on. Gossip that is not encrypted
-// stays so, as nodes that begin one by one would not understand one another.
+// SetKeys replaces the keys of gossip at once, while it goes on: see Rotation. Gossip that is not
+// encrypted stays so, as nodes that begin one by one would not understand one another.
 func (m *Members) SetKeys(keys [][]byte) error {
 	if m.keys == nil || len(keys) == 0 {
 		return errors.New("encryption of gossip begins and ends with a restart only")
@@ -75,7 +105,7 @@ func (m *Members) SetKeys(keys [][]byte) error {
 		return err
 	}
 	for _, old := range slices.Clone(m.keys.GetKeys()) {
-		if slices.ContainsFunc(keys, func(key []byte) bool { return bytes.Equal(key, old) }) {
+		if hasKey(keys, old) {
 			continue
 		}
 		if err := m.keys.RemoveKey(old); err != nil {

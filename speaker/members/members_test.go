@@ -478,6 +478,10 @@ func TestParseKeys(t *testing.T) {
 		{string(bare), [][]byte{bare}},
 		{string(bare) + "\n", [][]byte{bare}},
 		{"0123456\n89abcdef", [][]byte{[]byte("0123456\n89abcdef")}},
+		{"0123456789abcdef\nfedcba9876543210", [][]byte{text, []byte("fedcba9876543210")}}, // base64 as a whole
+		{"0123456789abcdef\n0123456789abcd\xff", [][]byte{[]byte("0123456789abcdef\n0123456789abcd\xff")}},
+		{"0123456789abcdef\nfedcba987654321", nil}, // a byte is missing, and all together are 32
+		{"MDEyMzQ1Njc4\nOWFiY2RlZg==", nil},
 		{"MDEyMzQ1Njc4OWFiY2RlZg==\n", [][]byte{text}},
 		{"MDEyMzQ1Njc4OWFiY2RlZg==\n" + string(bare) + "\r\n", [][]byte{text, bare}},
 		{string(bare) + "\nMDEyMzQ1Njc4OWFiY2RlZg==", [][]byte{bare, text}},
