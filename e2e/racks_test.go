@@ -224,7 +224,11 @@ func TestContract5RacksLoseNothing(t *testing.T) {
 // TestContract5RacksWithTwoRoutersLoseNothing does so in two families, with two ToR routers in each
 // rack, and no addresses between them and the spine.
 func TestContract5RacksWithTwoRoutersLoseNothing(t *testing.T) {
-	wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 2, Unnumbered: true}, true, "Local", nil)))
+	for _, policy := range []string{"Local", "Cluster"} {
+		t.Run(policy, func(t *testing.T) {
+			wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 2, Unnumbered: true}, true, policy, nil)))
+		})
+	}
 }
 
 // TestContract5RacksBesideCalicoLoseNothing does so where Calico's BIRD of each node speaks with the same pair of
