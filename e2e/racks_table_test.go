@@ -62,6 +62,9 @@ func (r *rackRun) step(name string, happen func()) {
 	for range 2 { // the second time nodes remember the connections
 		lost := use(r.flows)
 		r.flows, row.lost = flowsWithout(r.flows, lost), row.lost+len(lost)
+		if len(lost) > 0 {
+			r.t.Logf("%s: the first that was lost, to %s: %v", name, lost[0].pod, lost[0].err)
+		}
 		time.Sleep(time.Second)
 	}
 	row.new = probe.Stop()
@@ -165,8 +168,9 @@ func (r *rackRun) own() map[string][]*rackFlow {
 		known := map[int]bool{}
 		for _, vip := range bgpVIPs(r.Lab) {
 			family := map[bool]string{true: "ipv4", false: "ipv6"}[vip.Addr().Is4()]
-			listing, err := r.Exec(r.t.Context(), node, "conntrack", "-L", "-f", family, "-p", "tcp", "--orig-dst",
-				vip.Addr().String())
+			// Its count goes to the other stream, which may stand in the middle of a line.
+			listing, err := r.Exec(r.t.Context(), node, "sh", "-c", fmt.Sprintf(
+				"conntrack -L -f %s -p tcp --orig-dst %s 2>/dev/null", family, vip.Addr()))
 			if err != nil {
 				r.t.Fatal(err)
 			}

@@ -144,6 +144,7 @@ type rackFlow struct {
 	conn net.Conn
 	in   *bufio.Reader
 	pod  string
+	err  error // of the last use
 }
 
 // openFlows opens connections from behind the spine.
@@ -173,7 +174,7 @@ func use(flows []*rackFlow) (lost []*rackFlow) {
 	for range 64 {
 		group.Go(func() {
 			for f := range work {
-				if f.use() != nil {
+				if f.err = f.use(); f.err != nil {
 					mu.Lock()
 					lost = append(lost, f)
 					mu.Unlock()
