@@ -658,14 +658,8 @@ func withoutNetwork(t *testing.T, l *lab.Lab, without bool) {
 	if without {
 		status = corev1.ConditionTrue
 	}
-	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`,
-		corev1.NodeNetworkUnavailable, status)
 	for _, n := range l.Cluster().Nodes {
-		_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), n.Name, types.StrategicMergePatchType, []byte(patch),
-			metav1.PatchOptions{}, "status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		setNodeCondition(t, l, n.Name, corev1.NodeNetworkUnavailable, status)
 	}
 }
 

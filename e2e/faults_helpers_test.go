@@ -277,7 +277,7 @@ func movePod(t *testing.T, l *lab.Lab, from string, to lab.Pod, grace time.Durat
 }
 
 // deliversTo returns an error unless the kernel of a proxy's node has an endpoint of the worked example's Service.
-func deliversTo(t *testing.T, proxy *lab.Agent, endpoint netip.Addr) error {
+func deliversTo(t testing.TB, proxy *lab.Agent, endpoint netip.Addr) error {
 	text, err := proxy.Get(t.Context(), "/v1/status?only=default/my-nginx")
 	if err != nil {
 		return err

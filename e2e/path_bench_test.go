@@ -16,16 +16,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// BenchmarkPathLost takes the way to pods from one of the nodes behind a router, again and again. It reports how
+// BenchmarkPathLost takes the way to pods of a family from one of the nodes behind a router, again and again. It reports how
 // long it took from the command that does so, and from the kernel's first and last message about it, until the
 // withdrawal was on the wire. From then until the router's kernel sends nothing to the node any more is the router's
 // own time, and a few milliseconds to ask it: go test -run '^$' -bench PathLost/ -benchtime 15x -timeout 30m ./e2e
 func BenchmarkPathLost(b *testing.B) {
-	for _, fault := range pathLosses(b) {
+	b.Run("IPv4", func(b *testing.B) { pathLost(b, lb.IPv4, bgpVIP.Addr()) })
+	b.Run("IPv6", func(b *testing.B) { pathLost(b, lb.IPv6, bgpVIP6.Addr()) })
+}
+
+func pathLost(b *testing.B, family lb.Family, vip netip.Addr) {
+	for _, fault := range pathLosses(b, family) {
 		b.Run(fault.name, func(b *testing.B) {
-			l := startBGP(b, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, false, "")
+			l := startBGP(b, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, family == lb.IPv6, "")
 			nodes := workers(l)
 			if fault.local {
 				setLocal(b, l)
@@ -34,12 +40,12 @@ func BenchmarkPathLost(b *testing.B) {
 			var command, first, last, router []time.Duration
 			for i := 0; b.Loop(); i++ {
 				node := nodes[i%len(nodes)]
-				wantRouted(b, l, bgpVIP.Addr(), nodes...)
+				wantRouted(b, l, vip, nodes...)
 				time.Sleep(300 * time.Millisecond) // whatever rests after the fault before has rested
-				seen := overhear(b, l, node)
+				seen := overhear(b, l, node, family)
 				began := time.Now()
 				mend := fault.make(l, node)
-				for routed(b, l, host(bgpVIP.Addr()), without(nodes, []string{node})...) != nil {
+				for routed(b, l, host(vip), without(nodes, []string{node})...) != nil {
 					if time.Since(began) > patience {
 						b.Fatalf("%s is still routed to", node)
 					}
@@ -67,7 +73,7 @@ func BenchmarkPathLost(b *testing.B) {
 // took from the command that does so until another node's announcement reached a client:
 // go test -run '^$' -bench PathLostL2 -benchtime 15x -timeout 30m ./e2e
 func BenchmarkPathLostL2(b *testing.B) {
-	for _, fault := range pathLosses(b) {
+	for _, fault := range pathLosses(b, lb.IPv4) {
 		if fault.local {
 			continue // the other faults take all pods
 		}
@@ -106,7 +112,7 @@ type pathLoss struct {
 	local bool
 }
 
-func pathLosses(b *testing.B) []pathLoss {
+func pathLosses(b *testing.B, family lb.Family) []pathLoss {
 	do := func(l *lab.Lab, node string, argv ...string) string {
 		out, err := l.Exec(b.Context(), node, argv...)
 		if err != nil {
@@ -119,19 +125,27 @@ func pathLosses(b *testing.B) []pathLoss {
 			b.Fatal(err)
 		}
 	}
-	forward := func(to string) []string { return []string{"sysctl", "-qw", "net.ipv4.ip_forward=" + to} }
+	parameter, ip := "net.ipv4.ip_forward", []string{"ip", "-4", "route"}
+	if family == lb.IPv6 {
+		parameter, ip = "net.ipv6.conf.all.forwarding", []string{"ip", "-6", "route"}
+	}
+	forward := func(to string) []string { return []string{"sysctl", "-qw", parameter + "=" + to} }
 	return []pathLoss{
-		{"ip_forward", func(l *lab.Lab, node string) func() {
+		{"forwarding", func(l *lab.Lab, node string) func() {
 			do(l, node, forward("0")...)
 			return func() { do(l, node, forward("1")...) }
 		}, false},
 		{"routes", func(l *lab.Lab, node string) func() {
-			pods := l.Cluster().PodNetwork.String()
-			was := strings.Split(strings.TrimSpace(do(l, node, "ip", "route", "show", "root", pods)), "\n")
-			do(l, node, "ip", "route", "flush", "root", pods)
+			pods := l.Cluster().PodNetwork
+			if family == lb.IPv6 {
+				pods = lab.TwinPrefix(pods)
+			}
+			routes := func(words ...string) string { return do(l, node, slices.Concat(ip, words)...) }
+			was := strings.Split(strings.TrimSpace(routes("show", "root", pods.String())), "\n")
+			routes("flush", "root", pods.String())
 			return func() {
 				for _, route := range was {
-					do(l, node, slices.Concat([]string{"ip", "route", "add"}, strings.Fields(route))...)
+					routes(append([]string{"add"}, strings.Fields(route)...)...)
 				}
 			}
 		}, false},
@@ -141,18 +155,30 @@ func pathLosses(b *testing.B) []pathLoss {
 		}, false},
 		{"cni0 down", func(l *lab.Lab, node string) func() {
 			do(l, node, "ip", "link", "set", lab.PodBridge, "down")
-			return func() { do(l, node, "ip", "link", "set", lab.PodBridge, "up") }
+			return func() {
+				do(l, node, "ip", "link", "set", lab.PodBridge, "up")
+				if family == lb.IPv6 { // the address went with the link
+					at := slices.IndexFunc(l.Cluster().Nodes, func(n lab.Node) bool { return n.Name == node })
+					n := l.Cluster().Nodes[at]
+					own := netip.PrefixFrom(lab.Twin(n.Gateway()), lab.TwinPrefix(n.PodNetwork).Bits())
+					do(l, node, "ip", "addr", "add", own.String(), "nodad", "dev", lab.PodBridge)
+				}
+			}
 		}, true},
 	}
 }
 
 // overhear listens to a node's kernel and to its uplink. The function that it returns ends that, and says when the node
 // first withdrew a route, and when before that the kernel told of changes of interfaces, routes or parameters.
-func overhear(b *testing.B, l *lab.Lab, node string) (heard func() (said []time.Time, withdrawn time.Time)) {
+func overhear(b *testing.B, l *lab.Lab, node string, family lb.Family,
+) (heard func() (said []time.Time, withdrawn time.Time)) {
+	groups, gone := []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_NETCONF}, withdraws
+	if family == lb.IPv6 {
+		groups, gone = []uint{unix.RTNLGRP_LINK, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_NETCONF}, withdraws6
+	}
 	var socket *nl.NetlinkSocket
 	if err := l.In(node, func() (err error) {
-		socket, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE,
-			unix.RTNLGRP_IPV4_NETCONF)
+		socket, err = nl.Subscribe(unix.NETLINK_ROUTE, groups...)
 		return err
 	}); err != nil {
 		b.Fatal(err)
@@ -167,7 +193,7 @@ func overhear(b *testing.B, l *lab.Lab, node string) (heard func() (said []time.
 			said = append(said, time.Now())
 		}
 	})
-	sent := sniff(b, l, node, patience, withdraws)
+	sent := sniff(b, l, node, patience, gone)
 	return func() ([]time.Time, time.Time) {
 		withdrawn := <-sent
 		socket.Close()
@@ -221,6 +247,21 @@ func sniff(b *testing.B, l *lab.Lab, host string, patience time.Duration, sought
 func withdraws(frame []byte) bool {
 	message := updateIn(frame)
 	return len(message) >= 2 && message[0]|message[1] > 0
+}
+
+// withdraws6 reports whether a frame has an UPDATE that withdraws a route of IPv6: its first attribute is
+// MP_UNREACH_NLRI (RFC 4760 section 4) with a route, and not the end of the routes.
+func withdraws6(frame []byte) bool {
+	message := updateIn(frame)
+	const attribute, unreachable, extended = 4, 15, 0x10
+	if len(message) < attribute+4 || message[attribute+1] != unreachable {
+		return false
+	}
+	size := int(message[attribute+2])
+	if message[attribute]&extended != 0 {
+		size = int(message[attribute+2])<<8 | int(message[attribute+3])
+	}
+	return size > len("AFI")
 }
 
 // arpOf returns who says in an ARP packet that it has an address (RFC 826).

@@ -12,10 +12,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
 // bootNode is a node with a pod of the Service, which the advertisement below prefers.
@@ -33,12 +36,13 @@ metadata: {name: lan}
 spec: {preferredNodes: [{weight: 50, nodeSelector: {matchLabels: {kubernetes.io/hostname: ` + bootNode + `}}}]}
 `
 
-// boots is where a node boots: over ARP or BGP.
+// boots is where a node boots: over ARP and NDP, or BGP.
 type boots struct {
 	*lab.Lab
 	vip  netip.AddrPort
-	from string // a client
-	// served waits until the node announces the VIP, unserved until it does not.
+	vips []netip.AddrPort // of all families, the first vip
+	from string           // a client
+	// served waits until the node announces the VIPs, unserved until it does not.
 	served, unserved func(testing.TB)
 }
 
@@ -50,34 +54,77 @@ func bootsOverL2With(t testing.TB, options lab.Options) boots {
 		t.Fatal(err)
 	}
 	seedService(t, l)
-	return boots{l, seedVIP, lab.ClientName,
-		func(t testing.TB) { wantAnswererAmong(t, l, seedVIP.Addr(), bootNode) },
-		func(t testing.TB) { wantAnswererAmong(t, l, seedVIP.Addr(), otherThan(l, bootNode)...) }}
+	return onLAN(l, seedVIP)
 }
 
-func bootsOverBGP(t testing.TB) boots {
-	l := startBGP(t, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, false, "")
-	has := func(t testing.TB, want bool) {
-		eventually(t, fmt.Sprintf("%s is routed to %s: %v", bgpVIP, bootNode, want), func() error {
-			nodes, err := l.Routers()[0].Nodes(t.Context(), host(bgpVIP.Addr()))
-			if err == nil && (slices.Contains(nodes, bootNode) != want || len(nodes) == 0) {
-				err = fmt.Errorf("it is routed to %v", nodes)
-			}
-			return err
-		})
+// bootsOnDualStack has both families.
+func bootsOnDualStack(t testing.TB, options lab.Options) boots {
+	cluster := lab.SeedCluster()
+	cluster.DualStack = true
+	l := labtest.Start(t, cluster, options)
+	const of4, of6 = "172.26.236.180-172.26.236.189", `"fd00:172:26:236::180-fd00:172:26:236::189"`
+	if err := l.ApplyYAML(t.Context(), strings.Replace(preferBootNode, of4, of4+", "+of6, 1)); err != nil {
+		t.Fatal(err)
 	}
-	return boots{l, bgpVIP, lab.FarClientName, func(t testing.TB) { has(t, true) }, func(t testing.TB) { has(t, false) }}
+	service := lab.SeedService()
+	service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+	if err := l.AddService(t.Context(), service); err != nil {
+		t.Fatal(err)
+	}
+	wantAddresses(t, l, "my-nginx", seedVIP.Addr().String(), seedVIP6.Addr().String())
+	return onLAN(l, seedVIP, seedVIP6)
 }
 
-// TestContract1ANodeBoots has proxy and speaker of a node up before its network plugin (CNI): while
+func onLAN(l *lab.Lab, vips ...netip.AddrPort) boots {
+	among := func(nodes ...string) func(testing.TB) {
+		return func(t testing.TB) {
+			t.Helper()
+			for _, vip := range vips {
+				wantAnswererAmong(t, l, vip.Addr(), nodes...)
+			}
+		}
+	}
+	return boots{l, vips[0], vips, lab.ClientName, among(bootNode), among(otherThan(l, bootNode)...)}
+}
+
+func bootsOverBGP(t testing.TB) boots { return bootsOverBGPWith(t, false) }
+
+func bootsOverBGPWith(t testing.TB, dual bool) boots {
+	l := startBGP(t, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, dual, "")
+	has := func(want bool) func(testing.TB) {
+		return func(t testing.TB) {
+			t.Helper()
+			for _, vip := range bgpVIPs(l) {
+				eventually(t, fmt.Sprintf("%s is routed to %s: %v", vip, bootNode, want), func() error {
+					nodes, err := l.Routers()[0].Nodes(t.Context(), host(vip.Addr()))
+					if err == nil && (slices.Contains(nodes, bootNode) != want || len(nodes) == 0) {
+						err = fmt.Errorf("it is routed to %v", nodes)
+					}
+					return err
+				})
+			}
+		}
+	}
+	return boots{l, bgpVIP, bgpVIPs(l), lab.FarClientName, has(true), has(false)}
+}
+
+// TestContract1ANodeBoots has proxy and speaker of a node up before its network plugin (CNI), in both families: while
 // there is no bridge for pods and no route to any, it announces nothing, and no client is met by
 // silence; when they are there, it announces again.
 func TestContract1ANodeBoots(t *testing.T) {
 	t.Parallel()
+	onLANWith := func(mode string) func(testing.TB) boots {
+		return func(t testing.TB) boots {
+			return bootsOnDualStack(t, lab.Options{Values: map[string]any{"proxy": map[string]any{"mode": mode}}})
+		}
+	}
 	for _, over := range []struct {
 		name  string
 		start func(testing.TB) boots
-	}{{"L2", bootsOverL2}, {"BGP", bootsOverBGP}} {
+	}{
+		{"L2", onLANWith("nftables")}, {"L2, iptables", onLANWith("iptables")},
+		{"BGP", func(t testing.TB) boots { return bootsOverBGPWith(t, true) }},
+	} {
 		t.Run(over.name, func(t *testing.T) {
 			t.Parallel()
 			b := over.start(t)
@@ -115,8 +162,10 @@ func (b boots) boot(t *testing.T) {
 			elsewhere = p.Name
 		}
 	}
-	wantAnswers(t, b.Lab, b.from, "tcp", b.vip, elsewhere)
-	probe := b.StartProbe(t.Context(), b.from, "tcp", b.vip, newEvery)
+	for _, vip := range b.vips {
+		wantAnswers(t, b.Lab, b.from, "tcp", vip, elsewhere)
+	}
+	wantNone := b.probe(t)
 	for _, program := range programs {
 		if err := b.Agent(program, bootNode).Start(); err != nil {
 			t.Fatal(err)
@@ -129,16 +178,31 @@ func (b boots) boot(t *testing.T) {
 	}
 	time.Sleep(3 * time.Second)
 	b.unserved(t)
-	wantNoneLost(t, probe.Stop())
+	wantNone()
 
-	probe = b.StartProbe(t.Context(), b.from, "tcp", b.vip, newEvery)
+	wantNone = b.probe(t)
 	if err := b.StartCNI(t.Context(), bootNode); err != nil {
 		t.Fatal(err)
 	}
 	b.conditions(t, pod, lab.Ready)
 	b.served(t)
 	time.Sleep(time.Second)
-	wantNoneLost(t, probe.Stop())
+	wantNone()
+}
+
+// probe opens new connections to all VIPs until the function that it returns is called, which wants none lost.
+func (b boots) probe(t *testing.T) (wantNone func()) {
+	t.Helper()
+	var probes []*lab.Probe
+	for _, vip := range b.vips {
+		probes = append(probes, b.StartProbe(t.Context(), b.from, "tcp", vip, newEvery))
+	}
+	return func() {
+		t.Helper()
+		for _, p := range probes {
+			wantNoneLost(t, p.Stop())
+		}
+	}
 }
 
 func (b boots) conditions(t *testing.T, pod string, c lab.Conditions) {
@@ -156,6 +220,8 @@ type pathFault struct {
 	make, mend func(testing.TB, *lab.Lab)
 	// local is set for one that needs the policy Local, or no pod of the Service on the node.
 	local bool
+	// ofNode is set for one that the Node's conditions tell the speaker, and not the kernel the proxy.
+	ofNode bool
 }
 
 // run runs commands on bootNode, each a list of words.
@@ -173,8 +239,8 @@ func run(commands ...string) func(testing.TB, *lab.Lab) {
 // pathFaults are those of a node of a cluster with two families.
 func pathFaults(c lab.Cluster) []pathFault {
 	forwarding := func(family lb.Family, name string) pathFault {
-		return pathFault{name, []lb.Family{family}, lb.ReasonForwardingOff, run("sysctl -qw " + name + "=0"),
-			run("sysctl -qw " + name + "=1"), false}
+		return pathFault{name: name, families: []lb.Family{family}, reason: lb.ReasonForwardingOff,
+			make: run("sysctl -qw " + name + "=0"), mend: run("sysctl -qw " + name + "=1")}
 	}
 	cni := func(f func(*lab.Lab, context.Context, string) error) func(testing.TB, *lab.Lab) {
 		return func(t testing.TB, l *lab.Lab) {
@@ -184,6 +250,12 @@ func pathFaults(c lab.Cluster) []pathFault {
 		}
 	}
 	both := []lb.Family{lb.IPv4, lb.IPv6}
+	condition := func(kind corev1.NodeConditionType, bad, good corev1.ConditionStatus, reason lb.Reason) pathFault {
+		set := func(to corev1.ConditionStatus) func(testing.TB, *lab.Lab) {
+			return func(t testing.TB, l *lab.Lab) { setNodeCondition(t, l, bootNode, kind, to) }
+		}
+		return pathFault{name: string(kind), families: both, reason: reason, make: set(bad), mend: set(good), ofNode: true}
+	}
 	var add, del []string
 	gateway := ""
 	for _, n := range c.Nodes {
@@ -195,15 +267,27 @@ func pathFaults(c lab.Cluster) []pathFault {
 		add = append(add, fmt.Sprintf("ip route add %s %s", to, via))
 		del = append(del, fmt.Sprintf("ip route del %s", to))
 	}
-	return []pathFault{
-		{"routes and cni0", both, lb.ReasonPodRouteMissing, cni((*lab.Lab).StopCNI), cni((*lab.Lab).StartCNI), false},
-		{"IPv6 routes", both[1:], lb.ReasonPodRouteMissing, run(del...), run(add...), false},
+	faults := []pathFault{
+		{name: "routes and cni0", families: both, reason: lb.ReasonPodRouteMissing, make: cni((*lab.Lab).StopCNI),
+			mend: cni((*lab.Lab).StartCNI)},
+		{name: "IPv6 routes", families: both[1:], reason: lb.ReasonPodRouteMissing, make: run(del...), mend: run(add...)},
 		forwarding(lb.IPv4, "net.ipv4.ip_forward"), forwarding(lb.IPv4, "net.ipv4.conf.eth0.forwarding"),
 		forwarding(lb.IPv6, "net.ipv6.conf.all.forwarding"), // those of interfaces are nothing to Linux there
-		{"cni0 down", both, lb.ReasonPodRouteMissing, run("ip link set " + lab.PodBridge + " down"),
-			run("ip link set "+lab.PodBridge+" up", // which lost its IPv6 address when it went down
-				"ip addr add "+gateway+" nodad dev "+lab.PodBridge), true},
+		condition(corev1.NodeNetworkUnavailable, corev1.ConditionTrue, corev1.ConditionFalse, lb.ReasonNetworkUnavailable),
+		condition(corev1.NodeReady, corev1.ConditionFalse, corev1.ConditionTrue, lb.ReasonNodeNotReady),
+		{name: "cni0 down", families: both, reason: lb.ReasonPodRouteMissing,
+			make: run("ip link set " + lab.PodBridge + " down"),
+			mend: run("ip link set "+lab.PodBridge+" up", // which lost its IPv6 address when it went down
+				"ip addr add "+gateway+" nodad dev "+lab.PodBridge), local: true},
 	}
+	if nstest.ForcesForwarding() {
+		forced := forwarding(lb.IPv6, "net.ipv6.conf.all.forwarding")
+		forced.name = "force_forwarding in its place"
+		forced.mend = run("sysctl -qw net.ipv6.conf.eth0.force_forwarding=1",
+			"sysctl -qw net.ipv6.conf."+lab.PodBridge+".force_forwarding=1")
+		faults = append(faults, forced)
+	}
+	return faults
 }
 
 // pathReason returns why a node's proxy does not deliver the VIP.
@@ -233,52 +317,55 @@ func pathReason(t testing.TB, l *lab.Lab, node string, vip netip.Addr) (lb.Reaso
 	return "", errors.New("the proxy does not know the VIP")
 }
 
+// setNodeCondition sets a condition of a Node.
+func setNodeCondition(t testing.TB, l *lab.Lab, node string, kind corev1.NodeConditionType, to corev1.ConditionStatus) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q,"reason":"Test"}]}}`, kind, to)
+	_, err := l.Kube().CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(patch),
+		metav1.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestContract1ThePathGoes takes the way to pods of one family or both from the node that answers, in each way: another
 // node takes over the addresses of these families, and the one comes back when the way does.
 func TestContract1ThePathGoes(t *testing.T) {
 	t.Parallel()
-	cluster := lab.SeedCluster()
-	cluster.DualStack = true
-	l := labtest.Start(t, cluster, lab.Options{})
-	const of4, of6 = "172.26.236.180-172.26.236.189", `"fd00:172:26:236::180-fd00:172:26:236::189"`
-	if err := l.ApplyYAML(t.Context(), strings.Replace(preferBootNode, of4, of4+", "+of6, 1)); err != nil {
-		t.Fatal(err)
-	}
-	service := lab.SeedService()
-	service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
-	if err := l.AddService(t.Context(), service); err != nil {
-		t.Fatal(err)
-	}
-	vips := map[lb.Family]netip.Addr{lb.IPv4: seedVIP.Addr(), lb.IPv6: seedVIP6.Addr()}
-	wantAddresses(t, l, "my-nginx", vips[lb.IPv4].String(), vips[lb.IPv6].String())
-	served := func(t testing.TB) {
-		for _, vip := range vips {
-			wantAnswererAmong(t, l, vip, bootNode)
-		}
-	}
-	for _, f := range pathFaults(cluster) {
+	b := bootsOnDualStack(t, lab.Options{Values: map[string]any{"speaker": map[string]any{"requireReady": true}}})
+	for _, f := range pathFaults(b.Cluster()) {
 		t.Run(f.name, func(t *testing.T) {
 			if f.local {
-				setLocal(t, l)
+				setLocal(t, b.Lab)
 			}
-			served(t)
-			f.make(t, l)
-			for family, vip := range vips {
-				want, nodes := lb.Reason(""), []string{bootNode}
-				if slices.Contains(f.families, family) {
-					want, nodes = f.reason, otherThan(l, bootNode)
+			b.served(t)
+			f.make(t, b.Lab)
+			for _, at := range b.vips {
+				vip, want, nodes := at.Addr(), lb.Reason(""), []string{bootNode}
+				if slices.Contains(f.families, lb.FamilyOf(vip)) {
+					want, nodes = f.reason, otherThan(b.Lab, bootNode)
 				}
-				wantAnswererAmong(t, l, vip, nodes...)
+				wantAnswererAmong(t, b.Lab, vip, nodes...)
+				if f.ofNode {
+					wantReason(t, b.Lab, bootNode, vip, string(want))
+					continue
+				}
 				eventually(t, "the proxy says why", func() error {
-					got, err := pathReason(t, l, bootNode, vip)
+					got, err := pathReason(t, b.Lab, bootNode, vip)
 					if err == nil && got != want {
 						err = fmt.Errorf("it says %q of %s, want %q", got, vip, want)
 					}
 					return err
 				})
 			}
-			f.mend(t, l)
-			served(t)
+			f.mend(t, b.Lab)
+			b.served(t)
+			for _, vip := range b.vips {
+				eventually(t, fmt.Sprint("a client is answered at ", vip), func() error {
+					_, err := b.Ask(t.Context(), b.from, "tcp", vip)
+					return err
+				})
+			}
 		})
 	}
 }

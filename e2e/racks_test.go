@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
@@ -146,6 +144,7 @@ type rackFlow struct {
 	conn net.Conn
 	in   *bufio.Reader
 	pod  string
+	err  error // of the last use
 }
 
 // openFlows opens connections from behind the spine.
@@ -175,7 +174,7 @@ func use(flows []*rackFlow) (lost []*rackFlow) {
 	for range 64 {
 		group.Go(func() {
 			for f := range work {
-				if f.use() != nil {
+				if f.err = f.use(); f.err != nil {
 					mu.Lock()
 					lost = append(lost, f)
 					mu.Unlock()
@@ -213,12 +212,12 @@ func flowsWithout(flows, lost []*rackFlow) []*rackFlow {
 	return slices.DeleteFunc(slices.Clone(flows), func(f *rackFlow) bool { return slices.Contains(lost, f) })
 }
 
-// TestContract5RacksLoseNothing drains, joins and upgrades nodes in racks that only routers join,
+// TestContract5RacksLoseNothing drains, joins, updates and upgrades nodes in racks that only routers join,
 // and breaks none of the connections; a crash breaks those of its own node only.
 func TestContract5RacksLoseNothing(t *testing.T) {
 	for _, policy := range []string{"Local", "Cluster"} {
 		t.Run(policy, func(t *testing.T) {
-			wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 1}, false, policy, nil), policy == "Local"))
+			wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 1}, false, policy, nil)))
 		})
 	}
 }
@@ -226,7 +225,11 @@ func TestContract5RacksLoseNothing(t *testing.T) {
 // TestContract5RacksWithTwoRoutersLoseNothing does so in two families, with two ToR routers in each
 // rack, and no addresses between them and the spine.
 func TestContract5RacksWithTwoRoutersLoseNothing(t *testing.T) {
-	wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 2, Unnumbered: true}, true, "Local", nil), true))
+	for _, policy := range []string{"Local", "Cluster"} {
+		t.Run(policy, func(t *testing.T) {
+			wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 2, Unnumbered: true}, true, policy, nil)))
+		})
+	}
 }
 
 // TestContract5RacksBesideCalicoLoseNothing does so where Calico's BIRD of each node speaks with the same pair of
@@ -238,7 +241,7 @@ func TestContract5RacksBesideCalicoLoseNothing(t *testing.T) {
 		t.Run(policy, func(t *testing.T) {
 			service := lab.SeedService()
 			service.ExternalTrafficPolicy = policy
-			wantNoFlowLost(t, rackTable(t, startInRacks(t, cluster, service, nil), policy == "Local"))
+			wantNoFlowLost(t, rackTable(t, startInRacks(t, cluster, service, nil)))
 		})
 	}
 }
@@ -250,153 +253,10 @@ func BenchmarkRacks(b *testing.B) {
 		b.Run(fmt.Sprintf("port-%d", port), func(b *testing.B) {
 			values := map[string]any{"proxy": map[string]any{"rescueTunnelPort": port}}
 			for range b.N {
-				for _, row := range rackTable(b, startRacks(b, lab.ToR{Count: 1}, false, "Local", values), true) {
+				for _, row := range rackTable(b, startRacks(b, lab.ToR{Count: 1}, false, "Local", values)) {
 					b.ReportMetric(100*float64(row.lost)/float64(row.of), "%lost/"+strings.ReplaceAll(row.name, " ", "-"))
 				}
 			}
 		})
 	}
-}
-
-// rackRow is what a change has cost.
-type rackRow struct {
-	name     string
-	lost, of int // long-lived connections
-	new      lab.Report
-}
-
-func wantNoFlowLost(t *testing.T, rows []rackRow) {
-	t.Helper()
-	for _, row := range rows {
-		// A router that has lost its last way answers so until the spine has told it of another.
-		delete(row.new.Failures, unix.EHOSTUNREACH.Error())
-		if row.lost > 0 || len(row.new.Failures) > 0 {
-			t.Errorf("%s: %d of %d connections were lost, of new ones %v", row.name, row.lost, row.of, row.new.Failures)
-		}
-	}
-}
-
-// rackTable lets happen what happens to nodes, the last a crash if connections are those of the node
-// that has the pod.
-func rackTable(t testing.TB, l *lab.Lab, local bool) (rows []rackRow) {
-	t.Helper()
-	all := workers(l)
-	flows := openFlows(t, l, rackFlows)
-	const node, mate, other = "k8s-rack-2-1", "k8s-rack-2-2", "k8s-rack-3-2"
-	step := func(name string, happen func()) {
-		t.Helper()
-		probe := l.StartProbe(t.Context(), lab.ClientName, "tcp", bgpVIP, 20*time.Millisecond)
-		before, row := moved(t, l), rackRow{name: name, of: len(flows)}
-		happen()
-		for range 2 { // the second time nodes remember the connections
-			lost := use(flows)
-			flows, row.lost = flowsWithout(flows, lost), row.lost+len(lost)
-			time.Sleep(time.Second)
-		}
-		row.new = probe.Stop()
-		t.Logf("%s: %d of %d lost, %d packets moved; new connections: %s", name, row.lost, row.of, moved(t, l)-before,
-			row.new)
-		rows = append(rows, row)
-		flows = append(flows, openFlows(t, l, rackFlows-len(flows))...)
-	}
-	const drained = `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`
-	step("drain", func() {
-		patchNode(t, l, node, drained)
-		wantInRacks(t, l, otherNames(all, node)...)
-	})
-	step("drain of the rack's last", func() {
-		patchNode(t, l, mate, drained)
-		wantInRacks(t, l, otherNames(all, node, mate)...)
-	})
-	step("join of both", func() {
-		patchNode(t, l, mate, `{"spec":{"taints":null}}`)
-		patchNode(t, l, node, `{"spec":{"taints":null}}`)
-		wantInRacks(t, l, all...)
-	})
-	step("upgrade of all agents", func() {
-		for _, node := range all {
-			restart(t, l.Agent("speaker", node), (*lab.Agent).Stop, 300*time.Millisecond)
-			restart(t, l.Agent("proxy", node), (*lab.Agent).Stop, 300*time.Millisecond)
-		}
-		wantInRacks(t, l, all...)
-	})
-	step("speaker stopped for good", func() {
-		if err := l.Agent("speaker", other).Stop(); err != nil {
-			t.Fatal(err)
-		}
-		wantInRacks(t, l, otherNames(all, other)...)
-	})
-	step("speaker back", func() {
-		if err := l.Agent("speaker", other).Start(); err != nil {
-			t.Fatal(err)
-		}
-		wantInRacks(t, l, all...)
-	})
-	if !local {
-		return rows
-	}
-	// Routers with one hash may leave a node of a rack without connections: that with the most crashes.
-	by := map[string]int{}
-	for _, f := range flows {
-		by[f.pod]++
-	}
-	busiest := slices.MaxFunc(slices.Collect(maps.Keys(by)), func(a, b string) int { return by[a] - by[b] })
-	crashing := strings.Replace(busiest, "my-nginx", "k8s-rack", 1)
-	isOwn := func(f *rackFlow) bool { return f.pod == busiest }
-	crashed := slices.DeleteFunc(slices.Clone(flows), isOwn)
-	t.Logf("%d of %d connections are those of the node that crashes", len(flows)-len(crashed), len(flows))
-	flows = crashed
-	for _, program := range []string{"speaker", "proxy"} {
-		if err := l.Agent(program, crashing).Kill(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	step("crash, of other nodes'", func() {
-		if err := l.Cut(t.Context(), crashing); err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range l.Routers() { // which else find out when the hold time is over
-			for _, n := range l.Cluster().Nodes {
-				if n.Name != crashing || !strings.HasPrefix(n.Addr.String(), r.Addr.String()[:len("172.26.3.")]) {
-					continue
-				}
-				sessions := l.Cluster().Addresses(n.Addr)
-				if l.Cluster().CNI == lab.CalicoBGP {
-					sessions = append(sessions, l.Cluster().Addresses(n.SpeakerAddr())...)
-				}
-				for _, addr := range sessions {
-					ask(t, r, "clear bgp "+addr.String())
-				}
-			}
-		}
-		wantInRacks(t, l, otherNames(all, crashing)...)
-	})
-	// New connections to the dead node fail until the routers know.
-	rows[len(rows)-1].new.Failures = nil
-	return rows
-}
-
-// moved is how many packets all nodes have passed on.
-func moved(t testing.TB, l *lab.Lab) (sum int) {
-	t.Helper()
-	for _, a := range l.Agents("proxy") {
-		if !a.Running() {
-			continue
-		}
-		text, err := a.Get(t.Context(), "/metrics")
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(text) {
-			var n float64
-			if _, err := fmt.Sscanf(line, "landfall_proxy_rescued_packets_total %g", &n); err == nil {
-				sum += int(n)
-			}
-		}
-	}
-	return sum
-}
-
-func otherNames(all []string, but ...string) []string {
-	return slices.DeleteFunc(slices.Clone(all), func(n string) bool { return slices.Contains(but, n) })
 }

@@ -75,7 +75,7 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 		switch text, err := os.ReadFile(filepath.Join(h.parameters.folder, parameter)); {
 		case err != nil && !errors.Is(err, fs.ErrNotExist) && h.last.NotForwarding[family] != "":
 			facts.NotForwarding[family] = h.last.NotForwarding[family]
-		case err == nil && strings.TrimSpace(string(text)) == "0":
+		case err == nil && strings.TrimSpace(string(text)) == "0" && !forwardsBy(interfaces, node.Addresses, family):
 			facts.NotForwarding[family] = "net." + strings.ReplaceAll(parameter, "/", ".")
 		}
 	}
@@ -89,6 +89,24 @@ func (h *host) look(ctx context.Context) (found []lb.Finding, known bool) {
 	h.relaying(&facts)
 	h.last = facts
 	return plan.Findings(facts), true
+}
+
+// forwardsBy reports whether the kernel forwards packets of a family although its parameter for all is 0: what comes in
+// at the interfaces with the Node's addresses, each of which has a parameter of its own.
+func forwardsBy(interfaces []lb.Interface, addrs []netip.Addr, family lb.Family) (all bool) {
+	for _, i := range interfaces {
+		has := slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool {
+			return lb.FamilyOf(p.Addr()) == family && slices.Contains(addrs, p.Addr())
+		})
+		switch {
+		case !has || i.Loopback || i.Dummy:
+		case !i.Forwards(family):
+			return false
+		default:
+			all = true
+		}
+	}
+	return all
 }
 
 // maxPodRoutes bounds how many routes are looked up at a time.

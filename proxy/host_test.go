@@ -89,6 +89,8 @@ func TestHostLooks(t *testing.T) {
 	b.put("api", "192.0.2.3", "10.244.1.7")
 	look(true)
 	set("ipv4/ip_forward", "0")
+	look(true) // its interfaces forward by parameters of their own
+	b.own[0].Unforwarded4 = true
 	chains = []plan.ForwardChain{{Family: "ip", Table: "filter", Name: "FORWARD", Drops: true}}
 	look(true, lb.ReasonForwardingOff, lb.ReasonForwardDropped)
 	failed = errors.New("interrupted")
@@ -150,5 +152,37 @@ func TestHostLooks(t *testing.T) {
 	b.found = func() []lb.Finding { return []lb.Finding{lb.Find(lb.ReasonForwardingOff, "off")} }
 	if found := b.status().Findings; len(found) != 1 || found[0].Message != "off" {
 		t.Errorf("the status has %v", found)
+	}
+}
+
+// TestForwardsBySingleInterfaces has kernels whose parameter for all is 0.
+func TestForwardsBySingleInterfaces(t *testing.T) {
+	at := func(name string, off bool, addrs ...string) lb.Interface {
+		i := lb.Interface{Name: name, Unforwarded6: off}
+		for _, addr := range addrs {
+			i.Addresses = append(i.Addresses, netip.MustParsePrefix(addr))
+		}
+		return i
+	}
+	const own = "2001:db8::1/64"
+	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"),
+		netip.MustParseAddr("2001:db8:1::1")}
+	lo := at("lo", true, "2001:db8::1/128")
+	lo.Loopback = true
+	for name, test := range map[string]struct {
+		interfaces []lb.Interface
+		want       bool
+	}{
+		"no interface":                 {nil, false},
+		"the uplink":                   {[]lb.Interface{at("eth0", false, own), at("cni0", true, "fd00::1/64")}, true},
+		"not the uplink":               {[]lb.Interface{at("eth0", true, own), at("cni0", false, "fd00::1/64")}, false},
+		"one of two uplinks":           {[]lb.Interface{at("eth0", false, own), at("eth1", true, "2001:db8:1::1/64")}, false},
+		"the node's address is at lo":  {[]lb.Interface{lo, at("eth0", false, "2001:db8:2::1/64")}, false},
+		"and another is at the uplink": {[]lb.Interface{lo, at("eth0", false, "2001:db8:1::1/64")}, true},
+		"of the other family":          {[]lb.Interface{at("eth0", false, "192.0.2.1/24")}, false},
+	} {
+		if got := forwardsBy(test.interfaces, addrs, lb.IPv6); got != test.want {
+			t.Errorf("%s: %v, want %v", name, got, test.want)
+		}
 	}
 }

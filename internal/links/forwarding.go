@@ -23,34 +23,27 @@ const (
 // in at, and for all.
 type forwarding map[int]bool
 
-// markForwarding notes on interfaces where the kernel does not forward. IPv4 has a parameter for
-// each interface, which ip_forward sets as well; what IPv6 forwards depends on that for all.
-func markForwarding(interfaces []lb.Interface, ipv4, ipv6 forwarding) {
+// off reports whether the kernel says that it does not forward what comes in at an interface.
+func (f forwarding) off(index int) bool {
+	on, known := f[index]
+	return known && !on
+}
+
+// markForwarding notes on interfaces where the kernel does not forward. IPv4 has a parameter for each
+// interface, which ip_forward sets as well. IPv6 is forwarded everywhere by the parameter for all, and
+// without that at the interfaces with force_forwarding, whatever their forwarding is.
+func markForwarding(interfaces []lb.Interface, ipv4, ipv6 forwarding, forced map[int]bool) {
 	for n := range interfaces {
 		i := &interfaces[n]
-		on, known := ipv4[i.Index]
-		i.Unforwarded4 = known && !on
-		on, known = ipv6[netconfAll]
-		i.Unforwarded6 = known && !on
+		i.Unforwarded4 = ipv4.off(i.Index)
+		i.Unforwarded6 = ipv6.off(netconfAll) && !forced[i.Index]
 	}
 }
 
-// listForwarding asks for the parameters of one family. A kernel without that family has none.
+// listForwarding asks for the parameters of one family.
 func listForwarding(ns netns.NsHandle, family int) (forwarding, error) {
-	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+	messages, err := dump(ns, family, unix.RTM_GETNETCONF, unix.RTM_NEWNETCONF)
 	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
-	}
-	defer socket.Close()
-	messages, err := complete(func() ([][]byte, error) {
-		request := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, unix.NLM_F_DUMP)
-		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
-		request.AddData(nl.NewIfInfomsg(family))
-		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNETCONF)
-	})
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return nil, nil
-	} else if err != nil {
 		return nil, fmt.Errorf("list forwarding: %w", err)
 	}
 	found := forwarding{}
@@ -60,6 +53,25 @@ func listForwarding(ns netns.NsHandle, family int) (forwarding, error) {
 		}
 	}
 	return found, nil
+}
+
+// dump asks for what the kernel has of one family. One without that family has nothing.
+func dump(ns netns.NsHandle, family int, request, answer uint16) ([][]byte, error) {
+	socket, err := nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer socket.Close()
+	messages, err := complete(func() ([][]byte, error) {
+		r := nl.NewNetlinkRequest(int(request), unix.NLM_F_DUMP)
+		r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}}
+		r.AddData(nl.NewIfInfomsg(family))
+		return r.Execute(unix.NETLINK_ROUTE, answer)
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, nil
+	}
+	return messages, err
 }
 
 // parseNetconf reads a struct netconfmsg, which is one byte in a word, and its attributes.

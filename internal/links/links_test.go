@@ -252,6 +252,12 @@ func TestWatcherFollowsTheKernel(t *testing.T) {
 	until("it forwards IPv4", func(i lb.Interface) bool { return i.Forwards(lb.IPv4) && !i.Forwards(lb.IPv6) })
 	a.Run(t, "sysctl", "-q", "-w", "net.ipv6.conf.all.forwarding=1")
 	until("it forwards IPv6", func(i lb.Interface) bool { return i.Forwards(lb.IPv6) })
+	if nstest.ForcesForwarding() {
+		a.Run(t, "sysctl", "-q", "-w", "net.ipv6.conf.all.forwarding=0")
+		until("it forwards no IPv6", func(i lb.Interface) bool { return !i.Forwards(lb.IPv6) })
+		a.Run(t, "sysctl", "-q", "-w", "net.ipv6.conf.eth0.force_forwarding=1")
+		until("it alone forwards IPv6", func(i lb.Interface) bool { return i.Forwards(lb.IPv6) })
+	}
 	a.Run(t, "sysctl", "-q", "-w", "net.ipv4.conf.eth0.forwarding=0")
 	until("it alone does not forward IPv4", func(i lb.Interface) bool { return !i.Forwards(lb.IPv4) })
 	a.Run(t, "ip", "link", "del", "eth0")

@@ -160,7 +160,13 @@ func list(ns netns.NsHandle) ([]lb.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	markForwarding(interfaces, ipv4, ipv6)
+	var forced map[int]bool
+	if ipv6.off(netconfAll) {
+		if forced, err = listForced(ns); err != nil {
+			return nil, err
+		}
+	}
+	markForwarding(interfaces, ipv4, ipv6, forced)
 	return interfaces, nil
 }
 

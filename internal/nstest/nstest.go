@@ -46,6 +46,12 @@ func New(t testing.TB) *NS {
 	return ns
 }
 
+// ForcesForwarding reports whether the kernel has the parameter force_forwarding of IPv6, as from Linux 6.17 on.
+func ForcesForwarding() bool {
+	_, err := os.Stat("/proc/sys/net/ipv6/conf/all/force_forwarding")
+	return err == nil
+}
+
 // Do calls f on a thread inside the namespace. Sockets that f opens stay in the namespace;
 // goroutines that it starts do not.
 func (ns *NS) Do(t testing.TB, f func() error) {

@@ -130,6 +130,14 @@ func followsTheKernel(t *testing.T, c kernelCase) {
 	until("the bridge is up", "", "")
 	node.Run(t, "sysctl", "-qw", c.forwarding+"=0")
 	until("no forwarding", lb.ReasonForwardingOff, lb.ReasonForwardingOff)
+	if !self.Addr().Is4() && nstest.ForcesForwarding() {
+		node.Run(t, "sysctl", "-qw", "net.ipv6.conf.eth0.force_forwarding=1")
+		until("forwarding at the uplink, where the others' pods are", lb.ReasonForwardingOff, "")
+		node.Run(t, "sysctl", "-qw", "net.ipv6.conf.cni0.force_forwarding=1")
+		until("and at the bridge", "", "")
+		node.Run(t, "sysctl", "-qw", "net.ipv6.conf.eth0.force_forwarding=0")
+		until("at the bridge alone", lb.ReasonForwardingOff, lb.ReasonForwardingOff)
+	}
 	node.Run(t, "sysctl", "-qw", c.forwarding+"=1")
 	until("forwarding", "", "")
 }

@@ -120,7 +120,8 @@ type view struct {
 	interfaces []lb.Interface
 	own        []netip.Addr
 	byIndex    map[int]lb.Interface
-	// unforwarded has the families that are not forwarded at an interface with an address of the Node.
+	// unforwarded has the families that are not forwarded at an interface with an address of the Node,
+	// except where no packet comes in.
 	unforwarded map[lb.Family]bool
 }
 
@@ -134,6 +135,9 @@ func (a *Actor) see() bool {
 	a.view = view{interfaces, slices.Clone(own), make(map[int]lb.Interface, len(interfaces)), map[lb.Family]bool{}}
 	for _, i := range interfaces {
 		a.view.byIndex[i.Index] = i
+		if i.Loopback || i.Dummy {
+			continue // which force_forwarding of the uplinks leaves as they are
+		}
 		for _, p := range i.Addresses {
 			if family := lb.FamilyOf(p.Addr()); !i.Forwards(family) && slices.Contains(own, p.Addr()) {
 				a.view.unforwarded[family] = true

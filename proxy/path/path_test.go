@@ -3,6 +3,7 @@ package path
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -76,10 +77,13 @@ func run(t *testing.T, test func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, lost: map[netip.Addr]*lb.Refusal{}, kernel: &kernel{ways: map[string]links.Way{},
 			messages: make(chan []links.RouteChange), interfaces: []lb.Interface{
-				{Index: 2, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
+				{Index: 2, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"),
+					netip.MustParsePrefix("2001:db8::1/64")}},
 				{Index: 3, Name: "cni0"}}}}
 		r.Actor = New(Deps{Log: slog.New(slog.DiscardHandler), Now: time.Now, Node: "here", Look: r.lookup, Watch: r.watch,
-			Addresses: func() []netip.Addr { return []netip.Addr{netip.MustParseAddr("192.0.2.1")} },
+			Addresses: func() []netip.Addr {
+				return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+			},
 			Interfaces: func() ([]lb.Interface, bool) {
 				r.guard.Lock()
 				defer r.guard.Unlock()
@@ -327,18 +331,42 @@ func TestLinkAtResync(t *testing.T) {
 }
 
 func TestForwarding(t *testing.T) {
-	for _, index := range []int{0, 1} { // at the node's own interface, and at that of the pod
+	pods := map[lb.Family]string{lb.IPv4: "10.1.0.2", lb.IPv6: "fd00::2"}
+	for _, test := range []struct {
+		name   string
+		family lb.Family
+		at     int // the interface that does not forward
+		change func(*lb.Interface)
+		lost   bool
+	}{
+		{"at the node's own interface", lb.IPv4, 0, func(i *lb.Interface) { i.Unforwarded4 = true }, true},
+		{"at the node's own interface", lb.IPv6, 0, func(i *lb.Interface) { i.Unforwarded6 = true }, true},
+		{"at that of the pod", lb.IPv4, 1, func(i *lb.Interface) { i.Unforwarded4 = true }, true},
+		{"at that of the pod", lb.IPv6, 1, func(i *lb.Interface) { i.Unforwarded6 = true }, true},
+		// As with force_forwarding of the others.
+		{"at lo, which has the node's address", lb.IPv6, 0,
+			func(i *lb.Interface) { i.Unforwarded6, i.Loopback = true, true }, false},
+		{"at a dummy, which has the node's address", lb.IPv6, 0,
+			func(i *lb.Interface) { i.Unforwarded6, i.Dummy = true, true }, false},
+	} {
 		run(t, func(r *rig) {
+			before := slices.Clone(r.interfaces)
 			r.set(func() {
-				r.ways["10.1.0.2"], r.ways["fd00::2"] = own, own
+				for _, pod := range pods {
+					r.ways[pod] = own
+				}
 				r.ways["192.0.2.1"] = links.Way{Kind: lb.RouteOwn, Local: true, Link: 1}
 			})
 			r.Begin(map[lb.Key][]plan.Target{key: targets("10.1.0.2", "fd00::2", "192.0.2.1")})
 			r.expect("at first")
-			r.set(func() { r.interfaces = slices.Clone(r.interfaces); r.interfaces[index].Unforwarded4 = true })
+			r.set(func() { r.interfaces = slices.Clone(before); test.change(&r.interfaces[test.at]) })
 			r.Poke()
-			r.expect("off", "10.1.0.2 ForwardingOff")
-			r.set(func() { r.interfaces = slices.Clone(r.interfaces); r.interfaces[index].Unforwarded4 = false })
+			var lost []string
+			if test.lost {
+				lost = []string{pods[test.family] + " ForwardingOff"}
+			}
+			r.expect(fmt.Sprint(test.name, ", ", test.family), lost...)
+			r.set(func() { r.interfaces = before })
 			r.Poke()
 			time.Sleep(hold)
 			r.expect("on")
