@@ -2,17 +2,22 @@ package e2e
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
@@ -20,12 +25,15 @@ import (
 )
 
 // TestContract8TwoControllersAtOnce has all controllers lead at the same time, which the Lease is
-// there to prevent. They are held and killed at random moments while Services come and go: no
-// address has two holders, and none changes.
+// there to prevent. They are held and killed at random moments while Services of two families come and go, want to
+// share an address or may not, and show what somebody else has assigned: no address has two holders that may not share
+// it, and none changes without need.
 func TestContract8TwoControllersAtOnce(t *testing.T) {
 	t.Parallel()
-	l := labtest.Start(t, lab.SeedCluster(),
-		lab.Options{Values: map[string]any{"controller": map[string]any{"replicas": 2}}})
+	cluster := lab.SeedCluster()
+	cluster.DualStack = true
+	l := labtest.Start(t, cluster,
+		lab.Options{Values: map[string]any{"controller": map[string]any{"replicas": 2, "whenDuplicate": "move"}}})
 	ctx := t.Context()
 	agents := l.Agents("controller")
 	if len(agents) < 2 {
@@ -37,19 +45,40 @@ func TestContract8TwoControllersAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.ApplyYAML(ctx, pool("large", "10.64.0.0/22")); err != nil {
+	if err := l.ApplyYAML(ctx, pool("large", `10.64.0.0/22, "fd00:10:64::/118"`)); err != nil {
 		t.Fatal(err)
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
+	t.Run("Services come and go", func(t *testing.T) { comeAndGo(t, l, agents, r) })
+	t.Run("16 with one key and one port", func(t *testing.T) {
+		for round := range 4 {
+			wantApart(t, l, createAtOnce(t, l, fmt.Sprintf("same%d", round), func(int, *corev1.Service) {}))
+		}
+	})
+	t.Run("16 with one key share, and take one port", func(t *testing.T) { takeOnePort(t, l) })
+	t.Run("16 with a foreign status", func(t *testing.T) { foreignStatus(t, l, agents) })
+	caughtUp := 0
+	for _, a := range agents {
+		caughtUp += strings.Count(a.Log(), "another controller may have assigned addresses: catching up")
+	}
+	t.Logf("the controllers caught up with one another %d times", caughtUp)
+	if caughtUp == 0 {
+		t.Error("the controllers never met")
+	}
+}
+
+// comeAndGo creates and deletes Services while one of the controllers at a time is killed or held.
+func comeAndGo(t *testing.T, l *lab.Lab, agents []*lab.Agent, r *rand.Rand) {
+	ctx := t.Context()
 	const rounds, each = 25, 16
 	seen := map[string]string{}
 	for round := range rounds {
 		var group errgroup.Group
 		for i := range each {
 			group.Go(func() error {
-				return createBare(ctx, l, fmt.Sprintf("round%d-%d", round, i))
+				return createDual(ctx, l, fmt.Sprintf("round%d-%d", round, i), nil)
 			})
 		}
 		a := agents[r.IntN(len(agents))]
@@ -83,28 +112,175 @@ func TestContract8TwoControllersAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		holder := map[string]string{}
-		for name, addr := range now {
-			if addr == "" {
+		for name, addrs := range now {
+			if addrs == "" {
 				continue
 			}
-			if other := holder[addr]; other != "" {
-				t.Fatalf("round %d: %s is held by %s and %s", round, addr, name, other)
+			for addr := range strings.SplitSeq(addrs, ",") {
+				if other := holder[addr]; other != "" {
+					t.Fatalf("round %d: %s is held by %s and %s", round, addr, name, other)
+				}
+				holder[addr] = name
 			}
-			holder[addr] = name
-			if was := seen[name]; was != "" && was != addr {
-				t.Fatalf("round %d: %s held %s and now %s", round, name, was, addr)
+			if was := seen[name]; was != "" && was != addrs {
+				t.Fatalf("round %d: %s held %s and now %s", round, name, was, addrs)
 			}
-			seen[name] = addr
+			seen[name] = addrs
 		}
 	}
 	wantAllHeld(t, l, "round", rounds*each-(rounds-1))
-	caughtUp := 0
-	for _, a := range agents {
-		caughtUp += strings.Count(a.Log(), "another controller may have assigned addresses: catching up")
+}
+
+// createDual creates a Service of two families without node ports.
+func createDual(ctx context.Context, l *lab.Lab, name string, change func(*corev1.Service)) error {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack)},
 	}
-	t.Logf("the controllers caught up with one another %d times", caughtUp)
-	if caughtUp == 0 {
-		t.Error("the controllers never met")
+	withoutNodePorts(s)
+	if change != nil {
+		change(s)
+	}
+	_, err := l.Kube().CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{})
+	return err
+}
+
+// createAtOnce creates 16 Services of two families with one sharing key, all at once, and returns their names.
+func createAtOnce(t *testing.T, l *lab.Lab, prefix string, change func(i int, s *corev1.Service)) (names []string) {
+	t.Helper()
+	var group errgroup.Group
+	for i := range 16 {
+		name := fmt.Sprintf("%s-%d", prefix, i)
+		names = append(names, name)
+		group.Go(func() error {
+			return createDual(t.Context(), l, name, func(s *corev1.Service) {
+				s.Annotations = map[string]string{"landfall.dev/allow-shared-ip": prefix}
+				change(i, s)
+			})
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// wantApart waits until each of the Services holds an address of each family of the pool that no other one holds, and
+// goes on holding it: what one controller has decided, the other keeps.
+func wantApart(t *testing.T, l *lab.Lab, names []string) (held map[string]string) {
+	t.Helper()
+	look := func() (map[string]string, error) {
+		now, err := holdings(t.Context(), l)
+		if err != nil {
+			return nil, err
+		}
+		holder, held := map[string]string{}, map[string]string{}
+		for _, name := range names {
+			addrs := strings.Split(now[name], ",")
+			if len(addrs) != 2 || !strings.HasPrefix(addrs[0], "10.64.") || !strings.HasPrefix(addrs[1], "fd00:10:64:") {
+				return nil, fmt.Errorf("%s holds %q", name, now[name])
+			}
+			for _, addr := range addrs {
+				if other := holder[addr]; other != "" {
+					return nil, fmt.Errorf("%s is held by %s and %s", addr, name, other)
+				}
+				holder[addr] = name
+			}
+			held[name] = now[name]
+		}
+		return held, nil
+	}
+	eventually(t, "each has addresses of its own", func() (err error) { held, err = look(); return err })
+	time.Sleep(2 * time.Second)
+	if now, err := look(); err != nil || !maps.Equal(now, held) {
+		t.Errorf("they held %v and now %v: %v", held, now, err)
+	}
+	return held
+}
+
+// takeOnePort has Services share two addresses, and then take one and the same port, all at once: one of them stays,
+// and the others move.
+func takeOnePort(t *testing.T, l *lab.Lab) {
+	names := createAtOnce(t, l, "moves", func(i int, s *corev1.Service) { s.Spec.Ports[0].Port = int32(8000 + i) })
+	var shared string
+	eventually(t, "all share an address of each family", func() error {
+		now, err := holdings(t.Context(), l)
+		if err != nil {
+			return err
+		}
+		shared = now[names[0]]
+		for _, name := range names {
+			if now[name] != shared || !strings.Contains(shared, ",") {
+				return fmt.Errorf("%s holds %q, and %s %q", names[0], shared, name, now[name])
+			}
+		}
+		return nil
+	})
+	watch, err := l.Kube().CoreV1().Services("default").Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group errgroup.Group
+	for _, name := range names {
+		group.Go(func() error {
+			_, err := l.Kube().CoreV1().Services("default").Patch(t.Context(), name, types.JSONPatchType,
+				[]byte(`[{"op": "replace", "path": "/spec/ports/0/port", "value": 80}]`), metav1.PatchOptions{})
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	held := wantApart(t, l, names)
+	if stayed := slices.Collect(maps.Values(held)); !slices.Contains(stayed, shared) {
+		t.Errorf("all have left %s: %v", shared, held)
+	}
+	watch.Stop()
+	before := map[string][]string{} // what each has held, in order
+	for event := range watch.ResultChan() {
+		s, ok := event.Object.(*corev1.Service)
+		if !ok || !slices.Contains(names, s.Name) {
+			continue
+		}
+		var addrs []string
+		for _, in := range s.Status.LoadBalancer.Ingress {
+			addrs = append(addrs, in.IP)
+		}
+		before[s.Name] = append(before[s.Name], strings.Join(addrs, ","))
+	}
+	for name, all := range before {
+		if all = slices.Compact(all); len(all) > 2 {
+			t.Errorf("%s moved more than once: %v", name, all)
+		}
+	}
+}
+
+// foreignStatus holds the controllers while Services come with addresses in their status that nobody of Landfall has
+// assigned, and that no pool contains, and lets them go on at once: each Service gets addresses of the pool.
+func foreignStatus(t *testing.T, l *lab.Lab, agents []*lab.Agent) {
+	signal := func(sig syscall.Signal) {
+		t.Helper()
+		for _, a := range agents {
+			if err := a.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	signal(syscall.SIGSTOP)
+	names := createAtOnce(t, l, "foreign", func(_ int, s *corev1.Service) { s.Annotations = nil })
+	for i, name := range names {
+		patch := fmt.Sprintf(`{"status": {"loadBalancer": {"ingress": [{"ip": "172.18.0.%[1]d"}, {"ip": "fd18::%[1]d"}]}}}`,
+			i/2+1) // each of two Services
+		if _, err := l.Kube().CoreV1().Services("default").Patch(t.Context(), name, types.MergePatchType, []byte(patch),
+			metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signal(syscall.SIGCONT)
+	wantApart(t, l, names)
+	for _, name := range []string{names[0], names[15]} {
+		wantEvent(t, l, name, "ForeignAddress", "Landfall did not assign it")
 	}
 }
 
