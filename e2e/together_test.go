@@ -4,9 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
@@ -54,7 +51,9 @@ func TestContract8TwoControllersAtOnce(t *testing.T) {
 	t.Run("Services come and go", func(t *testing.T) { comeAndGo(t, l, agents, r) })
 	t.Run("16 with one key and one port", func(t *testing.T) {
 		for round := range 4 {
-			wantApart(t, l, createAtOnce(t, l, fmt.Sprintf("same%d", round), func(int, *corev1.Service) {}))
+			history := watchHoldings(t, l)
+			names := createAtOnce(t, l, fmt.Sprintf("same%d", round), func(int, *corev1.Service) {})
+			history.wantMoves(t, wantApart(t, l, names), 0)
 		}
 	})
 	t.Run("16 with one key share, and take one port", func(t *testing.T) { takeOnePort(t, l) })
@@ -144,144 +143,6 @@ func createDual(ctx context.Context, l *lab.Lab, name string, change func(*corev
 	}
 	_, err := l.Kube().CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{})
 	return err
-}
-
-// createAtOnce creates 16 Services of two families with one sharing key, all at once, and returns their names.
-func createAtOnce(t *testing.T, l *lab.Lab, prefix string, change func(i int, s *corev1.Service)) (names []string) {
-	t.Helper()
-	var group errgroup.Group
-	for i := range 16 {
-		name := fmt.Sprintf("%s-%d", prefix, i)
-		names = append(names, name)
-		group.Go(func() error {
-			return createDual(t.Context(), l, name, func(s *corev1.Service) {
-				s.Annotations = map[string]string{"landfall.dev/allow-shared-ip": prefix}
-				change(i, s)
-			})
-		})
-	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	return names
-}
-
-// wantApart waits until each of the Services holds an address of each family of the pool that no other one holds, and
-// goes on holding it: what one controller has decided, the other keeps.
-func wantApart(t *testing.T, l *lab.Lab, names []string) (held map[string]string) {
-	t.Helper()
-	look := func() (map[string]string, error) {
-		now, err := holdings(t.Context(), l)
-		if err != nil {
-			return nil, err
-		}
-		holder, held := map[string]string{}, map[string]string{}
-		for _, name := range names {
-			addrs := strings.Split(now[name], ",")
-			if len(addrs) != 2 || !strings.HasPrefix(addrs[0], "10.64.") || !strings.HasPrefix(addrs[1], "fd00:10:64:") {
-				return nil, fmt.Errorf("%s holds %q", name, now[name])
-			}
-			for _, addr := range addrs {
-				if other := holder[addr]; other != "" {
-					return nil, fmt.Errorf("%s is held by %s and %s", addr, name, other)
-				}
-				holder[addr] = name
-			}
-			held[name] = now[name]
-		}
-		return held, nil
-	}
-	eventually(t, "each has addresses of its own", func() (err error) { held, err = look(); return err })
-	time.Sleep(2 * time.Second)
-	if now, err := look(); err != nil || !maps.Equal(now, held) {
-		t.Errorf("they held %v and now %v: %v", held, now, err)
-	}
-	return held
-}
-
-// takeOnePort has Services share two addresses, and then take one and the same port, all at once: one of them stays,
-// and the others move.
-func takeOnePort(t *testing.T, l *lab.Lab) {
-	names := createAtOnce(t, l, "moves", func(i int, s *corev1.Service) { s.Spec.Ports[0].Port = int32(8000 + i) })
-	var shared string
-	eventually(t, "all share an address of each family", func() error {
-		now, err := holdings(t.Context(), l)
-		if err != nil {
-			return err
-		}
-		shared = now[names[0]]
-		for _, name := range names {
-			if now[name] != shared || !strings.Contains(shared, ",") {
-				return fmt.Errorf("%s holds %q, and %s %q", names[0], shared, name, now[name])
-			}
-		}
-		return nil
-	})
-	watch, err := l.Kube().CoreV1().Services("default").Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var group errgroup.Group
-	for _, name := range names {
-		group.Go(func() error {
-			_, err := l.Kube().CoreV1().Services("default").Patch(t.Context(), name, types.JSONPatchType,
-				[]byte(`[{"op": "replace", "path": "/spec/ports/0/port", "value": 80}]`), metav1.PatchOptions{})
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	held := wantApart(t, l, names)
-	if stayed := slices.Collect(maps.Values(held)); !slices.Contains(stayed, shared) {
-		t.Errorf("all have left %s: %v", shared, held)
-	}
-	watch.Stop()
-	before := map[string][]string{} // what each has held, in order
-	for event := range watch.ResultChan() {
-		s, ok := event.Object.(*corev1.Service)
-		if !ok || !slices.Contains(names, s.Name) {
-			continue
-		}
-		var addrs []string
-		for _, in := range s.Status.LoadBalancer.Ingress {
-			addrs = append(addrs, in.IP)
-		}
-		before[s.Name] = append(before[s.Name], strings.Join(addrs, ","))
-	}
-	for name, all := range before {
-		if all = slices.Compact(all); len(all) > 2 {
-			t.Errorf("%s moved more than once: %v", name, all)
-		}
-	}
-}
-
-// foreignStatus holds the controllers while Services come with addresses in their status that nobody of Landfall has
-// assigned, and that no pool contains, and lets them go on at once: each Service gets addresses of the pool.
-func foreignStatus(t *testing.T, l *lab.Lab, agents []*lab.Agent) {
-	signal := func(sig syscall.Signal) {
-		t.Helper()
-		for _, a := range agents {
-			if err := a.Signal(sig); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	signal(syscall.SIGSTOP)
-	names := createAtOnce(t, l, "foreign", func(_ int, s *corev1.Service) { s.Annotations = nil })
-	for i, name := range names {
-		patch := fmt.Sprintf(`{"status": {"loadBalancer": {"ingress": [{"ip": "172.18.0.%[1]d"}, {"ip": "fd18::%[1]d"}]}}}`,
-			i/2+1) // each of two Services
-		if _, err := l.Kube().CoreV1().Services("default").Patch(t.Context(), name, types.MergePatchType, []byte(patch),
-			metav1.PatchOptions{}, "status"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	signal(syscall.SIGCONT)
-	wantApart(t, l, names)
-	for _, name := range []string{names[0], names[15]} {
-		wantEvent(t, l, name, "ForeignAddress", "Landfall did not assign it")
-	}
 }
 
 // TestNothingIsWrittenWhenIdle looks at all objects that Landfall writes, but for the Lease: none
