@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,12 +22,15 @@ import (
 )
 
 // TestContract8TwoControllersAtOnce has all controllers lead at the same time, which the Lease is
-// there to prevent. They are held and killed at random moments while Services come and go: no
-// address has two holders, and none changes.
+// there to prevent. They are held and killed at random moments while Services of two families come and go, want to
+// share an address or may not, and show what somebody else has assigned: no address has two holders that may not share
+// it, and none changes without need.
 func TestContract8TwoControllersAtOnce(t *testing.T) {
 	t.Parallel()
-	l := labtest.Start(t, lab.SeedCluster(),
-		lab.Options{Values: map[string]any{"controller": map[string]any{"replicas": 2}}})
+	cluster := lab.SeedCluster()
+	cluster.DualStack = true
+	l := labtest.Start(t, cluster,
+		lab.Options{Values: map[string]any{"controller": map[string]any{"replicas": 2, "whenDuplicate": "move"}}})
 	ctx := t.Context()
 	agents := l.Agents("controller")
 	if len(agents) < 2 {
@@ -37,19 +42,42 @@ func TestContract8TwoControllersAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := l.ApplyYAML(ctx, pool("large", "10.64.0.0/22")); err != nil {
+	if err := l.ApplyYAML(ctx, pool("large", `10.64.0.0/22, "fd00:10:64::/118"`)); err != nil {
 		t.Fatal(err)
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
+	t.Run("Services come and go", func(t *testing.T) { comeAndGo(t, l, agents, r) })
+	t.Run("16 with one key and one port", func(t *testing.T) {
+		for round := range 4 {
+			history := watchHoldings(t, l)
+			names := createAtOnce(t, l, fmt.Sprintf("same%d", round), func(int, *corev1.Service) {})
+			history.wantMoves(t, wantApart(t, l, names), 0)
+		}
+	})
+	t.Run("16 with one key share, and take one port", func(t *testing.T) { takeOnePort(t, l) })
+	t.Run("16 with a foreign status", func(t *testing.T) { foreignStatus(t, l, agents) })
+	caughtUp := 0
+	for _, a := range agents {
+		caughtUp += strings.Count(a.Log(), "another controller may have assigned addresses: catching up")
+	}
+	t.Logf("the controllers caught up with one another %d times", caughtUp)
+	if caughtUp == 0 {
+		t.Error("the controllers never met")
+	}
+}
+
+// comeAndGo creates and deletes Services while one of the controllers at a time is killed or held.
+func comeAndGo(t *testing.T, l *lab.Lab, agents []*lab.Agent, r *rand.Rand) {
+	ctx := t.Context()
 	const rounds, each = 25, 16
 	seen := map[string]string{}
 	for round := range rounds {
 		var group errgroup.Group
 		for i := range each {
 			group.Go(func() error {
-				return createBare(ctx, l, fmt.Sprintf("round%d-%d", round, i))
+				return createDual(ctx, l, fmt.Sprintf("round%d-%d", round, i), nil)
 			})
 		}
 		a := agents[r.IntN(len(agents))]
@@ -83,29 +111,38 @@ func TestContract8TwoControllersAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		holder := map[string]string{}
-		for name, addr := range now {
-			if addr == "" {
+		for name, addrs := range now {
+			if addrs == "" {
 				continue
 			}
-			if other := holder[addr]; other != "" {
-				t.Fatalf("round %d: %s is held by %s and %s", round, addr, name, other)
+			for addr := range strings.SplitSeq(addrs, ",") {
+				if other := holder[addr]; other != "" {
+					t.Fatalf("round %d: %s is held by %s and %s", round, addr, name, other)
+				}
+				holder[addr] = name
 			}
-			holder[addr] = name
-			if was := seen[name]; was != "" && was != addr {
-				t.Fatalf("round %d: %s held %s and now %s", round, name, was, addr)
+			if was := seen[name]; was != "" && was != addrs {
+				t.Fatalf("round %d: %s held %s and now %s", round, name, was, addrs)
 			}
-			seen[name] = addr
+			seen[name] = addrs
 		}
 	}
 	wantAllHeld(t, l, "round", rounds*each-(rounds-1))
-	caughtUp := 0
-	for _, a := range agents {
-		caughtUp += strings.Count(a.Log(), "another controller may have assigned addresses: catching up")
+}
+
+// createDual creates a Service of two families without node ports.
+func createDual(ctx context.Context, l *lab.Lab, name string, change func(*corev1.Service)) error {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 80}},
+			IPFamilyPolicy: new(corev1.IPFamilyPolicyRequireDualStack)},
 	}
-	t.Logf("the controllers caught up with one another %d times", caughtUp)
-	if caughtUp == 0 {
-		t.Error("the controllers never met")
+	withoutNodePorts(s)
+	if change != nil {
+		change(s)
 	}
+	_, err := l.Kube().CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{})
+	return err
 }
 
 // TestNothingIsWrittenWhenIdle looks at all objects that Landfall writes, but for the Lease: none

@@ -106,6 +106,13 @@ func toIPv6(w *world) {
 		}
 		w.pools[name] = p
 	}
+	for name, n := range w.nodes {
+		n.Addresses = slices.Clone(n.Addresses)
+		for i, addr := range n.Addresses {
+			n.Addresses[i] = in6(addr)
+		}
+		w.nodes[name] = n
+	}
 	for k, s := range w.services {
 		s.Families = []lb.Family{lb.IPv6}
 		s.ClusterIPs, s.Ingress, s.Request.Addresses =

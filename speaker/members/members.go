@@ -45,7 +45,10 @@ type Options struct {
 	Profile Profile // the zero value stands for LAN
 	// Alone is how long a node calls the others, if they do not answer at all, before it takes itself
 	// for the only one.
-	Alone    time.Duration
+	Alone time.Duration
+	// Ready returns how many speakers the API server counts as ready, 0 if that is not known. It must not block; nil
+	// stands for not known.
+	Ready    func() int
 	Liveness Liveness
 	Log      *slog.Logger
 	// Changed is called with the VIPs of which another node says something else now; nil means that
@@ -137,6 +140,9 @@ func New(opts Options) *Members {
 	if opts.pace == (pace{}) {
 		opts.pace = usualPace
 		opts.pace.silent = max(opts.Alone, opts.pace.alone)
+	}
+	if opts.Ready == nil {
+		opts.Ready = func() int { return 0 }
 	}
 	if opts.Profile == (Profile{}) {
 		opts.Profile = LAN

@@ -194,15 +194,30 @@ func (h Host) conflicts() (found []lb.Finding) {
 		vips := uses[host]
 		slices.SortFunc(vips, netip.Addr.Compare)
 		found = append(found, lb.Find(lb.ReasonAddressConflict,
-			"a host outside of the cluster, %s of %s%s, uses addresses of Services: %s%s", host, h.Self, virtualRouter(host),
+			"%s, %s of %s%s, uses addresses of Services: %s%s", h.stranger(), host, h.Self, virtualRouter(host),
 			listAddresses(vips), h.sameRange()).About(host))
 	}
 	return found
 }
 
+// alone reports whether the speaker hears no other in a cluster of several nodes: it knows the MAC addresses of none.
+func (h Host) alone() bool { return len(h.Speakers.Live) == 1 && len(h.Nodes) > 1 }
+
+// stranger says what a conflicting host is.
+func (h Host) stranger() string {
+	if h.alone() {
+		return "a host"
+	}
+	return "a host outside of the cluster"
+}
+
 // sameRange names what uses several addresses of Services, as a device that was given one by mistake
 // does not.
 func (h Host) sameRange() string {
+	if h.alone() {
+		return fmt.Sprintf("; it may be a node whose speaker this one does not hear: open TCP and UDP port %d between all "+
+			"nodes, also in filters that reject", h.Port)
+	}
 	if len(h.Conflicts) > 1 {
 		return "; another cluster or load balancer seems to have the same range: give each a range of its own"
 	}

@@ -80,6 +80,13 @@ func TestFindings(t *testing.T) {
 			want: "AddressConflict: 00:00:5e:00:01:33 on eth0 of n (the virtual router 51 of VRRP, such as keepalived)"},
 		"another cluster": {host: Host{Conflicts: conflicts(5, "02:00:00:00:00:09")},
 			want: "AddressConflict: 192.0.2.0, 192.0.2.1, 192.0.2.2 and 2 more; another cluster or load balancer seems"},
+		"a conflicting host, and no speaker is heard": {host: Host{Conflicts: conflicts(2, "02:00:00:00:00:09"), Port: 7947,
+			Nodes: nodes(free, free), Speakers: Speakers{Live: []string{"n"}}},
+			want: "AddressConflict: a host, 02:00:00:00:00:09 on eth0 of n, uses addresses of Services: 192.0.2.0, 192.0.2.1; " +
+				"it may be a node whose speaker this one does not hear: open TCP and UDP port 7947"},
+		"a conflicting host of a cluster with one node": {host: Host{Conflicts: conflicts(1, "02:00:00:00:00:09"),
+			Nodes: map[string]lb.Node{"n": free}, Speakers: Speakers{Live: []string{"n"}}},
+			want: "AddressConflict: a host outside of the cluster, 02:00:00:00:00:09"},
 		"another way out": {host: Host{Answering: []string{"eth1"}, Strict: map[string]bool{"eth1": true}, Uplink: "eth0"},
 			want: "StrictReversePath: n answers for addresses of Services on eth1, where its kernel drops"},
 		"another way out, loose": {host: Host{Answering: []string{"eth1"}, Uplink: "eth0"}},

@@ -1,0 +1,182 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/landfall-lb/landfall/e2e/lab"
+	"github.com/landfall-lb/landfall/e2e/lab/labtest"
+)
+
+// rejectGossip has a node refuse gossip from others, or take it again (-D), as a host's firewall does that resets
+// connections: whoever calls hears what it hears of a node without a speaker.
+func rejectGossip(t testing.TB, l *lab.Lab, node, action string, from ...string) {
+	t.Helper()
+	for command, source := range map[string]func(lab.Node) string{
+		"iptables":  func(n lab.Node) string { return n.Addr.String() },
+		"ip6tables": func(n lab.Node) string { return lab.Twin(n.Addr).String() },
+	} {
+		for _, n := range l.Cluster().Nodes {
+			if slices.Contains(from, n.Name) {
+				mustExec(t, l, node, command, action, "INPUT", "-s", source(n), "-p", "tcp", "--dport", "7947", "-j", "REJECT",
+					"--reject-with", "tcp-reset")
+				mustExec(t, l, node, command, action, "INPUT", "-s", source(n), "-p", "udp", "--dport", "7947", "-j", "REJECT")
+			}
+		}
+	}
+}
+
+// TestContract11ARejectedSpeakerTakesNothing has a firewall between the speaker of one node and all others that rejects
+// gossip: the kernels say that no other speaker runs. The others do not miss one that has ended as planned, so nothing
+// else tells it of them but ARP and NDP, and the API server where that counts ready speakers.
+func TestContract11ARejectedSpeakerTakesNothing(t *testing.T) {
+	t.Parallel()
+	cluster := lab.SeedCluster()
+	cluster.DualStack = true
+	l := labtest.Start(t, cluster, lab.Options{})
+	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
+		t.Fatal(err)
+	}
+	podsBesideAPI(t, l)
+	targets := []netip.AddrPort{seedVIP, seedVIP6, nextVIP(seedVIP), nextVIP(seedVIP6)}
+	addDual(t, l, "first")
+	addDual(t, l, "second")
+	for _, target := range targets {
+		wantAnswers(t, l, lab.ClientName, "tcp", target, "my-nginx-3", "my-nginx-4")
+	}
+	lone := workers(l)[0]
+	if err := l.Agent("speaker", lone).Stop(); err != nil {
+		t.Fatal(err)
+	}
+	owners := map[netip.AddrPort]string{}
+	for _, target := range targets {
+		owners[target] = wantAnswererAmong(t, l, target.Addr(), otherThan(l, lone)...)
+	}
+	filter := func(action string) {
+		t.Helper()
+		rejectGossip(t, l, lone, action, otherThan(l, lone)...)
+		for _, node := range otherThan(l, lone) {
+			rejectGossip(t, l, node, action, lone)
+		}
+	}
+	filter("-I")
+	t.Run("it takes itself for the only one", func(t *testing.T) { takesNothing(t, l, lone, owners) })
+	t.Run("the API server counts others", func(t *testing.T) { hearsOfOthers(t, l, lone) })
+	filter("-D")
+	waitTogether(t, l)
+	for target, owner := range owners {
+		if now := answerer(t, l, target.Addr()); now != owner {
+			t.Errorf("%s answers for %s now, which %s served well", now, target.Addr(), owner)
+		}
+	}
+}
+
+// addDual adds a Service of two families in front of the pods of the worked example.
+func addDual(t *testing.T, l *lab.Lab, name string) {
+	t.Helper()
+	if err := l.AddService(t.Context(), lab.Service{Namespace: "default", Name: name, App: "my-nginx",
+		Type: "LoadBalancer", Ports: []lab.Port{{Port: 80}},
+		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}}); err != nil {
+		t.Fatal(err)
+	}
+	wantCondition(t, l, name, "landfall.dev/Announced", "True", "Announced", "is announced from")
+}
+
+// takesNothing starts the speaker that is rejected, under traffic: it answers for no address that others serve, and no
+// connection is lost.
+func takesNothing(t *testing.T, l *lab.Lab, lone string, owners map[netip.AddrPort]string) {
+	const each = 25
+	long, probes := map[netip.AddrPort]*flows{}, map[netip.AddrPort]*lab.Probe{}
+	for target := range owners {
+		long[target] = startFlows(t, l, target, each)
+		probes[target] = l.StartProbe(t.Context(), lab.FarClientName, "tcp", target, 4*newEvery)
+	}
+	speaker := l.Agent("speaker", lone)
+	if err := errors.Join(speaker.Start(), speaker.WaitReady(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	for target := range owners {
+		wantReason(t, l, lone, target.Addr(), "AddressConflict")
+	}
+	const alone = "takes itself for the only one: nodes that refuse connections run none"
+	if !strings.Contains(speaker.Log(), alone) {
+		t.Errorf("it has not logged %q", alone)
+	}
+	// Longer than a node remembers that it has seen another one use an address.
+	for began := time.Now(); time.Since(began) < 15*time.Second; time.Sleep(newEvery) {
+		seen, err := views(t.Context(), l, lone)
+		for target, owner := range owners {
+			if err == nil && len(seen[target.Addr()].Answering) > 0 {
+				t.Fatalf("%s answers for %s, which %s serves", lone, target.Addr(), owner)
+			}
+		}
+	}
+	for target, owner := range owners {
+		wantAnswererAmong(t, l, target.Addr(), owner)
+		report, lost := probes[target].Stop(), long[target].stop()
+		t.Logf("%s: %s; long-lived: %d of %d lost", target, report, lost, each)
+		if wantNoneLost(t, report); lost > 0 {
+			t.Errorf("%d long-lived connections were lost", lost)
+		}
+	}
+	wantInStatus(t, speaker, "it may be a node whose speaker this one does not hear")
+}
+
+// hearsOfOthers starts the speaker again while the API server counts ready ones: it does not take itself for the only
+// one, so new Services, which no node serves yet, are announced by others alone.
+func hearsOfOthers(t *testing.T, l *lab.Lab, lone string) {
+	readySpeakers(t, l, len(otherThan(l, lone)))
+	speaker := l.Agent("speaker", lone)
+	if err := errors.Join(speaker.Stop(), speaker.Start()); err != nil {
+		t.Fatal(err)
+	}
+	wantInStatus(t, speaker, "although the API server counts ready speakers: a packet filter seems to reject")
+	for i := range 3 {
+		name := fmt.Sprint("late-", i)
+		addDual(t, l, name)
+		addrs, err := addressesOf(t.Context(), l, name)
+		if err != nil || len(addrs) != 2 {
+			t.Fatalf("%s holds %v: %v", name, addrs, err)
+		}
+		for _, addr := range addrs {
+			wantReason(t, l, lone, netip.MustParseAddr(addr), "NotJoined")
+			wantAnswererAmong(t, l, netip.MustParseAddr(addr), otherThan(l, lone)...)
+		}
+	}
+}
+
+// wantInStatus waits until a speaker's status contains text.
+func wantInStatus(t *testing.T, speaker *lab.Agent, text string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s says %q", speaker.Node, text), func() error {
+		status, err := speaker.Get(t.Context(), "/v1/status")
+		if err == nil && !strings.Contains(status, text) {
+			err = fmt.Errorf("it says %s", status)
+		}
+		return err
+	})
+}
+
+// readySpeakers has the API server count so many ready speakers, as the controller of DaemonSets would.
+func readySpeakers(t testing.TB, l *lab.Lab, n int) {
+	t.Helper()
+	sets := l.Kube().AppsV1().DaemonSets(lab.Namespace)
+	all, err := sets.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range all.Items {
+		set.Status.NumberReady = int32(n)
+		if _, err := sets.UpdateStatus(t.Context(), &set, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
