@@ -47,7 +47,7 @@ func Report(s story.Story, r Result) string {
 			shown[v.Name] = 0
 		}
 	}
-	fmt.Fprintf(&b, "the last minute:\n%s", r.Journal)
+	fmt.Fprintf(&b, "what happened from a minute before that round on:\n%s", r.Journal)
 	return b.String()
 }
 

@@ -43,7 +43,7 @@ type Options struct {
 // Result is what a run showed.
 type Result struct {
 	Violations []contract.Violation
-	// Journal is what happened in the minute before the first violation was seen, and what the agents logged in it.
+	// Journal is what happened in the first round with a violation and the minute before it, and what the agents logged.
 	Journal string
 	// Rounds, Events, Samples and Flows count what was run; Settled is how long the cluster took to settle, by
 	// round.
@@ -107,9 +107,17 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 	if err != nil {
 		return result, err
 	}
-	j := r.journal
+	return tell(ctx, o, r.journal, r.round, r.decisions)
+}
+
+// tell runs one round after the other, judges each, and keeps what happened before the first violation: from a minute
+// before its round, which may have taken long to settle.
+func tell(ctx context.Context, o Options, j *journal,
+	run func(context.Context, story.Round) (contract.Evidence, time.Duration, error),
+	decisions func(since time.Time) string) (result Result, err error) {
 	for _, round := range o.Story.Rounds {
-		evidence, took, err := r.round(ctx, round)
+		began := time.Now()
+		evidence, took, err := run(ctx, round)
 		if err != nil {
 			return result, fmt.Errorf("round %d: %w", round.Number, err)
 		}
@@ -123,7 +131,8 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
 		}
 		if len(bad) > 0 && len(result.Violations) == 0 {
-			result.Journal = j.last(time.Minute) + r.decisions(time.Now().Add(-time.Minute))
+			since := began.Add(-time.Minute)
+			result.Journal = j.since(since) + decisions(since)
 		}
 		result.Violations = append(result.Violations, bad...)
 		if len(bad) > 0 && !o.KeepGoing {
@@ -435,13 +444,13 @@ func (j *journal) add(format string, args ...any) {
 	}
 }
 
-// last returns what happened in the last while.
-func (j *journal) last(while time.Duration) string {
+// since returns what happened from a time on.
+func (j *journal) since(t time.Time) string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	var b strings.Builder
 	for _, e := range j.lines {
-		if time.Since(e.at) < while {
+		if !e.at.Before(t) {
 			fmt.Fprintf(&b, "%s %s\n", e.at.Format("15:04:05.000"), e.text)
 		}
 	}
