@@ -116,15 +116,16 @@ func TestAdvertisementFrame(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	s := story.Story{Seed: 7, Config: story.Config{Mode: "nftables", Direct: true}}
-	if text := Report(s, Result{Rounds: 3}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 3 rounds") || !strings.Contains(text, "every clause held") {
+	told := story.Generate(7, Cast(), 3)
+	told.Config = story.Config{Mode: "nftables", Direct: true}
+	if text := Report(Result{Told: told}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 3 rounds") || !strings.Contains(text, "every clause held") {
 		t.Error(text)
 	}
 	var bad []contract.Violation
 	for range mostShown + 2 {
 		bad = append(bad, contract.Violation{Clause: 5, Name: "planned changes lose nothing", Round: 3, Text: "a request"})
 	}
-	text := Report(s, Result{Violations: bad, Journal: "the journal\n"})
+	text := Report(Result{Violations: bad, Journal: "the journal\n"})
 	if strings.Count(text, "VIOLATED in round 3: clause 5") != mostShown || !strings.Contains(text, "lose nothing: 7 in all") ||
 		!strings.HasSuffix(text, "the journal\n") {
 		t.Error(text)

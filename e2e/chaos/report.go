@@ -23,14 +23,15 @@ var Guards = map[string]map[string][]string{
 const mostShown = 5
 
 // Report says what a run showed.
-func Report(s story.Story, r Result) string {
+func Report(r Result) string {
 	var b strings.Builder
 	slowest := time.Duration(0)
 	for _, took := range r.Settled {
 		slowest = max(slowest, took)
 	}
-	fmt.Fprintf(&b, "seed %d: %s, %d rounds, %d events, %d requests and %d connections; settled after at most %v\n",
-		s.Seed, s.Config, r.Rounds, r.Events, r.Samples, r.Flows, slowest.Round(100*time.Millisecond))
+	fmt.Fprintf(&b, "seed %d: %s, %d rounds, %d events in %v, %d requests and %d connections; settled after at most %v\n",
+		r.Told.Seed, r.Told.Config, len(r.Told.Rounds), len(r.Told.IDs()), r.Length.Round(time.Second), r.Samples, r.Flows,
+		slowest.Round(100*time.Millisecond))
 	if len(r.Violations) == 0 {
 		b.WriteString("every clause held\n")
 		return b.String()

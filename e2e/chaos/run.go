@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -29,7 +30,10 @@ const (
 
 // Options say what to run.
 type Options struct {
-	Story story.Story
+	// Story is told as it is, unless there is a Length: then rounds of its seed are drawn until that time is up, from
+	// when all was well first.
+	Story  story.Story
+	Length time.Duration
 	// Args are further arguments of Landfall's programs by container name, such as those that take a guard out.
 	Args map[string][]string
 	// Lab are the lab's name, programs and tool, if not the usual ones.
@@ -40,15 +44,33 @@ type Options struct {
 	Progress func(line string)
 }
 
+// rounds returns those to run.
+func (o Options) rounds() iter.Seq[story.Round] {
+	if o.Length == 0 {
+		return slices.Values(o.Story.Rounds)
+	}
+	return func(yield func(story.Round) bool) {
+		began := time.Now()
+		for round := range story.Draw(o.Story.Seed, Cast()) {
+			if time.Since(began) >= o.Length || !yield(round) {
+				return
+			}
+		}
+	}
+}
+
 // Result is what a run showed.
 type Result struct {
+	// Told is what was run of the story.
+	Told       story.Story
 	Violations []contract.Violation
 	// Journal is what happened in the first round with a violation and the minute before it, and what the agents logged.
 	Journal string
-	// Rounds, Events, Samples and Flows count what was run; Settled is how long the cluster took to settle, by
-	// round.
-	Rounds, Events, Samples, Flows int
-	Settled                        []time.Duration
+	// Samples and Flows count the requests and connections of clients; Settled is how long the cluster took to settle, by
+	// round, and Length how long the rounds took.
+	Samples, Flows int
+	Settled        []time.Duration
+	Length         time.Duration
 }
 
 // runner is a run. Events run in goroutines of their own; what they share is guarded by mu.
@@ -115,14 +137,16 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 func tell(ctx context.Context, o Options, j *journal,
 	run func(context.Context, story.Round) (contract.Evidence, time.Duration, error),
 	decisions func(since time.Time) string) (result Result, err error) {
-	for _, round := range o.Story.Rounds {
+	result.Told = story.New(o.Story.Seed)
+	first := time.Now()
+	for round := range o.rounds() {
 		began := time.Now()
 		evidence, took, err := run(ctx, round)
 		if err != nil {
 			return result, fmt.Errorf("round %d: %w", round.Number, err)
 		}
-		result.Rounds++
-		result.Events += len(round.Events)
+		result.Told.Rounds = append(result.Told.Rounds, round)
+		result.Length = time.Since(first)
 		result.Samples += len(evidence.Samples)
 		result.Flows += len(evidence.Flows)
 		result.Settled = append(result.Settled, took)

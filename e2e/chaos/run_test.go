@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -35,7 +36,7 @@ func TestTheReportHoldsTheRound(t *testing.T) {
 		told := story.Generate(1, Cast(), 5)
 		began := time.Now()
 		got, err := tell(t.Context(), Options{Story: told}, j, round, decisions)
-		if err != nil || got.Rounds != 3 || len(got.Violations) != 1 {
+		if err != nil || len(got.Told.Rounds) != 3 || len(got.Violations) != 1 {
 			t.Fatalf("%+v, %v", got, err)
 		}
 		for n, want := range []bool{false, true, true, false} { // the second begins 50 s before the third
@@ -47,4 +48,24 @@ func TestTheReportHoldsTheRound(t *testing.T) {
 			t.Errorf("what the agents say is from %v on, want %v", since.Sub(began), want.Sub(began))
 		}
 	})
+}
+
+// A run lasts as long as it was asked to, however long its rounds take, and tells what a story of so many rounds tells.
+func TestARunLastsItsTime(t *testing.T) {
+	for _, each := range []time.Duration{7 * time.Second, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			round := func(context.Context, story.Round) (contract.Evidence, time.Duration, error) {
+				time.Sleep(each)
+				return contract.Evidence{}, 0, nil
+			}
+			const length = 10 * time.Minute
+			got, err := tell(t.Context(), Options{Story: story.New(3), Length: length}, &journal{}, round, nil)
+			if err != nil || got.Length < length || got.Length >= length+each {
+				t.Errorf("rounds of %v took %v, %v", each, got.Length, err)
+			}
+			if want := story.Generate(3, Cast(), len(got.Told.Rounds)); !reflect.DeepEqual(got.Told, want) {
+				t.Errorf("%+v was told, want %+v", got.Told, want)
+			}
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package story
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -35,6 +36,22 @@ func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
 func (g *generator) between(least, most time.Duration) time.Duration {
 	const step = 100 * time.Millisecond
 	return least + step*time.Duration(g.rand.Int64N(int64((most-least)/step)+1))
+}
+
+// round draws a round. The number says which kind, and events get the numbers that follow those of the round before.
+func (g *generator) round(n int) Round {
+	r := Round{Number: n, Calm: n%2 == 1}
+	if r.Calm {
+		r.Events = g.calm()
+	} else {
+		r.Events = g.storm()
+	}
+	slices.SortStableFunc(r.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+	for i := range r.Events {
+		g.last++
+		r.Events[i].ID = g.last
+	}
+	return r
 }
 
 // calm draws planned changes, in an order; a runner does one after the other, with the churn between them.

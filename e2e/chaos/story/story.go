@@ -3,8 +3,8 @@
 package story
 
 import (
-	"cmp"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -201,25 +201,39 @@ type Cast struct {
 	Router bool
 }
 
-// RoundsFor returns how many rounds fill a time about: a round with its settling takes half a minute or less.
-func RoundsFor(length time.Duration) int { return max(2, int(length/(25*time.Second))) }
+// New returns a seed's story before its first round.
+func New(seed uint64) Story { return Story{Seed: seed, Config: configOf(seed)} }
 
-// Generate draws a story of so many rounds, calm ones and storms by turns.
-func Generate(seed uint64, cast Cast, rounds int) Story {
-	g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast,
-		variant: rand.New(rand.NewPCG(seed, 0x76617269616e74))}
-	s := Story{Seed: seed, Config: configOf(seed)}
-	for n := range rounds {
-		r := Round{Number: n + 1, Calm: n%2 == 0}
-		if r.Calm {
-			r.Events = g.calm()
-		} else {
-			r.Events = g.storm()
+// Draw draws the rounds of a seed's story, calm ones and storms by turns, without end.
+func Draw(seed uint64, cast Cast) iter.Seq[Round] {
+	return func(yield func(Round) bool) {
+		g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast,
+			variant: rand.New(rand.NewPCG(seed, 0x76617269616e74))}
+		for n := 1; yield(g.round(n)); n++ {
 		}
-		slices.SortStableFunc(r.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
-		for i := range r.Events {
-			g.last++
-			r.Events[i].ID = g.last
+	}
+}
+
+// Generate draws a story of so many rounds.
+func Generate(seed uint64, cast Cast, rounds int) Story {
+	return upTo(seed, cast, func(r Round) bool { return r.Number > rounds })
+}
+
+// With returns the part of a seed's story with these events.
+func With(seed uint64, cast Cast, ids []int) Story {
+	if len(ids) == 0 {
+		return New(seed)
+	}
+	last := slices.Max(ids)
+	return upTo(seed, cast, func(r Round) bool { return r.Events[0].ID > last }).Only(ids)
+}
+
+// upTo draws a story's rounds before the first that is beyond its end.
+func upTo(seed uint64, cast Cast, beyond func(Round) bool) Story {
+	s := New(seed)
+	for r := range Draw(seed, cast) {
+		if beyond(r) {
+			break
 		}
 		s.Rounds = append(s.Rounds, r)
 	}

@@ -95,6 +95,9 @@ func TestPartsOfAStory(t *testing.T) {
 	if len(part.Rounds) != 1 || part.Rounds[0].Number != 4 || !reflect.DeepEqual(part.Rounds[0].Events, []Event{last}) {
 		t.Errorf("one event is %+v", part)
 	}
+	if got := With(3, cast, []int{last.ID}); !reflect.DeepEqual(got, part) {
+		t.Errorf("one event, drawn without the length of the story, is %+v", got)
+	}
 	if until := s.Until(2); len(until.Rounds) != 2 || !slices.Equal(until.IDs(), ids[:len(until.IDs())]) {
 		t.Errorf("two rounds are %+v", until)
 	}
