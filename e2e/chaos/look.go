@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -55,7 +57,7 @@ func (r *runner) view(ctx context.Context, node string) (v speakerView, err erro
 func (r *runner) look(ctx context.Context) contract.Snapshot {
 	s := contract.Snapshot{At: r.now(), Nodes: r.cast.Nodes, Expected: r.expected, Members: map[string][]string{},
 		Answering: map[netip.Addr][]string{}, Heard: map[netip.Addr][]string{}, Routed: map[netip.Addr][]string{},
-		Refused: map[string]string{}, Asked: map[netip.Addr]string{}}
+		Asked: map[contract.Port]string{}}
 	cannot := func(what string, err error) bool {
 		if err != nil {
 			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %v", what, err))
@@ -172,8 +174,11 @@ func toService(object corev1.Service) contract.Service {
 		HealthPort: uint16(object.Spec.HealthCheckNodePort),
 		Ready:      map[string]int{}, Owners: map[netip.Addr]string{}}
 	for _, p := range object.Spec.Ports {
-		if p.Protocol == corev1.ProtocolTCP {
+		switch p.Protocol {
+		case corev1.ProtocolTCP:
 			s.TCP = uint16(p.Port)
+		case corev1.ProtocolUDP:
+			s.UDP = uint16(p.Port)
 		}
 	}
 	for _, ingress := range object.Status.LoadBalancer.Ingress {
@@ -192,41 +197,50 @@ func toService(object corev1.Service) contract.Service {
 	return s
 }
 
-// askAll sends a request to each address, or, to a Service without pods, from a node.
+// askAll sends a request to each port at each address. What has no pods is asked from a node, and over UDP from a pod
+// there: a node's own programs are told nothing but that they may not send, as if the packet were dropped.
 func (r *runner) askAll(ctx context.Context, s *contract.Snapshot) {
 	var mu sync.Mutex
 	var g lab.Group
+	pods := map[string]string{} // one on each node
+	for _, p := range r.lab.Pods(churnApp) {
+		pods[p.Node] = p.Name
+	}
 	for _, svc := range s.Services {
-		ready := slices.ContainsFunc(slices.Collect(maps.Values(svc.Ready)), func(n int) bool { return n > 0 })
 		for i, a := range svc.Addresses {
-			to := netip.AddrPortFrom(a, svc.TCP)
-			g.Run(func() error {
-				from := lab.ClientName
+			for _, p := range svc.Ports(a) {
+				from, node := lab.ClientName, r.cast.Nodes[i%len(r.cast.Nodes)]
 				switch {
-				case !ready:
-					from = r.cast.Nodes[i%len(r.cast.Nodes)]
+				case !svc.HasReady() && p.Network == "udp":
+					from = pods[node]
+				case !svc.HasReady():
+					from = node
 				case svc.BGP:
 					from = lab.FarClientName
 				}
-				_, err := r.lab.Ask(ctx, from, "tcp", to)
-				text := ""
-				if err != nil {
-					text = err.Error()
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				if ready {
-					s.Asked[a] = text
-				} else if strings.HasSuffix(text, "connection refused") {
-					s.Refused[svc.Name] = "refused"
-				} else {
-					s.Refused[svc.Name] = text
-				}
-				return nil
-			})
+				g.Run(func() error {
+					_, err := r.lab.Ask(ctx, from, p.Network, p.To)
+					mu.Lock()
+					defer mu.Unlock()
+					s.Asked[p] = ending(err)
+					return nil
+				})
+			}
 		}
 	}
 	_ = g.Wait() // they return no errors
+}
+
+// ending says how a request ended.
+func ending(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return contract.Refused
+	default:
+		return err.Error()
+	}
 }
 
 // routes returns the nodes that the router's kernel leads each address of the pools to.

@@ -100,7 +100,7 @@ func speakersSeeOneAnother(s Snapshot) (bad []string) {
 // deliver it, and a request is answered.
 func addressesAreDelivered(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
-		if !svc.ready() {
+		if !svc.HasReady() {
 			continue
 		}
 		for _, a := range svc.Addresses {
@@ -123,8 +123,10 @@ func addressesAreDelivered(s Snapshot) (bad []string) {
 					say("%v answer on the LAN, %v say so", s.Heard[a], s.Answering[a])
 				}
 			}
-			if text, asked := s.Asked[a]; !asked || text != "" {
-				say("a request failed: %s", text)
+			for _, p := range svc.Ports(a) {
+				if text, asked := s.Asked[p]; !asked || text != "" {
+					say("a request over %s to port %d failed: %s", p.Network, p.To.Port(), text)
+				}
 			}
 		}
 	}
@@ -135,7 +137,7 @@ func nothingIsAnnouncedInVain(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
 		for _, a := range svc.Addresses {
 			// A shared address is announced for the other Service.
-			if !svc.ready() && svc.Share == "" && len(s.Answering[a])+len(s.Heard[a])+len(s.Routed[a]) > 0 {
+			if !svc.HasReady() && svc.Share == "" && len(s.Answering[a])+len(s.Heard[a])+len(s.Routed[a]) > 0 {
 				bad = append(bad, fmt.Sprintf("%s of %s: answering %v, heard %v, routed %v", a, svc.Name, s.Answering[a],
 					s.Heard[a], s.Routed[a]))
 			}
@@ -186,10 +188,19 @@ func holdersKeepTheirs(s Snapshot) (bad []string) {
 	return bad
 }
 
+// refusedAtOnce: over each family and protocol, by a reset or an ICMP error.
 func refusedAtOnce(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
-		if got, asked := s.Refused[svc.Name]; !svc.ready() && len(svc.Addresses) > 0 && (!asked || got != "refused") {
-			bad = append(bad, fmt.Sprintf("%s has no pods, and a request from a node ends with %q", svc.Name, got))
+		if svc.HasReady() {
+			continue
+		}
+		for _, a := range svc.Addresses {
+			for _, p := range svc.Ports(a) {
+				if got := s.Asked[p]; got != Refused {
+					bad = append(bad, fmt.Sprintf("%s has no pods, and a request from inside over %s to %s ends with %q", svc.Name,
+						p.Network, p.To, got))
+				}
+			}
 		}
 	}
 	return bad
@@ -215,12 +226,12 @@ func freeAddressesAreSilent(s Snapshot) (bad []string) {
 
 func statusIsTrue(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
-		if svc.Announced != svc.ready() {
+		if svc.Announced != svc.HasReady() {
 			bad = append(bad, fmt.Sprintf("%s says Announced=%v (%s), and has ready pods on %v", svc.Name, svc.Announced,
 				svc.Message, svc.nodes()))
 		}
 		for _, a := range svc.Addresses {
-			if nodes := s.Answering[a]; svc.ready() && !svc.BGP && len(nodes) == 1 && svc.Owners[a] != nodes[0] {
+			if nodes := s.Answering[a]; svc.HasReady() && !svc.BGP && len(nodes) == 1 && svc.Owners[a] != nodes[0] {
 				bad = append(bad, fmt.Sprintf("%s says that %q answers for %s, and %s does", svc.Name, svc.Owners[a], a,
 					nodes[0]))
 			}

@@ -10,32 +10,44 @@ import (
 )
 
 var (
-	lan    = netip.MustParseAddr("172.26.236.180")
-	routed = netip.MustParseAddr("203.0.113.180")
-	client = netip.MustParseAddr("172.26.236.20")
-	began  = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	lan      = netip.MustParseAddr("172.26.236.180")
+	routed   = netip.MustParseAddr("203.0.113.180")
+	idle     = netip.MustParseAddr("172.26.236.181")
+	idleTwin = netip.MustParseAddr("fd00:172:26:236::181")
+	client   = netip.MustParseAddr("172.26.236.20")
+	began    = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 )
 
-// well is a state that nothing is wrong with: a Service on the LAN, one with policy Local behind the router, and one
-// without pods.
+// Ports of them.
+var (
+	webTCP, webUDP = Port{"tcp", netip.AddrPortFrom(lan, 80)}, Port{"udp", netip.AddrPortFrom(lan, 80)}
+	besideTCP      = Port{"tcp", netip.AddrPortFrom(lan, 81)}
+	routedTCP      = Port{"tcp", netip.AddrPortFrom(routed, 80)}
+	idleTCP        = Port{"tcp", netip.AddrPortFrom(idle, 80)}
+	idleUDP, idle6 = Port{"udp", netip.AddrPortFrom(idle, 80)}, Port{"tcp", netip.AddrPortFrom(idleTwin, 80)}
+)
+
+// well is a state that nothing is wrong with: two Services on the LAN that share an address, one with policy Local
+// behind the router, and one without pods.
 func well() Snapshot {
-	idle := netip.MustParseAddr("172.26.236.181")
 	return Snapshot{
 		Nodes:   []string{"n1", "n2"},
 		Members: map[string][]string{"n1": {"n1", "n2"}, "n2": {"n1", "n2"}},
 		Services: []Service{
-			{Name: "web", App: "web", Addresses: []netip.Addr{lan}, Ready: map[string]int{"n1": 1, "n2": 1}, Announced: true,
-				Owners: map[netip.Addr]string{lan: "n1"}},
-			{Name: "local", App: "local", Local: true, BGP: true, Addresses: []netip.Addr{routed}, Ready: map[string]int{"n2": 1},
+			{Name: "web", App: "web", Share: "one", TCP: 80, UDP: 80, Addresses: []netip.Addr{lan},
+				Ready: map[string]int{"n1": 1, "n2": 1}, Announced: true, Owners: map[netip.Addr]string{lan: "n1"}},
+			{Name: "local", App: "local", Local: true, BGP: true, TCP: 80, Addresses: []netip.Addr{routed}, Ready: map[string]int{"n2": 1},
 				Announced: true, Health: map[string]int{"n1": 503, "n2": 200}},
-			{Name: "idle", App: "idle", Addresses: []netip.Addr{idle}, Ready: map[string]int{}},
+			{Name: "idle", App: "idle", TCP: 80, UDP: 80, Addresses: []netip.Addr{idle, idleTwin}, Ready: map[string]int{}},
+			{Name: "beside", App: "beside", Share: "one", TCP: 81, Addresses: []netip.Addr{lan}, Ready: map[string]int{"n2": 1},
+				Announced: true, Owners: map[netip.Addr]string{lan: "n1"}},
 		},
 		Answering: map[netip.Addr][]string{lan: {"n1"}},
 		Heard:     map[netip.Addr][]string{lan: {"n1"}},
 		Routed:    map[netip.Addr][]string{routed: {"n2"}},
-		Asked:     map[netip.Addr]string{lan: "", routed: ""},
-		Refused:   map[string]string{"idle": "refused"},
-		Expected:  map[string][]netip.Addr{"web": {lan}},
+		Asked: map[Port]string{webTCP: "", webUDP: "", besideTCP: "", routedTCP: "", idleTCP: Refused, idleUDP: Refused,
+			idle6: Refused, {"udp", idle6.To}: Refused},
+		Expected: map[string][]netip.Addr{"web": {lan}},
 	}
 }
 
@@ -61,8 +73,12 @@ func TestSettledClauses(t *testing.T) {
 		{"the router knows no way", "what has ready endpoints is announced by one, and answers", 1,
 			func(s *Snapshot) { delete(s.Routed, routed) }},
 		{"a request fails", "what has ready endpoints is announced by one, and answers", 1,
-			func(s *Snapshot) { s.Asked[lan] = "timeout" }},
-		{"nobody asked", "what has ready endpoints is announced by one, and answers", 1, func(s *Snapshot) { delete(s.Asked, lan) }},
+			func(s *Snapshot) { s.Asked[webTCP] = "timeout" }},
+		{"a request over UDP fails", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { s.Asked[webUDP] = "timeout" }},
+		{"a request fails to another port of an address that answers", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { s.Asked[besideTCP] = "timeout" }},
+		{"nobody asked", "what has ready endpoints is announced by one, and answers", 1, func(s *Snapshot) { delete(s.Asked, webTCP) }},
 		{"announced without pods", "what has no ready endpoints is announced by none", 1,
 			func(s *Snapshot) { s.Answering[s.Services[2].Addresses[0]] = []string{"n1"} }},
 		{"Local from a node without a pod", "Local is announced where it has pods", 2,
@@ -72,7 +88,12 @@ func TestSettledClauses(t *testing.T) {
 		{"an address changed", "holders keep their addresses", 8, func(s *Snapshot) { s.Expected["web"] = []netip.Addr{free} }},
 		{"an address was taken", "holders keep their addresses", 8, func(s *Snapshot) { s.Services[2].Addresses = nil }},
 		{"silence without pods", "without endpoints connections are refused", 9,
-			func(s *Snapshot) { s.Refused["idle"] = "i/o timeout" }},
+			func(s *Snapshot) { s.Asked[idleTCP] = "i/o timeout" }},
+		{"silence of one family without pods", "without endpoints connections are refused", 9,
+			func(s *Snapshot) { s.Asked[idle6] = "i/o timeout" }},
+		{"silence over UDP without pods", "without endpoints connections are refused", 9,
+			func(s *Snapshot) { s.Asked[idleUDP] = "i/o timeout" }},
+		{"an answer without pods", "without endpoints connections are refused", 9, func(s *Snapshot) { s.Asked[idleTCP] = "" }},
 		{"a free address is answered for", "free addresses are silent", 9, func(s *Snapshot) { s.Heard[free] = []string{"n1"} }},
 		{"a free address is routed", "free addresses are silent", 9, func(s *Snapshot) { s.Routed[free] = []string{"n1"} }},
 		{"the status is false", "the status says what is", 10, func(s *Snapshot) { s.Services[0].Announced = false }},

@@ -85,9 +85,9 @@ type Holder struct {
 type Service struct {
 	Name, App, Share string
 	Local, BGP       bool
-	// TCP is a port that clients connect to, HealthPort the health port, or 0.
-	TCP, HealthPort uint16
-	Addresses       []netip.Addr
+	// TCP and UDP are ports that clients connect to, HealthPort the health port; 0 for none.
+	TCP, UDP, HealthPort uint16
+	Addresses            []netip.Addr
 	// Ready has the number of ready pods by node.
 	Ready map[string]int
 	// Announced is the condition; Owners are the nodes that the status names, by address.
@@ -99,8 +99,26 @@ type Service struct {
 	Health map[string]int
 }
 
-// ready reports whether there is a ready pod.
-func (s Service) ready() bool { return len(s.nodes()) > 0 }
+// Port is where clients connect to, over tcp or udp.
+type Port struct {
+	Network string
+	To      netip.AddrPort
+}
+
+// Ports returns those of a Service at one of its addresses.
+func (s Service) Ports(a netip.Addr) []Port {
+	var ports []Port
+	if s.TCP != 0 {
+		ports = append(ports, Port{"tcp", netip.AddrPortFrom(a, s.TCP)})
+	}
+	if s.UDP != 0 {
+		ports = append(ports, Port{"udp", netip.AddrPortFrom(a, s.UDP)})
+	}
+	return ports
+}
+
+// HasReady reports whether there is a ready pod.
+func (s Service) HasReady() bool { return len(s.nodes()) > 0 }
 
 // nodes returns the nodes with a ready pod.
 func (s Service) nodes() []string {
@@ -114,6 +132,9 @@ func (s Service) nodes() []string {
 	return nodes
 }
 
+// Refused says that a request was refused rather than dropped.
+const Refused = "refused"
+
 // Snapshot is the state of the cluster, as the API server, the speakers, the LAN and the router show it.
 type Snapshot struct {
 	At       time.Time
@@ -125,10 +146,9 @@ type Snapshot struct {
 	// Answering are the nodes that say that they answer for an address; Heard are those whose MAC addresses
 	// answer on the LAN, "?" and the MAC for another; Routed are those that the router's kernel leads it to.
 	Answering, Heard, Routed map[netip.Addr][]string
-	// Refused is how a request from a node to a Service without pods ended, by Service.
-	Refused map[string]string
-	// Asked is how a request to an address ended: "" for an answer.
-	Asked map[netip.Addr]string
+	// Asked is how a request ended, by what was asked: "" for an answer, [Refused] for a reset or an ICMP error. What has
+	// pods is asked by a client, all else by a node or a pod.
+	Asked map[Port]string
 	// Expected are the addresses that Services had from the start, and keep.
 	Expected map[string][]netip.Addr
 	// Unknown is what could not be seen.
