@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,8 +39,7 @@ func (r *runner) do(ctx context.Context, e story.Event, span *contract.Span, cal
 		return r.patched(ctx, e, `{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":""}}}`,
 			`{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":null}}}`)
 	case story.DrainTaint:
-		return r.patched(ctx, e, `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`,
-			`{"spec":{"taints":null}}`)
+		return r.leaving(ctx, e, span)
 	case story.Stop, story.StormStop:
 		return r.restart(ctx, e, span, (*lab.Agent).Stop)
 	case story.Kill, story.StormKill:
@@ -68,7 +68,7 @@ func (r *runner) do(ctx context.Context, e story.Event, span *contract.Span, cal
 	case story.AddService:
 		return r.addService(ctx, e.Service, calm)
 	case story.RemoveService:
-		return r.removeService(ctx, e.Service)
+		return r.withdrawService(ctx, e.Service, span, calm)
 	case story.Unready, story.Ready, story.Burst:
 		return r.idlePods(ctx, e.Kind)
 	case story.Flood:
@@ -206,18 +206,57 @@ func try(ctx context.Context, what string, f func(ctx context.Context) error) er
 	return lab.WaitFor(ctx, func(string) {}, what, patience, f)
 }
 
-// patched patches a node, waits, and patches it back.
-func (r *runner) patched(ctx context.Context, e story.Event, begin, end string) error {
-	patch := func(text string) func() error {
-		return func() error {
-			return try(ctx, "patch "+e.Node, func(ctx context.Context) error {
-				_, err := r.lab.Kube().CoreV1().Nodes().Patch(ctx, e.Node, types.StrategicMergePatchType, []byte(text),
-					metav1.PatchOptions{})
-				return err
-			})
+// leaving has a node be about to be deleted for a while, and sees that its health ports say so.
+func (r *runner) leaving(ctx context.Context, e story.Event, span *contract.Span) error {
+	return r.during(e, r.patch(ctx, e.Node, `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`),
+		func() error {
+			var err error
+			span.Attractive, err = r.attractive(ctx, e.Node)
+			return errors.Join(err, r.patch(ctx, e.Node, `{"spec":{"taints":null}}`)())
+		})
+}
+
+// attractive returns the Services whose health port goes on to say 200 on a node.
+func (r *runner) attractive(ctx context.Context, node string) (names []string, err error) {
+	var all []contract.Service
+	if err := try(ctx, "read the Services", func(ctx context.Context) (err error) {
+		all, err = r.listServices(ctx)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	nodes := workers(r.lab.Cluster())
+	n := nodes[slices.IndexFunc(nodes, func(n lab.Node) bool { return n.Name == node })]
+	for _, svc := range all {
+		if svc.HealthPort == 0 {
+			continue
+		}
+		if try(ctx, svc.Name+" is not healthy on "+node, func(ctx context.Context) error {
+			if code := r.health(ctx, n, svc); code == http.StatusOK {
+				return errors.New("it is")
+			}
+			return nil
+		}) != nil {
+			names = append(names, svc.Name)
 		}
 	}
-	return r.during(e, patch(begin), patch(end))
+	return names, nil
+}
+
+// patched patches a node, waits, and patches it back.
+func (r *runner) patched(ctx context.Context, e story.Event, begin, end string) error {
+	return r.during(e, r.patch(ctx, e.Node, begin), r.patch(ctx, e.Node, end))
+}
+
+// patch returns what patches a node.
+func (r *runner) patch(ctx context.Context, node, text string) func() error {
+	return func() error {
+		return try(ctx, "patch "+node, func(ctx context.Context) error {
+			_, err := r.lab.Kube().CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(text),
+				metav1.PatchOptions{})
+			return err
+		})
+	}
 }
 
 // agent returns the program of an event; the controller, which does not run everywhere, is the first there is.
@@ -384,6 +423,25 @@ func (r *runner) removeService(ctx context.Context, name string) error {
 		}
 		return err
 	})
+}
+
+// withdrawService deletes a Service of churn. In a calm round, nodes withdraw its addresses before its rules go.
+func (r *runner) withdrawService(ctx context.Context, name string, span *contract.Span, calm bool) error {
+	all, err := r.listServices(ctx)
+	if !calm || err != nil {
+		return r.removeService(ctx, name)
+	}
+	if err := r.removeService(ctx, name); err != nil {
+		return err
+	}
+	for _, svc := range all {
+		if svc.Name == name {
+			if span.Bare, err = r.bare(ctx, svc); err != nil {
+				r.journal.add("%v", err) // what is left in the end is judged when all has settled
+			}
+		}
+	}
+	return nil
 }
 
 // hungProxy freezes proxies while a Service comes and is asked.

@@ -56,8 +56,7 @@ func (r *runner) view(ctx context.Context, node string) (v speakerView, err erro
 // a request to each address.
 func (r *runner) look(ctx context.Context) contract.Snapshot {
 	s := contract.Snapshot{At: r.now(), Nodes: r.cast.Nodes, Expected: r.expected, Members: map[string][]string{},
-		Answering: map[netip.Addr][]string{}, Heard: map[netip.Addr][]string{}, Routed: map[netip.Addr][]string{},
-		Asked: map[contract.Port]string{}}
+		Answering: map[netip.Addr][]string{}, Asked: map[contract.Port]string{}}
 	cannot := func(what string, err error) bool {
 		if err != nil {
 			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %v", what, err))
@@ -79,19 +78,28 @@ func (r *runner) look(ctx context.Context) contract.Snapshot {
 		return s
 	}
 	s.Services = services
-	heard, err := r.wire.heard(poolAddresses(), slices.Collect(maps.Keys(s.Answering)))
-	if !cannot("the LAN", err) {
-		for a, macs := range heard {
-			for _, mac := range macs {
-				s.Heard[a] = append(s.Heard[a], r.nodeOf(mac))
-			}
-			slices.Sort(s.Heard[a])
-		}
-	}
+	s.Heard, err = r.hear(poolAddresses(), slices.Collect(maps.Keys(s.Answering)))
+	cannot("the LAN", err)
 	s.Routed, err = r.routes(ctx)
 	cannot("the router", err)
 	r.askAll(ctx, &s)
+	if len(contract.Unsettled(s)) == 0 {
+		r.lookInside(ctx, &s)
+	}
 	return s
+}
+
+// hear returns the nodes that answer for addresses on the LAN. It waits for answers for those that are expected.
+func (r *runner) hear(addrs, expected []netip.Addr) (map[netip.Addr][]string, error) {
+	macs, err := r.wire.heard(addrs, expected)
+	nodes := map[netip.Addr][]string{}
+	for a, of := range macs {
+		for _, mac := range of {
+			nodes[a] = append(nodes[a], r.nodeOf(mac))
+		}
+		slices.Sort(nodes[a])
+	}
+	return nodes, err
 }
 
 func (r *runner) nodeOf(mac string) string {
@@ -127,11 +135,14 @@ func (r *runner) readServices(ctx context.Context) ([]contract.Service, error) {
 	}
 	for i, s := range all {
 		for _, slice := range slicesOf.Items {
-			if slice.Labels[discoveryv1.LabelServiceName] != s.Name || slice.AddressType != discoveryv1.AddressTypeIPv4 {
+			if slice.Labels[discoveryv1.LabelServiceName] != s.Name {
 				continue
 			}
 			for _, e := range slice.Endpoints {
-				if e.Conditions.Ready != nil && *e.Conditions.Ready && e.NodeName != nil {
+				if a, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+					all[i].Endpoints = append(all[i].Endpoints, a)
+				}
+				if slice.AddressType == discoveryv1.AddressTypeIPv4 && e.Conditions.Ready != nil && *e.Conditions.Ready && e.NodeName != nil {
 					s.Ready[*e.NodeName]++
 				}
 			}
@@ -141,13 +152,17 @@ func (r *runner) readServices(ctx context.Context) ([]contract.Service, error) {
 		}
 		all[i].Health = map[string]int{}
 		for _, n := range workers(r.lab.Cluster()) {
-			// Without an answer the code is 0.
-			code, _, _ := r.lab.Get(ctx, lab.ClientName,
-				fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(n.Addr, s.HealthPort)))
-			all[i].Health[n.Name] = code
+			all[i].Health[n.Name] = r.health(ctx, n, s)
 		}
 	}
 	return all, nil
+}
+
+// health returns what the health port of a Service says on a node; 0 without an answer.
+func (r *runner) health(ctx context.Context, n lab.Node, s contract.Service) int {
+	code, _, _ := r.lab.Get(ctx, lab.ClientName,
+		fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(n.Addr, s.HealthPort)))
+	return code
 }
 
 // listServices reads them without what else is known of them.
@@ -187,7 +202,7 @@ func toService(object corev1.Service) contract.Service {
 		}
 	}
 	if c := meta.FindStatusCondition(object.Status.Conditions, lb.ConditionAnnounced); c != nil {
-		s.Announced, s.Message = c.Status == metav1.ConditionTrue, c.Message
+		s.Announced, s.Reason, s.Message = c.Status == metav1.ConditionTrue, c.Reason, c.Message
 	}
 	if told, err := lb.DecodeAnnouncements(object.Annotations[lb.AnnotationAnnouncements]); err == nil {
 		for _, a := range told {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/e2e/chaos/story"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // Clause is one claim of the contract.
@@ -31,7 +32,11 @@ func Clauses() []Clause {
 		{Number: 2, Name: "Local keeps the client's address", Seen: localKeepsTheClient},
 		{Number: 2, Name: "direct forwarding keeps the client's address", Seen: directKeepsTheClient},
 		{Number: 2, Name: "Local is announced where it has pods", Settled: localIsWhereItsPodsAre},
+		{Number: 3, Name: "a node that announces has the rules", Settled: announcersHaveTheRules},
+		{Number: 3, Name: "rules go with their Service", Settled: rulesGoWithTheirService},
+		{Number: 3, Name: "rules outlive announcements", Seen: rulesOutliveAnnouncements},
 		{Number: 4, Name: "the health port tells the truth", Settled: healthPortsTellTheTruth},
+		{Number: 4, Name: "the health port of a node that leaves says so", Seen: leavingNodesSaySo},
 		{Number: 5, Name: "planned changes lose nothing",
 			Seen: noLossWhile(story.DrainLabel, story.DrainTaint, story.RollPod, story.EditPool)},
 		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.Kill)},
@@ -45,7 +50,9 @@ func Clauses() []Clause {
 		{Number: 8, Name: "the right Service answers", Seen: theRightServiceAnswers},
 		{Number: 9, Name: "without endpoints connections are refused", Settled: refusedAtOnce},
 		{Number: 9, Name: "free addresses are silent", Settled: freeAddressesAreSilent},
+		{Number: 9, Name: "UDP flows end with their backend", Settled: flowsEndWithTheirBackend},
 		{Number: 10, Name: "the status says what is", Settled: statusIsTrue},
+		{Number: 10, Name: "the status says why", Settled: statusSaysWhy},
 		{Number: 11, Name: "neighbors and churn cost nobody",
 			Seen: noLossWhile(story.MalformedARP, story.AddService, story.RemoveService, story.Unready, story.Ready,
 				story.Burst, story.Flood, story.AddPeer, story.ForeignRules)},
@@ -177,6 +184,16 @@ func healthPortsTellTheTruth(s Snapshot) (bad []string) {
 	return bad
 }
 
+// leavingNodesSaySo: the load balancer of somebody else sends nothing more to a node that is about to be deleted.
+func leavingNodesSaySo(e Evidence) (bad []Violation) {
+	for _, s := range e.Spans {
+		for _, name := range s.Attractive {
+			bad = append(bad, Violation{At: s.Ended, Text: fmt.Sprintf("%s: the health port of %s said 200", s.Event, name)})
+		}
+	}
+	return bad
+}
+
 func holdersKeepTheirs(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
 		if want, stays := s.Expected[svc.Name]; stays && !slices.Equal(svc.Addresses, want) {
@@ -235,6 +252,20 @@ func statusIsTrue(s Snapshot) (bad []string) {
 				bad = append(bad, fmt.Sprintf("%s says that %q answers for %s, and %s does", svc.Name, svc.Owners[a], a,
 					nodes[0]))
 			}
+		}
+	}
+	return bad
+}
+
+// statusSaysWhy: the condition has the typed reason for what is so.
+func statusSaysWhy(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		want := lb.ReasonAnnounced
+		if !svc.HasReady() {
+			want = lb.ReasonNoBackends
+		}
+		if svc.Reason != string(want) {
+			bad = append(bad, fmt.Sprintf("%s says %q (%s), want %q", svc.Name, svc.Reason, svc.Message, want))
 		}
 	}
 	return bad

@@ -15,7 +15,9 @@ var (
 	idle     = netip.MustParseAddr("172.26.236.181")
 	idleTwin = netip.MustParseAddr("fd00:172:26:236::181")
 	client   = netip.MustParseAddr("172.26.236.20")
-	began    = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	// Of the first Service.
+	clusterIP, webPod = netip.MustParseAddr("10.96.0.7"), netip.MustParseAddr("192.168.177.20")
+	began             = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 )
 
 // Ports of them.
@@ -34,20 +36,27 @@ func well() Snapshot {
 		Nodes:   []string{"n1", "n2"},
 		Members: map[string][]string{"n1": {"n1", "n2"}, "n2": {"n1", "n2"}},
 		Services: []Service{
-			{Name: "web", App: "web", Share: "one", TCP: 80, UDP: 80, Addresses: []netip.Addr{lan},
-				Ready: map[string]int{"n1": 1, "n2": 1}, Announced: true, Owners: map[netip.Addr]string{lan: "n1"}},
+			{Name: "web", App: "web", Share: "one", TCP: 80, UDP: 80, Addresses: []netip.Addr{lan}, Endpoints: []netip.Addr{webPod},
+				Ready: map[string]int{"n1": 1, "n2": 1}, Announced: true, Reason: "Announced", Owners: map[netip.Addr]string{lan: "n1"}},
 			{Name: "local", App: "local", Local: true, BGP: true, TCP: 80, Addresses: []netip.Addr{routed}, Ready: map[string]int{"n2": 1},
-				Announced: true, Health: map[string]int{"n1": 503, "n2": 200}},
-			{Name: "idle", App: "idle", TCP: 80, UDP: 80, Addresses: []netip.Addr{idle, idleTwin}, Ready: map[string]int{}},
+				Announced: true, Reason: "Announced", Health: map[string]int{"n1": 503, "n2": 200}},
+			{Name: "idle", App: "idle", Reason: "NoBackends", TCP: 80, UDP: 80, Addresses: []netip.Addr{idle, idleTwin}, Ready: map[string]int{}},
 			{Name: "beside", App: "beside", Share: "one", TCP: 81, Addresses: []netip.Addr{lan}, Ready: map[string]int{"n2": 1},
-				Announced: true, Owners: map[netip.Addr]string{lan: "n1"}},
+				Announced: true, Reason: "Announced", Owners: map[netip.Addr]string{lan: "n1"}},
 		},
 		Answering: map[netip.Addr][]string{lan: {"n1"}},
 		Heard:     map[netip.Addr][]string{lan: {"n1"}},
 		Routed:    map[netip.Addr][]string{routed: {"n2"}},
 		Asked: map[Port]string{webTCP: "", webUDP: "", besideTCP: "", routedTCP: "", idleTCP: Refused, idleUDP: Refused,
 			idle6: Refused, {"udp", idle6.To}: Refused},
-		Expected: map[string][]netip.Addr{"web": {lan}},
+		Expected:   map[string][]netip.Addr{"web": {lan}},
+		ClusterIPs: []netip.Addr{clusterIP},
+		Kernels: map[string]Kernel{
+			"n1": {Named: []Port{webTCP, webUDP, besideTCP, idleTCP, addressOnly(lan), {"tcp", netip.AddrPortFrom(clusterIP, 80)}},
+				Delivered: map[Port]bool{webTCP: true, webUDP: true, besideTCP: true},
+				UDP:       []UDPFlow{{webUDP.To, webPod}, {webUDP.To, lan}}},
+			"n2": {Delivered: map[Port]bool{routedTCP: true}},
+		},
 	}
 }
 
@@ -57,6 +66,9 @@ func TestSettledClauses(t *testing.T) {
 		t.Fatalf("nothing is wrong, and %v", bad)
 	}
 	free := netip.MustParseAddr("172.26.236.199")
+	named := func(p Port) func(*Snapshot) {
+		return func(s *Snapshot) { s.Kernels["n2"] = Kernel{Named: []Port{p}, Delivered: s.Kernels["n2"].Delivered} }
+	}
 	for _, tc := range []struct {
 		name, want string
 		number     int
@@ -83,6 +95,17 @@ func TestSettledClauses(t *testing.T) {
 			func(s *Snapshot) { s.Answering[s.Services[2].Addresses[0]] = []string{"n1"} }},
 		{"Local from a node without a pod", "Local is announced where it has pods", 2,
 			func(s *Snapshot) { s.Routed[routed] = []string{"n1", "n2"} }},
+		{"an announcer has no rules for a port", "a node that announces has the rules", 3,
+			func(s *Snapshot) { delete(s.Kernels["n1"].Delivered, besideTCP) }},
+		{"the router leads to a node without rules", "a node that announces has the rules", 3,
+			func(s *Snapshot) { delete(s.Kernels["n2"].Delivered, routedTCP) }},
+		{"rules are left of a Service", "rules go with their Service", 3, named(Port{"tcp", netip.AddrPortFrom(free, 80)})},
+		{"rules are left of a port", "rules go with their Service", 3, named(Port{"tcp", netip.AddrPortFrom(lan, 82)})},
+		{"an address is left in a set", "rules go with their Service", 3, named(addressOnly(free))},
+		{"rules are left of a cluster IP", "rules go with their Service", 3,
+			named(Port{"tcp", netip.AddrPortFrom(clusterIP.Next(), 80)})},
+		{"a flow leads to a pod that is gone", "UDP flows end with their backend", 9,
+			func(s *Snapshot) { s.Services[0].Endpoints = nil }},
 		{"a health port lies", "the health port tells the truth", 4, func(s *Snapshot) { s.Services[1].Health["n1"] = 200 }},
 		{"a health port is silent", "the health port tells the truth", 4, func(s *Snapshot) { s.Services[1].Health["n2"] = 0 }},
 		{"an address changed", "holders keep their addresses", 8, func(s *Snapshot) { s.Expected["web"] = []netip.Addr{free} }},
@@ -98,6 +121,8 @@ func TestSettledClauses(t *testing.T) {
 		{"a free address is routed", "free addresses are silent", 9, func(s *Snapshot) { s.Routed[free] = []string{"n1"} }},
 		{"the status is false", "the status says what is", 10, func(s *Snapshot) { s.Services[0].Announced = false }},
 		{"the status is true in vain", "the status says what is", 10, func(s *Snapshot) { s.Services[2].Announced = true }},
+		{"the status gives another reason", "the status says why", 10, func(s *Snapshot) { s.Services[2].Reason = "NoOwner" }},
+		{"the status gives no reason", "the status says why", 10, func(s *Snapshot) { s.Services[0].Reason = "" }},
 		{"the status names another", "the status says what is", 10, func(s *Snapshot) { s.Services[0].Owners[lan] = "n2" }},
 	} {
 		s := well()
@@ -174,6 +199,10 @@ func TestSeenClauses(t *testing.T) {
 			affine(e)
 			e.Samples[2*10+1].Pod = "web-1" // the last before the drain
 		}},
+		{"a node that leaves attracts traffic", "the health port of a node that leaves says so", 4,
+			func(e *Evidence) { e.Spans[1].Attractive = []string{"local"} }},
+		{"rules are gone before the announcement", "rules outlive announcements", 3,
+			func(e *Evidence) { e.Spans[0].Bare = []string{"n1"} }},
 		{"two holders", "an address has one holder", 8,
 			func(e *Evidence) { e.Holders[1].Address = lan }},
 		{"two holders of different keys", "an address has one holder", 8,
