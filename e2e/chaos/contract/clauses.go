@@ -39,7 +39,7 @@ func Clauses() []Clause {
 		{Number: 4, Name: "the health port of a node that leaves says so", Seen: leavingNodesSaySo},
 		{Number: 5, Name: "planned changes lose nothing",
 			Seen: noLossWhile(story.DrainLabel, story.DrainTaint, story.RollPod, story.EditPool)},
-		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.Kill)},
+		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.StopLong, story.Kill)},
 		{Number: 6, Name: "a speaker that is back in time keeps its addresses", Seen: restartsKeepTheOwner},
 		{Number: 6, Name: "a client with session affinity keeps its pod", Seen: affinityKeepsThePod},
 		{Number: 7, Name: "nothing is lost without the API server",
@@ -458,7 +458,8 @@ func theRightServiceAnswers(e Evidence) (bad []Violation) {
 // those who have served it meanwhile. That are the addresses of Services that are always there, save those that
 // another event was about.
 func returningNodesTakeNothing(e Evidence) (bad []Violation) {
-	away := []story.Kind{story.Cut, story.Unplug, story.Crash, story.FreezeNode, story.FreezeSpeaker, story.Deaf}
+	away := []story.Kind{story.Cut, story.Unplug, story.Crash, story.FreezeNode, story.FreezeSpeaker, story.Deaf,
+		story.Mute}
 	var nodes []Span
 	served := maps.Clone(e.Settled.Expected)
 	for _, s := range e.Spans {

@@ -26,11 +26,11 @@ func TestTheSameSeedGivesTheSameStory(t *testing.T) {
 // TestStories checks what holds for every story.
 func TestStories(t *testing.T) {
 	calm := []Kind{DrainLabel, DrainTaint, Stop, Kill, RollPod, StopAPI, FreezeAPI, FreezeEtcd, MalformedARP, EditPool,
-		HungProxy, ShiftClock, SlowAPI, AddPeer, ForeignRules}
+		HungProxy, ShiftClock, SlowAPI, AddPeer, ForeignRules, StopLong}
 	storm := []Kind{Cut, Unplug, Crash, FreezeNode, FreezeSpeaker, Lossy, DropGossipIn, DropGossipOut, DropGossip, Deaf,
 		DeleteRules, FlushConntrack, KillRouter, FreezeRouter, Spoof, StormStop, StormKill, StormAPI, StormEtcd, SpoofOn,
 		ConntrackFull, NoDescriptors, FullDisk, RestoreEtcd, LeaveNode, RemovePeer, StormClock, StormSlowAPI,
-		ForeignElements, NetlinkErrors}
+		ForeignElements, NetlinkErrors, FreezeRelay, KillRelay, FillDisk, SlowEtcd, KillEtcd, Mute}
 	churn := []Kind{AddService, RemoveService, Unready, Ready, Burst, Flood}
 	configs := map[string]bool{}
 	drawn := map[Kind]int{}

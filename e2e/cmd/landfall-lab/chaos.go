@@ -42,11 +42,11 @@ func makeTrouble(ctx context.Context, out io.Writer, t trouble, options lab.Opti
 		o.Story, o.Length = plot.With(t.seed, chaos.Cast(), ids), 0
 	}
 	if t.without != "" {
-		args, known := chaos.Guards[t.without]
+		guard, known := chaos.Guards[t.without]
 		if !known {
 			return fmt.Errorf("no guard %q: want one of %v", t.without, slices.Sorted(maps.Keys(chaos.Guards)))
 		}
-		o.Args = args
+		o.Without = guard
 	}
 	result, err := chaos.Run(ctx, o)
 	if err != nil {
