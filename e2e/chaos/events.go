@@ -50,12 +50,11 @@ func try(ctx context.Context, what string, f func(ctx context.Context) error) er
 
 // leaving has a node be about to be deleted for a while, and sees that its health ports say so.
 func (r *runner) leaving(ctx context.Context, e deed) error {
-	return r.during(e, r.patch(ctx, e.Node, `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`),
-		func() error {
-			var err error
-			e.span.Attractive, err = r.attractive(ctx, e.Node)
-			return errors.Join(err, r.patch(ctx, e.Node, `{"spec":{"taints":null}}`)())
-		})
+	const taint = `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`
+	return r.during(e, r.patch(ctx, e.Node, taint), func() (err error) {
+		e.span.Attractive, err = r.attractive(ctx, e.Node)
+		return errors.Join(err, r.patch(ctx, e.Node, `{"spec":{"taints":null}}`)())
+	})
 }
 
 // attractive returns the Services whose health port goes on to say 200 on a node.
@@ -323,7 +322,7 @@ func (r *runner) setConditions(ctx context.Context, pod string, c lab.Conditions
 // turns are what changes of the idle Service, over and over: a value, and another one, in which all ends. An etcd that
 // is restored may bring either back, which changes nothing for those who ask.
 var turns = [][2]string{
-	{`{"spec":{"sessionAffinity":"ClientIP"}}`, `{"spec":{"sessionAffinity":"None"}}`},
+	{`{"spec":{"sessionAffinity":"ClientIP"}}`, `{"spec":{"sessionAffinity":"None","sessionAffinityConfig":null}}`},
 	{`{"spec":{"internalTrafficPolicy":"Local"}}`, `{"spec":{"internalTrafficPolicy":"Cluster"}}`},
 	{`{"metadata":{"annotations":{"chaos":"on"}}}`, `{"metadata":{"annotations":{"chaos":null}}}`},
 }

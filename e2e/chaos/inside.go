@@ -199,23 +199,22 @@ func (r *runner) lookInside(ctx context.Context, s *contract.Snapshot) {
 	}
 }
 
-// bare watches the nodes after a Service was deleted until their rules for it are gone, and returns those that announced
-// it after that. Rules are read before announcements: a node that announces now had to have them
-// then.
+// bare watches the nodes after a Service was deleted until their rules for it are gone, and returns those that
+// announced it after that. Rules are read before announcements: a node that announces now had to have them then.
 func (r *runner) bare(ctx context.Context, svc contract.Service) (nodes []string, err error) {
-	waiting := slices.Clone(r.cast.Nodes)
+	gone := map[string]bool{}
 	err = try(ctx, "rules of "+svc.Name+" go", func(ctx context.Context) error {
-		var gone []string
-		for _, node := range waiting {
+		for _, node := range r.cast.Nodes {
+			if gone[node] {
+				continue
+			}
 			k, err := r.kernel(ctx, node)
 			if err != nil {
 				return err
 			}
-			if !slices.ContainsFunc(svc.Addresses, func(a netip.Addr) bool {
+			gone[node] = !slices.ContainsFunc(svc.Addresses, func(a netip.Addr) bool {
 				return slices.ContainsFunc(svc.Ports(a), func(p contract.Port) bool { return k.Delivered[p] })
-			}) {
-				gone = append(gone, node)
-			}
+			})
 		}
 		routed, err := r.routes(ctx)
 		if err != nil {
@@ -227,14 +226,15 @@ func (r *runner) bare(ctx context.Context, svc contract.Service) (nodes []string
 		}
 		for _, a := range svc.Addresses {
 			for _, node := range slices.Concat(heard[a], routed[a]) {
-				if slices.Contains(gone, node) && !slices.Contains(nodes, node) {
+				if gone[node] && !slices.Contains(nodes, node) {
 					nodes = append(nodes, node)
 				}
 			}
 		}
-		waiting = slices.DeleteFunc(waiting, func(node string) bool { return slices.Contains(gone, node) })
-		if len(waiting) > 0 {
-			return fmt.Errorf("%v have them", waiting)
+		for node, is := range gone {
+			if !is {
+				return fmt.Errorf("%s has them", node)
+			}
 		}
 		return nil
 	})

@@ -142,7 +142,8 @@ func (r *runner) readServices(ctx context.Context) ([]contract.Service, error) {
 				if a, err := netip.ParseAddr(e.Addresses[0]); err == nil {
 					all[i].Endpoints = append(all[i].Endpoints, a)
 				}
-				if slice.AddressType == discoveryv1.AddressTypeIPv4 && e.Conditions.Ready != nil && *e.Conditions.Ready && e.NodeName != nil {
+				ready := e.Conditions.Ready != nil && *e.Conditions.Ready && e.NodeName != nil
+				if ready && slice.AddressType == discoveryv1.AddressTypeIPv4 {
 					s.Ready[*e.NodeName]++
 				}
 			}

@@ -110,7 +110,9 @@ var ways = map[story.Kind]way{
 	story.LeaveNode: func(ctx context.Context, r *runner, d deed) error {
 		return r.during(d, func() error { return r.leave(ctx, d.Node) }, func() error { return r.join(ctx, d.Node) })
 	},
-	story.FreezeNode: frozen("speaker", "proxy"), story.FreezeSpeaker: frozen("speaker"), story.FreezeRelay: frozen("relay"),
+	story.FreezeNode:    frozen("speaker", "proxy"),
+	story.FreezeSpeaker: frozen("speaker"),
+	story.FreezeRelay:   frozen("relay"),
 	story.NoDescriptors: func(_ context.Context, r *runner, d deed) error { return r.noDescriptors(d) },
 	story.FullDisk:      func(_ context.Context, r *runner, d deed) error { return r.fullDisk(d) },
 	story.FillDisk:      func(ctx context.Context, r *runner, d deed) error { return r.fillDisk(ctx, d) },
