@@ -263,24 +263,27 @@ func (r *runner) removeService(ctx context.Context, name string) error {
 	})
 }
 
-// withdrawService deletes a Service of churn. In a calm round, nodes withdraw its addresses before its rules go.
+// withdrawService deletes a Service of churn. In a calm round its endpoints stay until the rules have gone, as those of
+// a cluster stay until the Service has: nodes withdraw its addresses before that.
 func (r *runner) withdrawService(ctx context.Context, e deed) error {
-	name := e.Service
 	all, err := r.listServices(ctx)
-	if !e.calm || err != nil {
-		return r.removeService(ctx, name)
+	i := slices.IndexFunc(all, func(svc contract.Service) bool { return svc.Name == e.Service })
+	if !e.calm || err != nil || i < 0 {
+		return r.removeService(ctx, e.Service)
 	}
-	if err := r.removeService(ctx, name); err != nil {
+	if err := try(ctx, "delete "+e.Service, func(ctx context.Context) error {
+		err := r.lab.Kube().CoreV1().Services(namespace).Delete(ctx, e.Service, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) { // by a try whose answer was lost
+			return nil
+		}
+		return err
+	}); err != nil {
 		return err
 	}
-	for _, svc := range all {
-		if svc.Name == name {
-			if e.span.Bare, err = r.bare(ctx, svc); err != nil {
-				r.journal.add("%v", err) // what is left in the end is judged when all has settled
-			}
-		}
+	if e.span.Bare, err = r.bare(ctx, all[i]); err != nil {
+		r.journal.add("%v", err) // what is left in the end is judged when all has settled
 	}
-	return nil
+	return r.removeService(ctx, e.Service)
 }
 
 // hungProxy freezes proxies while a Service comes and is asked.

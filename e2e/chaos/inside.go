@@ -220,6 +220,9 @@ func (r *runner) bare(ctx context.Context, svc contract.Service) (nodes []string
 		if err != nil {
 			return err
 		}
+		if err := r.wire.forget(); err != nil {
+			return err
+		}
 		heard, err := r.hear(svc.Addresses, nil)
 		if err != nil {
 			return err
