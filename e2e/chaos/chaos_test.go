@@ -116,15 +116,17 @@ func TestAdvertisementFrame(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	s := story.Story{Seed: 7, Config: story.Config{Mode: "nftables", Direct: true}}
-	if text := Report(s, Result{Rounds: 3}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 3 rounds") || !strings.Contains(text, "every clause held") {
+	told := story.Story{Seed: 7, Config: story.Config{Mode: "nftables", Direct: true}, Rounds: []story.Round{
+		{Events: []story.Event{{ID: 1, Kind: story.Stop}, {ID: 2, Kind: story.Burst}}}, {Events: []story.Event{{ID: 3, Kind: story.Stop}}}}}
+	if text := Report(Result{Told: told, Changes: 700, Fastest: 104}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 2 rounds, 3 events") ||
+		!strings.Contains(text, "700 changes of objects, up to 104 in a second; burst 1, stop 2\n") || !strings.Contains(text, "every clause held") {
 		t.Error(text)
 	}
 	var bad []contract.Violation
 	for range mostShown + 2 {
 		bad = append(bad, contract.Violation{Clause: 5, Name: "planned changes lose nothing", Round: 3, Text: "a request"})
 	}
-	text := Report(s, Result{Violations: bad, Journal: "the journal\n"})
+	text := Report(Result{Violations: bad, Journal: "the journal\n"})
 	if strings.Count(text, "VIOLATED in round 3: clause 5") != mostShown || !strings.Contains(text, "lose nothing: 7 in all") ||
 		!strings.HasSuffix(text, "the journal\n") {
 		t.Error(text)

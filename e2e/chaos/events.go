@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -27,177 +28,20 @@ const (
 	// shown is for how long a new Service is asked.
 	shown      = 2 * time.Second
 	shownEvery = 100 * time.Millisecond
-	bursts     = 50
+	// A writer of a burst makes so many pairs of changes, or for so long.
+	bursts     = 25
+	burstTime  = 5 * time.Second
 	badPackets = 300
 )
 
-// do does an event, waits for as long as it lasts, and undoes it.
-func (r *runner) do(ctx context.Context, e story.Event, span *contract.Span, calm bool) error {
-	switch e.Kind {
-	case story.DrainLabel:
-		return r.patched(ctx, e, `{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":""}}}`,
-			`{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":null}}}`)
-	case story.DrainTaint:
-		return r.patched(ctx, e, `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`,
-			`{"spec":{"taints":null}}`)
-	case story.Stop, story.StormStop:
-		return r.restart(ctx, e, span, (*lab.Agent).Stop)
-	case story.Kill, story.StormKill:
-		return r.restart(ctx, e, span, (*lab.Agent).Kill)
-	case story.RollPod:
-		return r.rollPod(ctx, e, span)
-	case story.StopAPI, story.StormAPI:
-		return r.during(e, r.lab.StopAPI, func() error { return r.lab.StartAPI(ctx) })
-	case story.FreezeAPI:
-		return r.frozen(e, r.lab.SignalAPI)
-	case story.FreezeEtcd, story.StormEtcd:
-		return r.frozen(e, r.lab.SignalEtcd)
-	case story.SlowAPI, story.StormSlowAPI:
-		return r.slow(e, r.lab.SignalAPI)
-	case story.RestoreEtcd:
-		return r.restoreEtcd(ctx, e)
-	case story.ShiftClock, story.StormClock:
-		return r.shiftClock(e)
-	case story.MalformedARP:
-		return r.wire.malformed(r.seed+uint64(e.ID), badPackets)
-	case story.HungProxy:
-		return r.hungProxy(ctx, e)
-	case story.EditPool:
-		return r.during(e, func() error { return r.lab.ApplyYAML(ctx, pools(true)) },
-			func() error { return r.lab.ApplyYAML(ctx, pools(false)) })
-	case story.AddService:
-		return r.addService(ctx, e.Service, calm)
-	case story.RemoveService:
-		return r.removeService(ctx, e.Service)
-	case story.Unready, story.Ready, story.Burst:
-		return r.idlePods(ctx, e.Kind)
-	case story.Flood:
-		return r.flood(ctx, e)
-	case story.AddPeer:
-		return r.during(e, func() error { return r.lab.ApplyYAML(ctx, deadPeer(r.lab.Cluster())) },
-			func() error { return r.removePeers(ctx, deadPeerName) })
-	case story.RemovePeer:
-		return r.during(e, func() error { return r.removePeers(ctx, peerNames...) }, func() error {
-			return try(ctx, "apply the peers", func(ctx context.Context) error {
-				return r.lab.ApplyYAML(ctx, peers(r.lab.Cluster()))
-			})
-		})
-	case story.KillRouter:
-		router := r.lab.Routers()[0]
-		return r.during(e, func() error { router.Kill("bgpd"); return nil }, func() error { return router.Launch(ctx) })
-	case story.FreezeRouter:
-		return r.lab.Routers()[0].Freeze(ctx, e.For)
-	case story.Spoof:
-		return r.wire.spoof(r.expected[e.Service][:1])
-	case story.SpoofOn:
-		return again(e.For, spoofEvery, func() error { return r.wire.spoof(r.expected[e.Service]) })
-	default:
-		return r.doNode(ctx, e)
-	}
-}
-
-// doNode does what happens to one node.
-func (r *runner) doNode(ctx context.Context, e story.Event) error {
-	exec := func(argv ...string) func() error {
-		return func() error {
-			_, err := r.lab.Exec(ctx, e.Node, argv...)
-			return err
-		}
-	}
-	onNode := func(f func(context.Context, string) error) func() error {
-		return func() error { return f(ctx, e.Node) }
-	}
-	heal := onNode(r.lab.Heal)
-	filter := func(rules ...string) error {
-		text := []string{"add table inet chaos", "add chain inet chaos in { type filter hook prerouting priority -400; }",
-			"add chain inet chaos out { type filter hook output priority -400; }"}
-		for _, rule := range rules {
-			text = append(text, "add rule inet chaos "+rule)
-		}
-		return r.during(e, exec("nft", strings.Join(text, "; ")), exec("nft", "delete table inet chaos"))
-	}
-	gossip := func(chains ...string) (rules []string) {
-		for _, chain := range chains {
-			for _, port := range []string{"sport", "dport"} {
-				rules = append(rules, chain+" meta l4proto { tcp, udp } th "+port+" 7947 drop")
-			}
-		}
-		return rules
-	}
-	switch e.Kind {
-	case story.Cut:
-		return r.during(e, onNode(r.lab.Cut), heal)
-	case story.Unplug:
-		return r.during(e, onNode(r.lab.Unplug), heal)
-	case story.Crash:
-		return r.during(e, func() error { return r.crash(ctx, e.Node) }, func() error {
-			return errors.Join(heal(), r.each(e.Node, (*lab.Agent).Start))
-		})
-	case story.FreezeNode:
-		return r.frozen(e, func(sig syscall.Signal) error {
-			return errors.Join(r.lab.Agent("speaker", e.Node).Signal(sig), r.lab.Agent("proxy", e.Node).Signal(sig))
-		})
-	case story.LeaveNode:
-		return r.during(e, func() error { return r.leave(ctx, e.Node) }, func() error { return r.join(ctx, e.Node) })
-	case story.NoDescriptors:
-		return r.noDescriptors(e)
-	case story.FullDisk:
-		return r.fullDisk(e)
-	case story.ForeignRules:
-		return exec("sh", "-c", foreignRules, "sh", foreignTable())()
-	case story.ForeignElements:
-		return exec("sh", "-c", foreignFlush)()
-	case story.NetlinkErrors:
-		failed, err := r.agent(e).FailNetlink(ctx, e.For)
-		r.journal.add("netlink-errors: %d calls of %s failed", failed, e.Node)
-		return err
-	case story.ConntrackFull:
-		// After conntrack, at -200, has looked a packet up: what the kernel drops then if it can make no entry.
-		return r.during(e, exec("nft", "add table inet chaos; add chain inet chaos in { type filter hook prerouting "+
-			"priority -190; }; add chain inet chaos out { type filter hook output priority -190; }; "+
-			"add rule inet chaos in ct state new drop; add rule inet chaos out ct state new drop"),
-			exec("nft", "delete table inet chaos"))
-	case story.FreezeSpeaker:
-		return r.frozen(e, r.lab.Agent("speaker", e.Node).Signal)
-	case story.Lossy:
-		return filter(`in iifname "eth0" numgen random mod 100 < 15 drop`)
-	case story.DropGossipIn:
-		return filter(gossip("in")...)
-	case story.DropGossipOut:
-		return filter(gossip("out")...)
-	case story.DropGossip:
-		return filter(gossip("in", "out")...)
-	case story.Deaf:
-		return filter(r.deaf(e.Node)...)
-	case story.DeleteRules:
-		return exec("nft", "flush", "ruleset")()
-	case story.FlushConntrack:
-		return exec("conntrack", "-F")()
-	default:
-		return fmt.Errorf("no way to do %q", e.Kind)
-	}
-}
-
-// deaf returns rules that drop what the other nodes send to a node.
-func (r *runner) deaf(node string) []string {
-	var v4, v6 []string
-	for _, n := range r.lab.Cluster().Nodes {
-		if n.Name != node {
-			v4, v6 = append(v4, n.Addr.String()), append(v6, lab.Twin(n.Addr).String())
-		}
-	}
-	return []string{"in ip saddr { " + strings.Join(v4, ", ") + " } drop",
-		"in ip6 saddr { " + strings.Join(v6, ", ") + " } drop"}
-}
-
 // during begins something, waits, and ends it; it is ended even if its beginning failed.
-func (r *runner) during(e story.Event, begin, end func() error) error {
+func (r *runner) during(e deed, begin, end func() error) error {
 	err := begin()
 	time.Sleep(e.For)
 	return errors.Join(err, end())
 }
 
-func (r *runner) frozen(e story.Event, signal func(syscall.Signal) error) error {
+func (r *runner) frozen(e deed, signal func(syscall.Signal) error) error {
 	return r.during(e, func() error { return signal(syscall.SIGSTOP) }, func() error { return signal(syscall.SIGCONT) })
 }
 
@@ -206,18 +50,51 @@ func try(ctx context.Context, what string, f func(ctx context.Context) error) er
 	return lab.WaitFor(ctx, func(string) {}, what, patience, f)
 }
 
-// patched patches a node, waits, and patches it back.
-func (r *runner) patched(ctx context.Context, e story.Event, begin, end string) error {
-	patch := func(text string) func() error {
-		return func() error {
-			return try(ctx, "patch "+e.Node, func(ctx context.Context) error {
-				_, err := r.lab.Kube().CoreV1().Nodes().Patch(ctx, e.Node, types.StrategicMergePatchType, []byte(text),
-					metav1.PatchOptions{})
-				return err
-			})
+// leaving has a node be about to be deleted for a while, and sees that its health ports say so.
+func (r *runner) leaving(ctx context.Context, e deed) error {
+	const taint = `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`
+	return r.during(e, r.patch(ctx, e.Node, taint), func() (err error) {
+		e.span.Attractive, err = r.attractive(ctx, e.Node)
+		return errors.Join(err, r.patch(ctx, e.Node, `{"spec":{"taints":null}}`)())
+	})
+}
+
+// attractive returns the Services whose health port goes on to say 200 on a node.
+func (r *runner) attractive(ctx context.Context, node string) (names []string, err error) {
+	var all []contract.Service
+	if err := try(ctx, "read the Services", func(ctx context.Context) (err error) {
+		all, err = r.listServices(ctx)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	nodes := workers(r.lab.Cluster())
+	n := nodes[slices.IndexFunc(nodes, func(n lab.Node) bool { return n.Name == node })]
+	for _, svc := range all {
+		if svc.HealthPort == 0 {
+			continue
+		}
+		if try(ctx, svc.Name+" is not healthy on "+node, func(ctx context.Context) error {
+			if code := r.health(ctx, n, svc); code == http.StatusOK {
+				return errors.New("it is")
+			}
+			return nil
+		}) != nil {
+			names = append(names, svc.Name)
 		}
 	}
-	return r.during(e, patch(begin), patch(end))
+	return names, nil
+}
+
+// patch returns what patches a node.
+func (r *runner) patch(ctx context.Context, node, text string) func() error {
+	return func() error {
+		return try(ctx, "patch "+node, func(ctx context.Context) error {
+			_, err := r.lab.Kube().CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(text),
+				metav1.PatchOptions{})
+			return err
+		})
+	}
 }
 
 // agent returns the program of an event; the controller, which does not run everywhere, is the first there is.
@@ -229,8 +106,8 @@ func (r *runner) agent(e story.Event) *lab.Agent {
 }
 
 // restart ends a program, and starts it again. In a calm round it is ready when that is over.
-func (r *runner) restart(ctx context.Context, e story.Event, span *contract.Span, end func(*lab.Agent) error) error {
-	a := r.agent(e)
+func (r *runner) restart(ctx context.Context, e deed, end func(*lab.Agent) error) error {
+	a := r.agent(e.Event)
 	ended := time.Now()
 	if err := end(a); err != nil {
 		return err
@@ -239,11 +116,11 @@ func (r *runner) restart(ctx context.Context, e story.Event, span *contract.Span
 	if err := a.Start(); err != nil {
 		return err
 	}
-	if e.Kind == story.StormKill || e.Kind == story.StormStop {
+	if !e.calm {
 		return nil
 	}
 	err := a.WaitReady(ctx)
-	span.Back = time.Since(ended)
+	e.span.Back = time.Since(ended)
 	return err
 }
 
@@ -259,7 +136,7 @@ func (r *runner) crash(ctx context.Context, node string) error {
 
 // rollPod plays one step of a rolling update: the new pod is ready and known before the old one terminates, which
 // serves until it is known to terminate.
-func (r *runner) rollPod(ctx context.Context, e story.Event, span *contract.Span) error {
+func (r *runner) rollPod(ctx context.Context, e deed) error {
 	pods := r.lab.Pods(e.Service)
 	old := slices.MinFunc(pods, func(a, b lab.Pod) int { return strings.Compare(a.Name, b.Name) })
 	var pod lab.Pod
@@ -286,11 +163,11 @@ func (r *runner) rollPod(ctx context.Context, e story.Event, span *contract.Span
 	if err := r.usedEverywhere(ctx, e.Service, old.Addr, false); err != nil {
 		return err
 	}
-	span.Gone = []string{old.Name}
+	e.span.Gone = []string{old.Name}
 	r.mu.Lock() // before its connections break
 	for i := range r.spans {
 		if r.spans[i].ID == e.ID {
-			r.spans[i].Gone = span.Gone
+			r.spans[i].Gone = e.span.Gone
 		}
 	}
 	r.mu.Unlock()
@@ -386,8 +263,31 @@ func (r *runner) removeService(ctx context.Context, name string) error {
 	})
 }
 
+// withdrawService deletes a Service of churn. In a calm round its endpoints stay until the rules have gone, as those of
+// a cluster stay until the Service has: nodes withdraw its addresses before that.
+func (r *runner) withdrawService(ctx context.Context, e deed) error {
+	all, err := r.listServices(ctx)
+	i := slices.IndexFunc(all, func(svc contract.Service) bool { return svc.Name == e.Service })
+	if !e.calm || err != nil || i < 0 {
+		return r.removeService(ctx, e.Service)
+	}
+	if err := try(ctx, "delete "+e.Service, func(ctx context.Context) error {
+		err := r.lab.Kube().CoreV1().Services(namespace).Delete(ctx, e.Service, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) { // by a try whose answer was lost
+			return nil
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if e.span.Bare, err = r.bare(ctx, all[i]); err != nil {
+		r.journal.add("%v", err) // what is left in the end is judged when all has settled
+	}
+	return r.removeService(ctx, e.Service)
+}
+
 // hungProxy freezes proxies while a Service comes and is asked.
-func (r *runner) hungProxy(ctx context.Context, e story.Event) error {
+func (r *runner) hungProxy(ctx context.Context, e deed) error {
 	signal := func(sig syscall.Signal) (err error) {
 		for _, node := range e.Nodes {
 			err = errors.Join(err, r.lab.Agent("proxy", node).Signal(sig))
@@ -398,36 +298,77 @@ func (r *runner) hungProxy(ctx context.Context, e story.Event) error {
 	return errors.Join(err, r.addService(ctx, e.Service, true), signal(syscall.SIGCONT))
 }
 
-// idlePods changes the readiness of the pods of the idle Service.
-func (r *runner) idlePods(ctx context.Context, kind story.Kind) error {
-	set := func(pod lab.Pod, c lab.Conditions) error {
-		return try(ctx, "conditions of "+pod.Name,
-			func(ctx context.Context) error { return r.lab.SetConditions(ctx, pod.Name, c) })
-	}
-	pods := r.lab.Pods(idleService)
+// setIdle makes all pods of the idle Service ready, or none.
+func (r *runner) setIdle(ctx context.Context, kind story.Kind) error {
 	r.mu.Lock()
-	if kind != story.Burst {
-		r.idle = kind == story.Unready
-	}
-	now := lab.Ready
-	if r.idle {
-		now = lab.NotReady
-	}
+	r.idle = kind == story.Unready
+	now := r.idleConditions()
 	r.mu.Unlock()
-	if kind == story.Burst {
-		for i := range bursts {
-			if err := set(pods[0], []lab.Conditions{lab.NotReady, lab.Ready}[i%2]); err != nil {
-				return err
-			}
-		}
-		pods = pods[:1]
-	}
-	for _, p := range pods {
-		if err := set(p, now); err != nil {
+	for _, p := range r.lab.Pods(idleService) {
+		if err := r.setConditions(ctx, p.Name, now); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// idleConditions are what pods of the idle Service have now.
+func (r *runner) idleConditions() lab.Conditions {
+	if r.idle {
+		return lab.NotReady
+	}
+	return lab.Ready
+}
+
+func (r *runner) setConditions(ctx context.Context, pod string, c lab.Conditions) error {
+	return try(ctx, "conditions of "+pod, func(ctx context.Context) error { return r.lab.SetConditions(ctx, pod, c) })
+}
+
+// turns are what changes of the idle Service, over and over: a value, and another one, in which all ends. An etcd that
+// is restored may bring either back, which changes nothing for those who ask.
+var turns = [][2]string{
+	{`{"spec":{"sessionAffinity":"ClientIP"}}`, `{"spec":{"sessionAffinity":"None","sessionAffinityConfig":null}}`},
+	{`{"spec":{"internalTrafficPolicy":"Local"}}`, `{"spec":{"internalTrafficPolicy":"Cluster"}}`},
+	{`{"metadata":{"annotations":{"chaos":"on"}}}`, `{"metadata":{"annotations":{"chaos":null}}}`},
+}
+
+// burst changes the idle Service and the readiness of one of its pods as fast as the API server takes it, several
+// writers at once. A machine that is too busy gets through fewer turns.
+func (r *runner) burst(ctx context.Context) error {
+	pod := r.lab.Pods(idleService)[0].Name
+	var g lab.Group
+	write := func(first, second func() error) {
+		g.Run(func() (err error) {
+			began := time.Now()
+			for n := 0; n < bursts && time.Since(began) < burstTime && err == nil; n++ {
+				err = errors.Join(first(), second())
+			}
+			return err
+		})
+	}
+	ready := func(c lab.Conditions) func() error {
+		return func() error { return r.setConditions(ctx, pod, c) }
+	}
+	write(ready(lab.NotReady), ready(lab.Ready))
+	for _, turn := range turns {
+		write(r.patchIdle(ctx, turn[0]), r.patchIdle(ctx, turn[1]))
+	}
+	err := g.Wait()
+	r.mu.Lock()
+	now := r.idleConditions()
+	r.mu.Unlock()
+	return errors.Join(err, r.setConditions(ctx, pod, now))
+}
+
+// patchIdle returns what patches the idle Service.
+func (r *runner) patchIdle(ctx context.Context, text string) func() error {
+	return func() error {
+		return try(ctx, "patch "+idleService, func(ctx context.Context) error {
+			_, err := r.lab.Kube().CoreV1().Services(namespace).Patch(ctx, idleService, types.StrategicMergePatchType,
+				[]byte(text), metav1.PatchOptions{})
+			return err
+		})
+	}
 }
 
 // uses reports whether a proxy's status shows an endpoint as one that is ready.

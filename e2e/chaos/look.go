@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -54,8 +56,7 @@ func (r *runner) view(ctx context.Context, node string) (v speakerView, err erro
 // a request to each address.
 func (r *runner) look(ctx context.Context) contract.Snapshot {
 	s := contract.Snapshot{At: r.now(), Nodes: r.cast.Nodes, Expected: r.expected, Members: map[string][]string{},
-		Answering: map[netip.Addr][]string{}, Heard: map[netip.Addr][]string{}, Routed: map[netip.Addr][]string{},
-		Refused: map[string]string{}, Asked: map[netip.Addr]string{}}
+		Answering: map[netip.Addr][]string{}, Asked: map[contract.Port]string{}}
 	cannot := func(what string, err error) bool {
 		if err != nil {
 			s.Unknown = append(s.Unknown, fmt.Sprintf("%s: %v", what, err))
@@ -77,19 +78,28 @@ func (r *runner) look(ctx context.Context) contract.Snapshot {
 		return s
 	}
 	s.Services = services
-	heard, err := r.wire.heard(poolAddresses(), slices.Collect(maps.Keys(s.Answering)))
-	if !cannot("the LAN", err) {
-		for a, macs := range heard {
-			for _, mac := range macs {
-				s.Heard[a] = append(s.Heard[a], r.nodeOf(mac))
-			}
-			slices.Sort(s.Heard[a])
-		}
-	}
+	s.Heard, err = r.hear(poolAddresses(), slices.Collect(maps.Keys(s.Answering)))
+	cannot("the LAN", err)
 	s.Routed, err = r.routes(ctx)
 	cannot("the router", err)
 	r.askAll(ctx, &s)
+	if len(contract.Unsettled(s)) == 0 {
+		r.lookInside(ctx, &s)
+	}
 	return s
+}
+
+// hear returns the nodes that answer for addresses on the LAN. It waits for answers for those that are expected.
+func (r *runner) hear(addrs, expected []netip.Addr) (map[netip.Addr][]string, error) {
+	macs, err := r.wire.heard(addrs, expected)
+	nodes := map[netip.Addr][]string{}
+	for a, of := range macs {
+		for _, mac := range of {
+			nodes[a] = append(nodes[a], r.nodeOf(mac))
+		}
+		slices.Sort(nodes[a])
+	}
+	return nodes, err
 }
 
 func (r *runner) nodeOf(mac string) string {
@@ -125,11 +135,15 @@ func (r *runner) readServices(ctx context.Context) ([]contract.Service, error) {
 	}
 	for i, s := range all {
 		for _, slice := range slicesOf.Items {
-			if slice.Labels[discoveryv1.LabelServiceName] != s.Name || slice.AddressType != discoveryv1.AddressTypeIPv4 {
+			if slice.Labels[discoveryv1.LabelServiceName] != s.Name {
 				continue
 			}
 			for _, e := range slice.Endpoints {
-				if e.Conditions.Ready != nil && *e.Conditions.Ready && e.NodeName != nil {
+				if a, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+					all[i].Endpoints = append(all[i].Endpoints, a)
+				}
+				ready := e.Conditions.Ready != nil && *e.Conditions.Ready && e.NodeName != nil
+				if ready && slice.AddressType == discoveryv1.AddressTypeIPv4 {
 					s.Ready[*e.NodeName]++
 				}
 			}
@@ -139,13 +153,17 @@ func (r *runner) readServices(ctx context.Context) ([]contract.Service, error) {
 		}
 		all[i].Health = map[string]int{}
 		for _, n := range workers(r.lab.Cluster()) {
-			// Without an answer the code is 0.
-			code, _, _ := r.lab.Get(ctx, lab.ClientName,
-				fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(n.Addr, s.HealthPort)))
-			all[i].Health[n.Name] = code
+			all[i].Health[n.Name] = r.health(ctx, n, s)
 		}
 	}
 	return all, nil
+}
+
+// health returns what the health port of a Service says on a node; 0 without an answer.
+func (r *runner) health(ctx context.Context, n lab.Node, s contract.Service) int {
+	code, _, _ := r.lab.Get(ctx, lab.ClientName,
+		fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(n.Addr, s.HealthPort)))
+	return code
 }
 
 // listServices reads them without what else is known of them.
@@ -172,8 +190,11 @@ func toService(object corev1.Service) contract.Service {
 		HealthPort: uint16(object.Spec.HealthCheckNodePort),
 		Ready:      map[string]int{}, Owners: map[netip.Addr]string{}}
 	for _, p := range object.Spec.Ports {
-		if p.Protocol == corev1.ProtocolTCP {
+		switch p.Protocol {
+		case corev1.ProtocolTCP:
 			s.TCP = uint16(p.Port)
+		case corev1.ProtocolUDP:
+			s.UDP = uint16(p.Port)
 		}
 	}
 	for _, ingress := range object.Status.LoadBalancer.Ingress {
@@ -182,7 +203,7 @@ func toService(object corev1.Service) contract.Service {
 		}
 	}
 	if c := meta.FindStatusCondition(object.Status.Conditions, lb.ConditionAnnounced); c != nil {
-		s.Announced, s.Message = c.Status == metav1.ConditionTrue, c.Message
+		s.Announced, s.Reason, s.Message = c.Status == metav1.ConditionTrue, c.Reason, c.Message
 	}
 	if told, err := lb.DecodeAnnouncements(object.Annotations[lb.AnnotationAnnouncements]); err == nil {
 		for _, a := range told {
@@ -192,41 +213,50 @@ func toService(object corev1.Service) contract.Service {
 	return s
 }
 
-// askAll sends a request to each address, or, to a Service without pods, from a node.
+// askAll sends a request to each port at each address. What has no pods is asked from a node, and over UDP from a pod
+// there: a node's own programs are told nothing but that they may not send, as if the packet were dropped.
 func (r *runner) askAll(ctx context.Context, s *contract.Snapshot) {
 	var mu sync.Mutex
 	var g lab.Group
+	pods := map[string]string{} // one on each node
+	for _, p := range r.lab.Pods(churnApp) {
+		pods[p.Node] = p.Name
+	}
 	for _, svc := range s.Services {
-		ready := slices.ContainsFunc(slices.Collect(maps.Values(svc.Ready)), func(n int) bool { return n > 0 })
 		for i, a := range svc.Addresses {
-			to := netip.AddrPortFrom(a, svc.TCP)
-			g.Run(func() error {
-				from := lab.ClientName
+			for _, p := range svc.Ports(a) {
+				from, node := lab.ClientName, r.cast.Nodes[i%len(r.cast.Nodes)]
 				switch {
-				case !ready:
-					from = r.cast.Nodes[i%len(r.cast.Nodes)]
+				case !svc.HasReady() && p.Network == "udp":
+					from = pods[node]
+				case !svc.HasReady():
+					from = node
 				case svc.BGP:
 					from = lab.FarClientName
 				}
-				_, err := r.lab.Ask(ctx, from, "tcp", to)
-				text := ""
-				if err != nil {
-					text = err.Error()
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				if ready {
-					s.Asked[a] = text
-				} else if strings.HasSuffix(text, "connection refused") {
-					s.Refused[svc.Name] = "refused"
-				} else {
-					s.Refused[svc.Name] = text
-				}
-				return nil
-			})
+				g.Run(func() error {
+					_, err := r.lab.Ask(ctx, from, p.Network, p.To)
+					mu.Lock()
+					defer mu.Unlock()
+					s.Asked[p] = ending(err)
+					return nil
+				})
+			}
 		}
 	}
 	_ = g.Wait() // they return no errors
+}
+
+// ending says how a request ended.
+func ending(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return contract.Refused
+	default:
+		return err.Error()
+	}
 }
 
 // routes returns the nodes that the router's kernel leads each address of the pools to.

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -10,27 +11,38 @@ import (
 	"github.com/landfall-lb/landfall/e2e/chaos/story"
 )
 
-// Guards are what keeps addresses from being black holes, by name, with the arguments by container that take each
-// out. A run without one must find a violation.
-var Guards = map[string]map[string][]string{
-	"gate":   {"speaker": {"--gate=none"}},
-	"hold":   {"speaker": {"--restart-hold=0s"}},
-	"rescue": {"proxy": {"--rescue=false"}},
-	"return": {"speaker": {"--return-hold=0s", "--bfd-neighbors=0"}, "proxy": {"--path-check=off"}},
+// Guard is something that keeps addresses from being black holes, as it is taken out.
+type Guard struct {
+	// Args are the arguments that do it, by container.
+	Args map[string][]string
+	// Sudden has programs killed that would be stopped, so that a speaker cannot hand over.
+	Sudden bool
+}
+
+// Guards are all of them, by name. A run without one must find a violation.
+var Guards = map[string]Guard{
+	"gate":     {Args: map[string][]string{"speaker": {"--gate=none"}}},
+	"hold":     {Args: map[string][]string{"speaker": {"--restart-hold=0s"}}},
+	"handover": {Sudden: true},
+	"rescue":   {Args: map[string][]string{"proxy": {"--rescue=false"}}},
+	"return": {Args: map[string][]string{"speaker": {"--return-hold=0s", "--bfd-neighbors=0"},
+		"proxy": {"--path-check=off"}}},
 }
 
 // mostShown is how many violations of one clause a report shows.
 const mostShown = 5
 
 // Report says what a run showed.
-func Report(s story.Story, r Result) string {
+func Report(r Result) string {
 	var b strings.Builder
 	slowest := time.Duration(0)
 	for _, took := range r.Settled {
 		slowest = max(slowest, took)
 	}
-	fmt.Fprintf(&b, "seed %d: %s, %d rounds, %d events, %d requests and %d connections; settled after at most %v\n",
-		s.Seed, s.Config, r.Rounds, r.Events, r.Samples, r.Flows, slowest.Round(100*time.Millisecond))
+	fmt.Fprintf(&b, "seed %d: %s, %d rounds, %d events in %v, %d requests and %d connections; settled after at most %v\n",
+		r.Told.Seed, r.Told.Config, len(r.Told.Rounds), len(r.Told.IDs()), r.Length.Round(time.Second), r.Samples, r.Flows,
+		slowest.Round(100*time.Millisecond))
+	fmt.Fprintf(&b, "%d changes of objects, up to %d in a second; %s\n", r.Changes, r.Fastest, kinds(r.Told))
 	if len(r.Violations) == 0 {
 		b.WriteString("every clause held\n")
 		return b.String()
@@ -47,8 +59,23 @@ func Report(s story.Story, r Result) string {
 			shown[v.Name] = 0
 		}
 	}
-	fmt.Fprintf(&b, "the last minute:\n%s", r.Journal)
+	fmt.Fprintf(&b, "what happened from a minute before that round on:\n%s", r.Journal)
 	return b.String()
+}
+
+// kinds says how many events of each kind a story has.
+func kinds(s story.Story) string {
+	count := map[story.Kind]int{}
+	for _, r := range s.Rounds {
+		for _, e := range r.Events {
+			count[e.Kind]++
+		}
+	}
+	var texts []string
+	for _, kind := range slices.Sorted(maps.Keys(count)) {
+		texts = append(texts, fmt.Sprintf("%s %d", kind, count[kind]))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // Tell returns a story's events, a line each.

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -29,9 +28,12 @@ const (
 
 // Options say what to run.
 type Options struct {
-	Story story.Story
-	// Args are further arguments of Landfall's programs by container name, such as those that take a guard out.
-	Args map[string][]string
+	// Story is told as it is, unless there is a Length: then rounds of its seed are drawn until that time is up, from
+	// when all was well first.
+	Story  story.Story
+	Length time.Duration
+	// Without is a guard to take out.
+	Without Guard
 	// Lab are the lab's name, programs and tool, if not the usual ones.
 	Lab lab.Options
 	// KeepGoing tells the whole story, whatever is violated.
@@ -40,15 +42,35 @@ type Options struct {
 	Progress func(line string)
 }
 
+// rounds returns those to run.
+func (o Options) rounds() iter.Seq[story.Round] {
+	if o.Length == 0 {
+		return slices.Values(o.Story.Rounds)
+	}
+	return func(yield func(story.Round) bool) {
+		began := time.Now()
+		for round := range story.Draw(o.Story.Seed, Cast()) {
+			if time.Since(began) >= o.Length || !yield(round) {
+				return
+			}
+		}
+	}
+}
+
 // Result is what a run showed.
 type Result struct {
+	// Told is what was run of the story.
+	Told       story.Story
 	Violations []contract.Violation
-	// Journal is what happened in the minute before the first violation was seen, and what the agents logged in it.
+	// Journal is what happened in the first round with a violation and the minute before it, and what the agents logged.
 	Journal string
-	// Rounds, Events, Samples and Flows count what was run; Settled is how long the cluster took to settle, by
-	// round.
-	Rounds, Events, Samples, Flows int
-	Settled                        []time.Duration
+	// Samples and Flows count the requests and connections of clients; Settled is how long the cluster took to settle, by
+	// round, and Length how long the rounds took.
+	Samples, Flows int
+	Settled        []time.Duration
+	Length         time.Duration
+	// Changes are how often the API server took a change from the run, and Fastest how often in one second.
+	Changes, Fastest int
 }
 
 // runner is a run. Events run in goroutines of their own; what they share is guarded by mu.
@@ -62,6 +84,7 @@ type runner struct {
 	journal  *journal
 	traffic  *traffic
 	seed     uint64
+	without  Guard
 
 	mu      sync.Mutex
 	spans   []contract.Span
@@ -78,7 +101,7 @@ func start(ctx context.Context, o Options) (r *runner, end func() error, err err
 		return nil, func() error { return nil }, err
 	}
 	r = &runner{lab: l, cast: Cast(), services: configured(o.Story.Config), journal: &journal{progress: o.Progress},
-		seed: o.Story.Seed, macs: map[string]string{}, expected: map[string][]netip.Addr{}}
+		seed: o.Story.Seed, without: o.Without, macs: map[string]string{}, expected: map[string][]netip.Addr{}}
 	r.journal.add("seed %d: %s", o.Story.Seed, o.Story.Config)
 	w, err := openWire(l)
 	if err != nil {
@@ -101,20 +124,34 @@ func values(c story.Config) map[string]any {
 // Run starts a lab, tells the story, and stops after the first round that violates a clause, unless it is to keep
 // going. An error says that the run itself failed.
 func Run(ctx context.Context, o Options) (result Result, err error) {
-	o.Lab.Args, o.Lab.Values = o.Args, values(o.Story.Config)
+	var wrote writes
+	o.Lab.Args, o.Lab.Values, o.Lab.Wrote = o.Without.Args, values(o.Story.Config), wrote.note
 	r, end, err := start(ctx, o)
 	defer func() { err = errors.Join(err, end()) }()
 	if err != nil {
 		return result, err
 	}
-	j := r.journal
-	for _, round := range o.Story.Rounds {
-		evidence, took, err := r.round(ctx, round)
+	began := time.Now()
+	result, err = tell(ctx, o, r.journal, r.round, r.decisions)
+	result.Changes, result.Fastest = wrote.since(began)
+	return result, err
+}
+
+// tell runs one round after the other, judges each, and keeps what happened before the first violation: from a minute
+// before its round, which may have taken long to settle.
+func tell(ctx context.Context, o Options, j *journal,
+	run func(context.Context, story.Round) (contract.Evidence, time.Duration, error),
+	decisions func(since time.Time) string) (result Result, err error) {
+	result.Told = story.New(o.Story.Seed)
+	first := time.Now()
+	for round := range o.rounds() {
+		began := time.Now()
+		evidence, took, err := run(ctx, round)
 		if err != nil {
 			return result, fmt.Errorf("round %d: %w", round.Number, err)
 		}
-		result.Rounds++
-		result.Events += len(round.Events)
+		result.Told.Rounds = append(result.Told.Rounds, round)
+		result.Length = time.Since(first)
 		result.Samples += len(evidence.Samples)
 		result.Flows += len(evidence.Flows)
 		result.Settled = append(result.Settled, took)
@@ -123,7 +160,8 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
 		}
 		if len(bad) > 0 && len(result.Violations) == 0 {
-			result.Journal = j.last(time.Minute) + r.decisions(time.Now().Add(-time.Minute))
+			since := began.Add(-time.Minute)
+			result.Journal = j.since(since) + decisions(since)
 		}
 		result.Violations = append(result.Violations, bad...)
 		if len(bad) > 0 && !o.KeepGoing {
@@ -279,7 +317,7 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 		}
 	}
 	r.journal.add("begin %s", e)
-	err := r.do(ctx, e, &span, calm)
+	err := r.do(ctx, deed{e, &span, calm})
 	span.Ended = r.now()
 	r.journal.add("end   %s", e)
 	r.finish(&span)
@@ -315,72 +353,6 @@ func (r *runner) returned(span *contract.Span) {
 	}
 }
 
-// announcedAfter returns what a node held at a time, and what it took after it.
-func announcedAfter(changes []takeover, node string, at time.Time) []netip.Addr {
-	held := map[netip.Addr]bool{}
-	for _, c := range changes {
-		if c.to == node {
-			held[c.vip] = true
-		} else if c.line < logTime(at) {
-			delete(held, c.vip)
-		}
-	}
-	return slices.SortedFunc(maps.Keys(held), netip.Addr.Compare)
-}
-
-// takeover is a line of a speaker's log: a change of the owner. to is empty if the speaker's node stops answering and
-// knows no other.
-type takeover struct {
-	vip      netip.Addr
-	to, line string
-}
-
-// takeovers returns the changes that a speaker's log shows since then, in their order, save those to a node that has no
-// interface to answer on.
-func takeovers(log string, since time.Time) []takeover {
-	var all []takeover
-	for line := range strings.Lines(log) {
-		silent := strings.Contains(line, "interfaces=[]")
-		if !strings.Contains(line, `msg="owner changes"`) || line < logTime(since) ||
-			silent && !strings.Contains(line, ` to="" `) {
-			continue
-		}
-		t := takeover{line: line}
-		for field := range strings.FieldsSeq(line) {
-			if text, ok := strings.CutPrefix(field, "vip="); ok {
-				t.vip, _ = netip.ParseAddr(text)
-			} else if text, ok := strings.CutPrefix(field, "to="); ok {
-				t.to = strings.Trim(text, `"`)
-			}
-		}
-		all = append(all, t)
-	}
-	return all
-}
-
-// logTime is how a line of a program's log begins.
-func logTime(t time.Time) string { return "time=" + t.UTC().Format("2006-01-02T15:04:05.000Z") }
-
-// decisions returns what the agents have logged since then.
-func (r *runner) decisions(since time.Time) string {
-	var lines []string
-	for _, program := range []string{"speaker", "proxy", "controller"} {
-		for _, a := range r.lab.Agents(program) {
-			for line := range strings.Lines(a.Log()) {
-				if strings.HasPrefix(line, "time=") && line >= logTime(since) {
-					lines = append(lines, a.Name()+": "+line)
-				}
-			}
-		}
-	}
-	slices.SortStableFunc(lines, func(a, b string) int {
-		_, a, _ = strings.Cut(a, "time=")
-		_, b, _ = strings.Cut(b, "time=")
-		return strings.Compare(a, b)
-	})
-	return strings.Join(lines, "")
-}
-
 // watchHolders notes who holds which address, as often as the API server answers, until what it returns is called.
 func (r *runner) watchHolders(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -411,39 +383,4 @@ func (r *runner) noteHolders(ctx context.Context) {
 			r.holders = append(r.holders, contract.Holder{Seen: at, Service: s.Name, Share: s.Share, Address: a})
 		}
 	}
-}
-
-// journal is what happened, line by line.
-type journal struct {
-	mu       sync.Mutex
-	progress func(string)
-	lines    []entry
-}
-
-type entry struct {
-	at   time.Time
-	text string
-}
-
-func (j *journal) add(format string, args ...any) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	e := entry{time.Now(), fmt.Sprintf(format, args...)}
-	j.lines = append(j.lines, e)
-	if j.progress != nil {
-		j.progress(e.at.Format("15:04:05.000 ") + e.text)
-	}
-}
-
-// last returns what happened in the last while.
-func (j *journal) last(while time.Duration) string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	var b strings.Builder
-	for _, e := range j.lines {
-		if time.Since(e.at) < while {
-			fmt.Fprintf(&b, "%s %s\n", e.at.Format("15:04:05.000"), e.text)
-		}
-	}
-	return b.String()
 }

@@ -23,6 +23,8 @@ const (
 	// A slow program runs for so long at a time, and stands still for so long.
 	slowRuns, slowStands = 20 * time.Millisecond, 180 * time.Millisecond
 	spoofEvery           = 100 * time.Millisecond
+	// forgetEvery is how often clients forget the way to a node.
+	forgetEvery = time.Second
 	// restartEvery is how often a program is started that cannot start.
 	restartEvery = 500 * time.Millisecond
 	// noneLeft is a limit of descriptors below those that each program has open.
@@ -44,7 +46,7 @@ func again(while, every time.Duration, f func() error) error {
 }
 
 // slow stops a program for most of the time.
-func (r *runner) slow(e story.Event, signal func(syscall.Signal) error) error {
+func (r *runner) slow(e deed, signal func(syscall.Signal) error) error {
 	return again(e.For, slowRuns, func() error {
 		err := signal(syscall.SIGSTOP)
 		time.Sleep(slowStands)
@@ -53,13 +55,13 @@ func (r *runner) slow(e story.Event, signal func(syscall.Signal) error) error {
 }
 
 // restoreEtcd keeps what etcd holds, waits, and puts it back. Whoever writes endpoints writes them anew.
-func (r *runner) restoreEtcd(ctx context.Context, e story.Event) error {
+func (r *runner) restoreEtcd(ctx context.Context, e deed) error {
 	err := r.during(e, func() error { return r.lab.SnapshotEtcd(ctx) }, func() error { return r.lab.RestoreEtcd(ctx) })
 	return errors.Join(err, try(ctx, "write the endpoints", r.lab.Resync))
 }
 
 // shiftClock sets the clock of the controller, or of all programs of a node.
-func (r *runner) shiftClock(e story.Event) error {
+func (r *runner) shiftClock(e deed) error {
 	agents := r.lab.Agents(e.Program)
 	if e.Program == "" {
 		agents = r.agentsOf(e.Node)
@@ -74,8 +76,8 @@ func (r *runner) shiftClock(e story.Event) error {
 }
 
 // noDescriptors has a program run out of descriptors.
-func (r *runner) noDescriptors(e story.Event) error {
-	a := r.agent(e)
+func (r *runner) noDescriptors(e deed) error {
+	a := r.agent(e.Event)
 	before, err := a.LimitFiles(noneLeft)
 	if err != nil {
 		return err
@@ -89,8 +91,8 @@ func (r *runner) noDescriptors(e story.Event) error {
 }
 
 // fullDisk kills a program, and starts it where it can make no file for as long as that lasts, as the kubelet would.
-func (r *runner) fullDisk(e story.Event) error {
-	a := r.agent(e)
+func (r *runner) fullDisk(e deed) error {
+	a := r.agent(e.Event)
 	if err := a.Kill(); err != nil {
 		return err
 	}
@@ -104,6 +106,28 @@ func (r *runner) fullDisk(e story.Event) error {
 		err = errors.Join(err, a.Kill())
 	}
 	return errors.Join(err, a.Start())
+}
+
+// fillDisk has a running program find no room for another file, and what was there out of its sight.
+func (r *runner) fillDisk(ctx context.Context, e deed) error {
+	a := r.agent(e.Event)
+	return r.during(e, func() error { return a.FillDisk(ctx) }, func() error {
+		if !a.Running() {
+			return a.Start()
+		}
+		return a.FreeDisk(ctx)
+	})
+}
+
+// forget has the client on the LAN and the router forget which node answers for addresses.
+func (r *runner) forget(ctx context.Context, addrs []netip.Addr) (err error) {
+	for _, host := range []string{lab.ClientName, r.lab.Routers()[0].Name} {
+		for _, a := range addrs {
+			_, failed := r.lab.Exec(ctx, host, "ip", "neigh", "flush", "to", a.String())
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
 }
 
 // leave ends the programs of a node, and deletes its Node.
@@ -166,14 +190,14 @@ func (r *runner) removePeers(ctx context.Context, names ...string) error {
 }
 
 // flood creates Services as fast as the API server takes them, and deletes them.
-func (r *runner) flood(ctx context.Context, e story.Event) error {
+func (r *runner) flood(ctx context.Context, e deed) error {
 	began := time.Now()
-	err := eachOfFlood(e, func(n int, name string) error {
+	err := eachOfFlood(e.Event, func(n int, name string) error {
 		s := churnService(fmt.Sprintf("churn-%d", n)) // of each kind
 		s.Name = name
 		return r.create(ctx, s)
 	})
-	err = errors.Join(err, r.drain(ctx, e))
+	err = errors.Join(err, r.drain(ctx, e.Event))
 	r.journal.add("flood: %d Services created and deleted in %v", flooded, time.Since(began).Round(time.Millisecond))
 	return err
 }

@@ -23,6 +23,8 @@ const (
 	typeIPv6 = 0x86dd
 	// most is how long answers on the LAN are waited for; surplus how long after all that were expected have come.
 	mostWait, surplusWait = 3 * time.Second, 200 * time.Millisecond
+	// staleWait is how long it takes to read what came before.
+	staleWait = 50 * time.Millisecond
 )
 
 var broadcast = net.HardwareAddr{255, 255, 255, 255, 255, 255}
@@ -76,6 +78,11 @@ func (w *wire) arpFrame(operation uint16, from, target netip.Addr) []byte {
 func (w *wire) send(frame []byte) error {
 	_, err := w.arp.WriteTo(frame, &packet.Addr{HardwareAddr: net.HardwareAddr(frame[:6])})
 	return err
+}
+
+// forget drops what was heard before, such as the announcements of an owner that has changed since.
+func (w *wire) forget() error {
+	return w.read(time.Now().Add(staleWait), func(netip.Addr, net.HardwareAddr) {})
 }
 
 // heard asks for addresses, of both families, and returns who answers for each. It waits for an answer of those in

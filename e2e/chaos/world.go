@@ -143,7 +143,7 @@ func services() []lab.Service {
 		service("relayed", "lan", false, map[string]string{lb.AnnotationRelay: "true"}, tcp),
 		service("routed", "routed", false, nil, tcp, udp),
 		service("rlocal", "routed", true, nil, tcp, udp),
-		service(idleService, "lan", false, nil, tcp),
+		service(idleService, "lan", false, nil, tcp, udp),
 	}
 }
 

@@ -102,6 +102,31 @@ func (a *Agent) StartOnFullDisk() error {
 	return err
 }
 
+// FillDisk lets the running process make no file in the folder of its sockets, where it no longer sees what is there.
+// What it has open stays open.
+func (a *Agent) FillDisk(ctx context.Context) error {
+	return a.inMounts(ctx, "mount", "-t", "tmpfs", "-o", "nr_inodes=1", "none", "/run/landfall")
+}
+
+// FreeDisk undoes [Agent.FillDisk].
+func (a *Agent) FreeDisk(ctx context.Context) error {
+	return a.inMounts(ctx, "umount", "-l", "/run/landfall")
+}
+
+// inMounts runs a program with the mounts that the process has.
+func (a *Agent) inMounts(ctx context.Context, argv ...string) error {
+	pid, err := a.PID()
+	if err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, "nsenter",
+		append([]string{"--target", strconv.Itoa(pid), "--mount", "--"}, argv...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w: %s", a.Name(), strings.Join(argv, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
 // Boot has the process see another boot of the kernel, with an ID of its own, from its next start on.
 func (a *Agent) Boot() error {
 	a.mu.Lock()

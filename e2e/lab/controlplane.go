@@ -71,6 +71,9 @@ func newControlPlane(l *Lab, binary string) (*controlPlane, error) {
 			return dialIn(ctx, l.state.namespace(master.Name), &net.Dialer{}, network, address)
 		},
 	}
+	if wrote := l.options.Wrote; wrote != nil {
+		c.admin.Wrap(func(next http.RoundTripper) http.RoundTripper { return changes{next, wrote} })
+	}
 	return c, errors.Join(
 		writeFiles(map[string][]byte{
 			l.state.path("ca.crt"):      c.ca.pem,
@@ -81,6 +84,21 @@ func newControlPlane(l *Lab, binary string) (*controlPlane, error) {
 		clientcmd.WriteToFile(
 			*c.kubeconfig(&clientcmdapi.AuthInfo{ClientCertificateData: adminCert, ClientKeyData: adminKey}), l.Kubeconfig()),
 	)
+}
+
+// changes tells of what the API server was asked to change, and did.
+type changes struct {
+	next  http.RoundTripper
+	wrote func()
+}
+
+// RoundTrip implements http.RoundTripper.
+func (c changes) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := c.next.RoundTrip(request)
+	if err == nil && request.Method != http.MethodGet && response.StatusCode < http.StatusMultipleChoices {
+		c.wrote()
+	}
+	return response, err
 }
 
 // kubeconfig describes the API server to a program on any node.

@@ -51,6 +51,12 @@ func (l *Lab) Resync(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// KillEtcd ends etcd at once. The API server stays, and has nothing to ask.
+func (l *Lab) KillEtcd() error { return l.control.etcd.kill() }
+
+// StartEtcd starts it again, after [Lab.KillEtcd], with the data that it had.
+func (l *Lab) StartEtcd() error { return l.control.startEtcd() }
+
 // withoutEtcd stops the API server and etcd, calls f, and starts them again.
 func (l *Lab) withoutEtcd(ctx context.Context, f func() error) error {
 	if err := errors.Join(l.control.server.kill(), l.control.etcd.kill()); err != nil {

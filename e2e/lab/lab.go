@@ -44,6 +44,8 @@ type Options struct {
 	Args map[string][]string
 	// MutatingPolicies has the API server serve MutatingAdmissionPolicies, which 1.35 does not by default.
 	MutatingPolicies bool
+	// Wrote is called whenever the API server has taken a change from the lab; nil for nobody.
+	Wrote func()
 	// Env are further variables (NAME=VALUE) by container name.
 	Env map[string][]string
 	// Progress gets a line for each slow step, and again every few seconds while it lasts; nil drops

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/e2e/chaos/story"
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 // Clause is one claim of the contract.
@@ -31,10 +32,14 @@ func Clauses() []Clause {
 		{Number: 2, Name: "Local keeps the client's address", Seen: localKeepsTheClient},
 		{Number: 2, Name: "direct forwarding keeps the client's address", Seen: directKeepsTheClient},
 		{Number: 2, Name: "Local is announced where it has pods", Settled: localIsWhereItsPodsAre},
+		{Number: 3, Name: "a node that announces has the rules", Settled: announcersHaveTheRules},
+		{Number: 3, Name: "rules go with their Service", Settled: rulesGoWithTheirService},
+		{Number: 3, Name: "rules outlive announcements", Seen: rulesOutliveAnnouncements},
 		{Number: 4, Name: "the health port tells the truth", Settled: healthPortsTellTheTruth},
+		{Number: 4, Name: "the health port of a node that leaves says so", Seen: leavingNodesSaySo},
 		{Number: 5, Name: "planned changes lose nothing",
 			Seen: noLossWhile(story.DrainLabel, story.DrainTaint, story.RollPod, story.EditPool)},
-		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.Kill)},
+		{Number: 6, Name: "restarts lose nothing", Seen: noLossWhile(story.Stop, story.StopLong, story.Kill)},
 		{Number: 6, Name: "a speaker that is back in time keeps its addresses", Seen: restartsKeepTheOwner},
 		{Number: 6, Name: "a client with session affinity keeps its pod", Seen: affinityKeepsThePod},
 		{Number: 7, Name: "nothing is lost without the API server",
@@ -45,7 +50,9 @@ func Clauses() []Clause {
 		{Number: 8, Name: "the right Service answers", Seen: theRightServiceAnswers},
 		{Number: 9, Name: "without endpoints connections are refused", Settled: refusedAtOnce},
 		{Number: 9, Name: "free addresses are silent", Settled: freeAddressesAreSilent},
+		{Number: 9, Name: "UDP flows end with their backend", Settled: flowsEndWithTheirBackend},
 		{Number: 10, Name: "the status says what is", Settled: statusIsTrue},
+		{Number: 10, Name: "the status says why", Settled: statusSaysWhy},
 		{Number: 11, Name: "neighbors and churn cost nobody",
 			Seen: noLossWhile(story.MalformedARP, story.AddService, story.RemoveService, story.Unready, story.Ready,
 				story.Burst, story.Flood, story.AddPeer, story.ForeignRules)},
@@ -100,7 +107,7 @@ func speakersSeeOneAnother(s Snapshot) (bad []string) {
 // deliver it, and a request is answered.
 func addressesAreDelivered(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
-		if !svc.ready() {
+		if !svc.HasReady() {
 			continue
 		}
 		for _, a := range svc.Addresses {
@@ -123,8 +130,10 @@ func addressesAreDelivered(s Snapshot) (bad []string) {
 					say("%v answer on the LAN, %v say so", s.Heard[a], s.Answering[a])
 				}
 			}
-			if text, asked := s.Asked[a]; !asked || text != "" {
-				say("a request failed: %s", text)
+			for _, p := range svc.Ports(a) {
+				if text, asked := s.Asked[p]; !asked || text != "" {
+					say("a request over %s to port %d failed: %s", p.Network, p.To.Port(), text)
+				}
 			}
 		}
 	}
@@ -135,7 +144,7 @@ func nothingIsAnnouncedInVain(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
 		for _, a := range svc.Addresses {
 			// A shared address is announced for the other Service.
-			if !svc.ready() && svc.Share == "" && len(s.Answering[a])+len(s.Heard[a])+len(s.Routed[a]) > 0 {
+			if !svc.HasReady() && svc.Share == "" && len(s.Answering[a])+len(s.Heard[a])+len(s.Routed[a]) > 0 {
 				bad = append(bad, fmt.Sprintf("%s of %s: answering %v, heard %v, routed %v", a, svc.Name, s.Answering[a],
 					s.Heard[a], s.Routed[a]))
 			}
@@ -175,6 +184,16 @@ func healthPortsTellTheTruth(s Snapshot) (bad []string) {
 	return bad
 }
 
+// leavingNodesSaySo: the load balancer of somebody else sends nothing more to a node that is about to be deleted.
+func leavingNodesSaySo(e Evidence) (bad []Violation) {
+	for _, s := range e.Spans {
+		for _, name := range s.Attractive {
+			bad = append(bad, Violation{At: s.Ended, Text: fmt.Sprintf("%s: the health port of %s said 200", s.Event, name)})
+		}
+	}
+	return bad
+}
+
 func holdersKeepTheirs(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
 		if want, stays := s.Expected[svc.Name]; stays && !slices.Equal(svc.Addresses, want) {
@@ -186,10 +205,19 @@ func holdersKeepTheirs(s Snapshot) (bad []string) {
 	return bad
 }
 
+// refusedAtOnce: over each family and protocol, by a reset or an ICMP error.
 func refusedAtOnce(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
-		if got, asked := s.Refused[svc.Name]; !svc.ready() && len(svc.Addresses) > 0 && (!asked || got != "refused") {
-			bad = append(bad, fmt.Sprintf("%s has no pods, and a request from a node ends with %q", svc.Name, got))
+		if svc.HasReady() {
+			continue
+		}
+		for _, a := range svc.Addresses {
+			for _, p := range svc.Ports(a) {
+				if got := s.Asked[p]; got != Refused {
+					bad = append(bad, fmt.Sprintf("%s has no pods, and a request from inside over %s to %s ends with %q", svc.Name,
+						p.Network, p.To, got))
+				}
+			}
 		}
 	}
 	return bad
@@ -215,15 +243,29 @@ func freeAddressesAreSilent(s Snapshot) (bad []string) {
 
 func statusIsTrue(s Snapshot) (bad []string) {
 	for _, svc := range s.Services {
-		if svc.Announced != svc.ready() {
+		if svc.Announced != svc.HasReady() {
 			bad = append(bad, fmt.Sprintf("%s says Announced=%v (%s), and has ready pods on %v", svc.Name, svc.Announced,
 				svc.Message, svc.nodes()))
 		}
 		for _, a := range svc.Addresses {
-			if nodes := s.Answering[a]; svc.ready() && !svc.BGP && len(nodes) == 1 && svc.Owners[a] != nodes[0] {
+			if nodes := s.Answering[a]; svc.HasReady() && !svc.BGP && len(nodes) == 1 && svc.Owners[a] != nodes[0] {
 				bad = append(bad, fmt.Sprintf("%s says that %q answers for %s, and %s does", svc.Name, svc.Owners[a], a,
 					nodes[0]))
 			}
+		}
+	}
+	return bad
+}
+
+// statusSaysWhy: the condition has the typed reason for what is so.
+func statusSaysWhy(s Snapshot) (bad []string) {
+	for _, svc := range s.Services {
+		want := lb.ReasonAnnounced
+		if !svc.HasReady() {
+			want = lb.ReasonNoBackends
+		}
+		if svc.Reason != string(want) {
+			bad = append(bad, fmt.Sprintf("%s says %q (%s), want %q", svc.Name, svc.Reason, svc.Message, want))
 		}
 	}
 	return bad
@@ -416,7 +458,8 @@ func theRightServiceAnswers(e Evidence) (bad []Violation) {
 // those who have served it meanwhile. That are the addresses of Services that are always there, save those that
 // another event was about.
 func returningNodesTakeNothing(e Evidence) (bad []Violation) {
-	away := []story.Kind{story.Cut, story.Unplug, story.Crash, story.FreezeNode, story.FreezeSpeaker, story.Deaf}
+	away := []story.Kind{story.Cut, story.Unplug, story.Crash, story.FreezeNode, story.FreezeSpeaker, story.Deaf,
+		story.Mute}
 	var nodes []Span
 	served := maps.Clone(e.Settled.Expected)
 	for _, s := range e.Spans {

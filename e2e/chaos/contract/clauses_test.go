@@ -10,32 +10,53 @@ import (
 )
 
 var (
-	lan    = netip.MustParseAddr("172.26.236.180")
-	routed = netip.MustParseAddr("203.0.113.180")
-	client = netip.MustParseAddr("172.26.236.20")
-	began  = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	lan      = netip.MustParseAddr("172.26.236.180")
+	routed   = netip.MustParseAddr("203.0.113.180")
+	idle     = netip.MustParseAddr("172.26.236.181")
+	idleTwin = netip.MustParseAddr("fd00:172:26:236::181")
+	client   = netip.MustParseAddr("172.26.236.20")
+	// Of the first Service.
+	clusterIP, webPod = netip.MustParseAddr("10.96.0.7"), netip.MustParseAddr("192.168.177.20")
+	began             = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 )
 
-// well is a state that nothing is wrong with: a Service on the LAN, one with policy Local behind the router, and one
-// without pods.
+// Ports of them.
+var (
+	webTCP, webUDP = Port{"tcp", netip.AddrPortFrom(lan, 80)}, Port{"udp", netip.AddrPortFrom(lan, 80)}
+	besideTCP      = Port{"tcp", netip.AddrPortFrom(lan, 81)}
+	routedTCP      = Port{"tcp", netip.AddrPortFrom(routed, 80)}
+	idleTCP        = Port{"tcp", netip.AddrPortFrom(idle, 80)}
+	idleUDP, idle6 = Port{"udp", netip.AddrPortFrom(idle, 80)}, Port{"tcp", netip.AddrPortFrom(idleTwin, 80)}
+)
+
+// well is a state that nothing is wrong with: two Services on the LAN that share an address, one with policy Local
+// behind the router, and one without pods.
 func well() Snapshot {
-	idle := netip.MustParseAddr("172.26.236.181")
 	return Snapshot{
 		Nodes:   []string{"n1", "n2"},
 		Members: map[string][]string{"n1": {"n1", "n2"}, "n2": {"n1", "n2"}},
 		Services: []Service{
-			{Name: "web", App: "web", Addresses: []netip.Addr{lan}, Ready: map[string]int{"n1": 1, "n2": 1}, Announced: true,
-				Owners: map[netip.Addr]string{lan: "n1"}},
-			{Name: "local", App: "local", Local: true, BGP: true, Addresses: []netip.Addr{routed}, Ready: map[string]int{"n2": 1},
-				Announced: true, Health: map[string]int{"n1": 503, "n2": 200}},
-			{Name: "idle", App: "idle", Addresses: []netip.Addr{idle}, Ready: map[string]int{}},
+			{Name: "web", App: "web", Share: "one", TCP: 80, UDP: 80, Addresses: []netip.Addr{lan}, Endpoints: []netip.Addr{webPod},
+				Ready: map[string]int{"n1": 1, "n2": 1}, Announced: true, Reason: "Announced", Owners: map[netip.Addr]string{lan: "n1"}},
+			{Name: "local", App: "local", Local: true, BGP: true, TCP: 80, Addresses: []netip.Addr{routed}, Ready: map[string]int{"n2": 1},
+				Announced: true, Reason: "Announced", Health: map[string]int{"n1": 503, "n2": 200}},
+			{Name: "idle", App: "idle", Reason: "NoBackends", TCP: 80, UDP: 80, Addresses: []netip.Addr{idle, idleTwin}, Ready: map[string]int{}},
+			{Name: "beside", App: "beside", Share: "one", TCP: 81, Addresses: []netip.Addr{lan}, Ready: map[string]int{"n2": 1},
+				Announced: true, Reason: "Announced", Owners: map[netip.Addr]string{lan: "n1"}},
 		},
 		Answering: map[netip.Addr][]string{lan: {"n1"}},
 		Heard:     map[netip.Addr][]string{lan: {"n1"}},
 		Routed:    map[netip.Addr][]string{routed: {"n2"}},
-		Asked:     map[netip.Addr]string{lan: "", routed: ""},
-		Refused:   map[string]string{"idle": "refused"},
-		Expected:  map[string][]netip.Addr{"web": {lan}},
+		Asked: map[Port]string{webTCP: "", webUDP: "", besideTCP: "", routedTCP: "", idleTCP: Refused, idleUDP: Refused,
+			idle6: Refused, {"udp", idle6.To}: Refused},
+		Expected:   map[string][]netip.Addr{"web": {lan}},
+		ClusterIPs: []netip.Addr{clusterIP},
+		Kernels: map[string]Kernel{
+			"n1": {Named: []Port{webTCP, webUDP, besideTCP, idleTCP, addressOnly(lan), {"tcp", netip.AddrPortFrom(clusterIP, 80)}},
+				Delivered: map[Port]bool{webTCP: true, webUDP: true, besideTCP: true},
+				UDP:       []UDPFlow{{webUDP.To, webPod}, {webUDP.To, lan}}},
+			"n2": {Delivered: map[Port]bool{routedTCP: true}},
+		},
 	}
 }
 
@@ -45,6 +66,9 @@ func TestSettledClauses(t *testing.T) {
 		t.Fatalf("nothing is wrong, and %v", bad)
 	}
 	free := netip.MustParseAddr("172.26.236.199")
+	named := func(p Port) func(*Snapshot) {
+		return func(s *Snapshot) { s.Kernels["n2"] = Kernel{Named: []Port{p}, Delivered: s.Kernels["n2"].Delivered} }
+	}
 	for _, tc := range []struct {
 		name, want string
 		number     int
@@ -61,22 +85,44 @@ func TestSettledClauses(t *testing.T) {
 		{"the router knows no way", "what has ready endpoints is announced by one, and answers", 1,
 			func(s *Snapshot) { delete(s.Routed, routed) }},
 		{"a request fails", "what has ready endpoints is announced by one, and answers", 1,
-			func(s *Snapshot) { s.Asked[lan] = "timeout" }},
-		{"nobody asked", "what has ready endpoints is announced by one, and answers", 1, func(s *Snapshot) { delete(s.Asked, lan) }},
+			func(s *Snapshot) { s.Asked[webTCP] = "timeout" }},
+		{"a request over UDP fails", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { s.Asked[webUDP] = "timeout" }},
+		{"a request fails to another port of an address that answers", "what has ready endpoints is announced by one, and answers", 1,
+			func(s *Snapshot) { s.Asked[besideTCP] = "timeout" }},
+		{"nobody asked", "what has ready endpoints is announced by one, and answers", 1, func(s *Snapshot) { delete(s.Asked, webTCP) }},
 		{"announced without pods", "what has no ready endpoints is announced by none", 1,
 			func(s *Snapshot) { s.Answering[s.Services[2].Addresses[0]] = []string{"n1"} }},
 		{"Local from a node without a pod", "Local is announced where it has pods", 2,
 			func(s *Snapshot) { s.Routed[routed] = []string{"n1", "n2"} }},
+		{"an announcer has no rules for a port", "a node that announces has the rules", 3,
+			func(s *Snapshot) { delete(s.Kernels["n1"].Delivered, besideTCP) }},
+		{"the router leads to a node without rules", "a node that announces has the rules", 3,
+			func(s *Snapshot) { delete(s.Kernels["n2"].Delivered, routedTCP) }},
+		{"rules are left of a Service", "rules go with their Service", 3, named(Port{"tcp", netip.AddrPortFrom(free, 80)})},
+		{"rules are left of a port", "rules go with their Service", 3, named(Port{"tcp", netip.AddrPortFrom(lan, 82)})},
+		{"an address is left in a set", "rules go with their Service", 3, named(addressOnly(free))},
+		{"rules are left of a cluster IP", "rules go with their Service", 3,
+			named(Port{"tcp", netip.AddrPortFrom(clusterIP.Next(), 80)})},
+		{"a flow leads to a pod that is gone", "UDP flows end with their backend", 9,
+			func(s *Snapshot) { s.Services[0].Endpoints = nil }},
 		{"a health port lies", "the health port tells the truth", 4, func(s *Snapshot) { s.Services[1].Health["n1"] = 200 }},
 		{"a health port is silent", "the health port tells the truth", 4, func(s *Snapshot) { s.Services[1].Health["n2"] = 0 }},
 		{"an address changed", "holders keep their addresses", 8, func(s *Snapshot) { s.Expected["web"] = []netip.Addr{free} }},
 		{"an address was taken", "holders keep their addresses", 8, func(s *Snapshot) { s.Services[2].Addresses = nil }},
 		{"silence without pods", "without endpoints connections are refused", 9,
-			func(s *Snapshot) { s.Refused["idle"] = "i/o timeout" }},
+			func(s *Snapshot) { s.Asked[idleTCP] = "i/o timeout" }},
+		{"silence of one family without pods", "without endpoints connections are refused", 9,
+			func(s *Snapshot) { s.Asked[idle6] = "i/o timeout" }},
+		{"silence over UDP without pods", "without endpoints connections are refused", 9,
+			func(s *Snapshot) { s.Asked[idleUDP] = "i/o timeout" }},
+		{"an answer without pods", "without endpoints connections are refused", 9, func(s *Snapshot) { s.Asked[idleTCP] = "" }},
 		{"a free address is answered for", "free addresses are silent", 9, func(s *Snapshot) { s.Heard[free] = []string{"n1"} }},
 		{"a free address is routed", "free addresses are silent", 9, func(s *Snapshot) { s.Routed[free] = []string{"n1"} }},
 		{"the status is false", "the status says what is", 10, func(s *Snapshot) { s.Services[0].Announced = false }},
 		{"the status is true in vain", "the status says what is", 10, func(s *Snapshot) { s.Services[2].Announced = true }},
+		{"the status gives another reason", "the status says why", 10, func(s *Snapshot) { s.Services[2].Reason = "NoOwner" }},
+		{"the status gives no reason", "the status says why", 10, func(s *Snapshot) { s.Services[0].Reason = "" }},
 		{"the status names another", "the status says what is", 10, func(s *Snapshot) { s.Services[0].Owners[lan] = "n2" }},
 	} {
 		s := well()
@@ -153,6 +199,10 @@ func TestSeenClauses(t *testing.T) {
 			affine(e)
 			e.Samples[2*10+1].Pod = "web-1" // the last before the drain
 		}},
+		{"a node that leaves attracts traffic", "the health port of a node that leaves says so", 4,
+			func(e *Evidence) { e.Spans[1].Attractive = []string{"local"} }},
+		{"rules are gone before the announcement", "rules outlive announcements", 3,
+			func(e *Evidence) { e.Spans[0].Bare = []string{"n1"} }},
 		{"two holders", "an address has one holder", 8,
 			func(e *Evidence) { e.Holders[1].Address = lan }},
 		{"two holders of different keys", "an address has one holder", 8,

@@ -34,6 +34,10 @@ type Span struct {
 	OwnedBefore, Lost []netip.Addr
 	// Gone are pods that the event removed.
 	Gone []string
+	// Attractive are Services whose health port went on to say 200 on a node that is about to leave.
+	Attractive []string
+	// Bare are nodes that announced what the event removed after their rules for it were gone.
+	Bare []string
 	// Back is how long a program was away; 0 for an event that ends none.
 	Back time.Duration
 }
@@ -85,22 +89,45 @@ type Holder struct {
 type Service struct {
 	Name, App, Share string
 	Local, BGP       bool
-	// TCP is a port that clients connect to, HealthPort the health port, or 0.
-	TCP, HealthPort uint16
-	Addresses       []netip.Addr
+	// TCP and UDP are ports that clients connect to, HealthPort the health port; 0 for none.
+	TCP, UDP, HealthPort uint16
+	Addresses            []netip.Addr
+	// Endpoints are the addresses of all its pods, ready or not.
+	Endpoints []netip.Addr
 	// Ready has the number of ready pods by node.
 	Ready map[string]int
-	// Announced is the condition; Owners are the nodes that the status names, by address.
-	Announced bool
-	Message   string
-	Owners    map[netip.Addr]string
+	// Announced is the condition, with its reason; Owners are the nodes that the status names, by address.
+	Announced       bool
+	Reason, Message string
+	Owners          map[netip.Addr]string
 	// Health is the answer of the health port by node: 200, 503, or 0 without an answer; nil for a Service
 	// without one.
 	Health map[string]int
 }
 
-// ready reports whether there is a ready pod.
-func (s Service) ready() bool { return len(s.nodes()) > 0 }
+// Port is where clients connect to, over tcp or udp.
+type Port struct {
+	Network string
+	To      netip.AddrPort
+}
+
+// addressOnly is an address without a port.
+func addressOnly(a netip.Addr) Port { return Port{To: netip.AddrPortFrom(a, 0)} }
+
+// Ports returns those of a Service at one of its addresses.
+func (s Service) Ports(a netip.Addr) []Port {
+	var ports []Port
+	if s.TCP != 0 {
+		ports = append(ports, Port{"tcp", netip.AddrPortFrom(a, s.TCP)})
+	}
+	if s.UDP != 0 {
+		ports = append(ports, Port{"udp", netip.AddrPortFrom(a, s.UDP)})
+	}
+	return ports
+}
+
+// HasReady reports whether there is a ready pod.
+func (s Service) HasReady() bool { return len(s.nodes()) > 0 }
 
 // nodes returns the nodes with a ready pod.
 func (s Service) nodes() []string {
@@ -114,6 +141,27 @@ func (s Service) nodes() []string {
 	return nodes
 }
 
+// Kernel is what a node's kernel holds for Services.
+type Kernel struct {
+	// Named are the ports at addresses of Services that rules are about, and addresses without a port. Elements of sets
+	// that the kernel forgets by itself do not count.
+	Named []Port
+	// Delivered are those ports that have endpoints.
+	Delivered map[Port]bool
+	// UDP are the flows that conntrack knows.
+	UDP []UDPFlow
+}
+
+// UDPFlow is what conntrack knows of a flow: which address and port of a Service a client asks, and which address
+// answers.
+type UDPFlow struct {
+	To      netip.AddrPort
+	Backend netip.Addr
+}
+
+// Refused says that a request was refused rather than dropped.
+const Refused = "refused"
+
 // Snapshot is the state of the cluster, as the API server, the speakers, the LAN and the router show it.
 type Snapshot struct {
 	At       time.Time
@@ -125,10 +173,13 @@ type Snapshot struct {
 	// Answering are the nodes that say that they answer for an address; Heard are those whose MAC addresses
 	// answer on the LAN, "?" and the MAC for another; Routed are those that the router's kernel leads it to.
 	Answering, Heard, Routed map[netip.Addr][]string
-	// Refused is how a request from a node to a Service without pods ended, by Service.
-	Refused map[string]string
-	// Asked is how a request to an address ended: "" for an answer.
-	Asked map[netip.Addr]string
+	// Asked is how a request ended, by what was asked: "" for an answer, [Refused] for a reset or an ICMP error. What has
+	// pods is asked by a client, all else by a node or a pod.
+	Asked map[Port]string
+	// ClusterIPs are those of all Services, of other namespaces too.
+	ClusterIPs []netip.Addr
+	// Kernels are what the nodes' kernels hold, by node; nil unless all else is well, as it takes long to read.
+	Kernels map[string]Kernel
 	// Expected are the addresses that Services had from the start, and keep.
 	Expected map[string][]netip.Addr
 	// Unknown is what could not be seen.

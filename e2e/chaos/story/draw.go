@@ -1,6 +1,7 @@
 package story
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -35,6 +36,22 @@ func pick[T any](r *rand.Rand, from []T) T { return from[r.IntN(len(from))] }
 func (g *generator) between(least, most time.Duration) time.Duration {
 	const step = 100 * time.Millisecond
 	return least + step*time.Duration(g.rand.Int64N(int64((most-least)/step)+1))
+}
+
+// round draws a round. The number says which kind, and events get the numbers that follow those of the round before.
+func (g *generator) round(n int) Round {
+	r := Round{Number: n, Calm: n%2 == 1}
+	if r.Calm {
+		r.Events = g.calm()
+	} else {
+		r.Events = g.storm()
+	}
+	slices.SortStableFunc(r.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+	for i := range r.Events {
+		g.last++
+		r.Events[i].ID = g.last
+	}
+	return r
 }
 
 // calm draws planned changes, in an order; a runner does one after the other, with the churn between them.
@@ -83,8 +100,24 @@ func (g *generator) program(kind Kind) Event {
 	if kind == Stop {
 		programs = slices.Concat(programs, g.cast.Graceful)
 	}
-	return onItsNode(Event{Kind: kind, Node: pick(g.rand, g.cast.Nodes), Program: pick(g.rand, programs),
+	return g.vary(Event{Kind: kind, Node: pick(g.rand, g.cast.Nodes), Program: pick(g.rand, programs),
 		For: g.between(3e8, 1e9)})
+}
+
+// vary draws which of some like faults an event is, and takes the node off an event of the controller.
+func (g *generator) vary(e Event) Event {
+	if of := variants[e.Kind]; of != nil {
+		e.Kind = pick(g.variant, of)
+	}
+	switch e.Kind {
+	case NetlinkErrors:
+		e.Program = "proxy"
+	case KillRelay:
+		e.Program = "relay"
+	case StopLong: // for longer than five seconds, for which addresses are kept
+		e.Program, e.For = "speaker", 6*time.Second+time.Duration(g.variant.IntN(20))*100*time.Millisecond
+	}
+	return onItsNode(e)
 }
 
 // clocksBy are what clocks are set wrong by: certificates are not valid yet, or tokens no longer, at the ends.
@@ -171,8 +204,11 @@ func (g *generator) storm() []Event {
 }
 
 // variants are faults in whose place others are drawn as well.
-var variants = map[Kind][]Kind{DeleteRules: {DeleteRules, ForeignElements},
-	NoDescriptors: {NoDescriptors, NetlinkErrors}}
+var variants = map[Kind][]Kind{
+	Deaf: {Deaf, Mute}, DeleteRules: {DeleteRules, ForeignElements}, FreezeSpeaker: {FreezeSpeaker, FreezeRelay},
+	FullDisk: {FullDisk, FillDisk}, NoDescriptors: {NoDescriptors, NetlinkErrors}, Stop: {Stop, Stop, StopLong},
+	StormEtcd: {StormEtcd, KillEtcd}, StormKill: {StormKill, StormKill, KillRelay}, StormSlowAPI: {StormSlowAPI, SlowEtcd},
+}
 
 // fault draws one fault.
 func (g *generator) fault() Event {
@@ -203,18 +239,13 @@ func (g *generator) fault() Event {
 	default:
 		e.Node = pick(g.rand, g.cast.Nodes)
 	}
-	if of := variants[e.Kind]; of != nil {
-		if e.Kind = pick(g.variant, of); e.Kind == NetlinkErrors {
-			e.Program = "proxy"
-		}
-	}
-	return onItsNode(e)
+	return g.vary(e)
 }
 
 // touches names what a fault is done to; two faults of one thing would heal one another.
 func touches(e Event) string {
 	switch e.Kind {
-	case StormAPI, StormEtcd, StormSlowAPI, RestoreEtcd:
+	case StormAPI, StormEtcd, KillEtcd, StormSlowAPI, SlowEtcd, RestoreEtcd:
 		return "control plane"
 	case KillRouter, FreezeRouter, RemovePeer:
 		return "router"

@@ -3,8 +3,8 @@
 package story
 
 import (
-	"cmp"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -22,6 +22,8 @@ const (
 	DrainTaint Kind = "drain-taint"
 	// Stop ends a program by SIGTERM, as an upgrade does, and starts it again.
 	Stop Kind = "stop"
+	// StopLong ends a speaker like Stop, for longer than its addresses are kept for it, while clients forget the way.
+	StopLong Kind = "stop-long"
 	// Kill ends a program by SIGKILL and starts it again.
 	Kill Kind = "kill"
 	// RollPod moves one pod of a Service: a new one is ready before the old one terminates.
@@ -58,8 +60,9 @@ const (
 	Crash Kind = "crash"
 	// FreezeNode stops the speaker and the proxy of a node.
 	FreezeNode Kind = "freeze-node"
-	// FreezeSpeaker stops the speaker alone.
+	// FreezeSpeaker stops the speaker alone, FreezeRelay the relay.
 	FreezeSpeaker Kind = "freeze-speaker"
+	FreezeRelay   Kind = "freeze-relay"
 	// Lossy drops some of the packets that a node receives.
 	Lossy Kind = "lossy"
 	// DropGossipIn and DropGossipOut are partitions in one direction, and DropGossip in both, of the gossip alone.
@@ -68,6 +71,8 @@ const (
 	DropGossip    Kind = "drop-gossip"
 	// Deaf has a node hear nothing from the other nodes, while they hear it.
 	Deaf Kind = "deaf"
+	// Mute has the other nodes hear nothing from a node, while it hears them.
+	Mute Kind = "mute"
 	// DeleteRules has other software delete all rules of a node.
 	DeleteRules Kind = "delete-rules"
 	// ForeignElements has other software remove what maps of a node's rules hold, and leave the rules: single messages of
@@ -90,6 +95,11 @@ const (
 	NoDescriptors Kind = "no-descriptors"
 	// FullDisk restarts a program where it can make no file, again and again.
 	FullDisk Kind = "full-disk"
+	// FillDisk lets a running program make no file.
+	FillDisk Kind = "fill-disk"
+	// SlowEtcd lets etcd run for a tenth of the time, KillEtcd ends it and starts it again.
+	SlowEtcd Kind = "slow-etcd"
+	KillEtcd Kind = "kill-etcd"
 	// RestoreEtcd puts etcd back to what it held when the event began.
 	RestoreEtcd Kind = "restore-etcd"
 	// RemovePeer deletes the BGP peers, and makes them again.
@@ -97,9 +107,10 @@ const (
 	// LeaveNode ends the programs of a node as an upgrade does, deletes its Node, and brings both back.
 	LeaveNode Kind = "leave-node"
 	// StormClock, StormSlowAPI, StormStop, StormKill, StormAPI and StormEtcd are what calm rounds have too, here
-	// beside other faults.
+	// beside other faults. KillRelay does to a relay what StormKill does to other programs.
 	StormStop    Kind = "storm-stop"
 	StormKill    Kind = "storm-kill"
+	KillRelay    Kind = "kill-relay"
 	StormAPI     Kind = "storm-api"
 	StormEtcd    Kind = "storm-etcd"
 	StormClock   Kind = "storm-clock"
@@ -114,7 +125,7 @@ const (
 	// Unready takes the readiness of all pods of a Service that is there for that, Ready gives it back.
 	Unready Kind = "unready"
 	Ready   Kind = "ready"
-	// Burst changes the readiness of one pod of that Service again and again, as fast as the API server takes it.
+	// Burst changes that Service and the readiness of one of its pods again and again, as fast as the API server takes it.
 	Burst Kind = "burst"
 	// Flood creates many Services at once, more than there are addresses for, and deletes them.
 	Flood Kind = "flood"
@@ -201,25 +212,39 @@ type Cast struct {
 	Router bool
 }
 
-// RoundsFor returns how many rounds fill a time about: a round with its settling takes half a minute or less.
-func RoundsFor(length time.Duration) int { return max(2, int(length/(25*time.Second))) }
+// New returns a seed's story before its first round.
+func New(seed uint64) Story { return Story{Seed: seed, Config: configOf(seed)} }
 
-// Generate draws a story of so many rounds, calm ones and storms by turns.
-func Generate(seed uint64, cast Cast, rounds int) Story {
-	g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast,
-		variant: rand.New(rand.NewPCG(seed, 0x76617269616e74))}
-	s := Story{Seed: seed, Config: configOf(seed)}
-	for n := range rounds {
-		r := Round{Number: n + 1, Calm: n%2 == 0}
-		if r.Calm {
-			r.Events = g.calm()
-		} else {
-			r.Events = g.storm()
+// Draw draws the rounds of a seed's story, calm ones and storms by turns, without end.
+func Draw(seed uint64, cast Cast) iter.Seq[Round] {
+	return func(yield func(Round) bool) {
+		g := &generator{rand: rand.New(rand.NewPCG(seed, 0x6c616e6466616c6c)), cast: cast,
+			variant: rand.New(rand.NewPCG(seed, 0x76617269616e74))}
+		for n := 1; yield(g.round(n)); n++ {
 		}
-		slices.SortStableFunc(r.Events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
-		for i := range r.Events {
-			g.last++
-			r.Events[i].ID = g.last
+	}
+}
+
+// Generate draws a story of so many rounds.
+func Generate(seed uint64, cast Cast, rounds int) Story {
+	return upTo(seed, cast, func(r Round) bool { return r.Number > rounds })
+}
+
+// With returns the part of a seed's story with these events.
+func With(seed uint64, cast Cast, ids []int) Story {
+	if len(ids) == 0 {
+		return New(seed)
+	}
+	last := slices.Max(ids)
+	return upTo(seed, cast, func(r Round) bool { return r.Events[0].ID > last }).Only(ids)
+}
+
+// upTo draws a story's rounds before the first that is beyond its end.
+func upTo(seed uint64, cast Cast, beyond func(Round) bool) Story {
+	s := New(seed)
+	for r := range Draw(seed, cast) {
+		if beyond(r) {
+			break
 		}
 		s.Rounds = append(s.Rounds, r)
 	}

@@ -26,11 +26,11 @@ func TestTheSameSeedGivesTheSameStory(t *testing.T) {
 // TestStories checks what holds for every story.
 func TestStories(t *testing.T) {
 	calm := []Kind{DrainLabel, DrainTaint, Stop, Kill, RollPod, StopAPI, FreezeAPI, FreezeEtcd, MalformedARP, EditPool,
-		HungProxy, ShiftClock, SlowAPI, AddPeer, ForeignRules}
+		HungProxy, ShiftClock, SlowAPI, AddPeer, ForeignRules, StopLong}
 	storm := []Kind{Cut, Unplug, Crash, FreezeNode, FreezeSpeaker, Lossy, DropGossipIn, DropGossipOut, DropGossip, Deaf,
 		DeleteRules, FlushConntrack, KillRouter, FreezeRouter, Spoof, StormStop, StormKill, StormAPI, StormEtcd, SpoofOn,
 		ConntrackFull, NoDescriptors, FullDisk, RestoreEtcd, LeaveNode, RemovePeer, StormClock, StormSlowAPI,
-		ForeignElements, NetlinkErrors}
+		ForeignElements, NetlinkErrors, FreezeRelay, KillRelay, FillDisk, SlowEtcd, KillEtcd, Mute}
 	churn := []Kind{AddService, RemoveService, Unready, Ready, Burst, Flood}
 	configs := map[string]bool{}
 	drawn := map[Kind]int{}
@@ -94,6 +94,9 @@ func TestPartsOfAStory(t *testing.T) {
 	part := s.Only([]int{last.ID})
 	if len(part.Rounds) != 1 || part.Rounds[0].Number != 4 || !reflect.DeepEqual(part.Rounds[0].Events, []Event{last}) {
 		t.Errorf("one event is %+v", part)
+	}
+	if got := With(3, cast, []int{last.ID}); !reflect.DeepEqual(got, part) {
+		t.Errorf("one event, drawn without the length of the story, is %+v", got)
 	}
 	if until := s.Until(2); len(until.Rounds) != 2 || !slices.Equal(until.IDs(), ids[:len(until.IDs())]) {
 		t.Errorf("two rounds are %+v", until)

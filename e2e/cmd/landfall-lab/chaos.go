@@ -28,7 +28,8 @@ type trouble struct {
 
 // makeTrouble runs it, and says how to run it again if it violates the contract.
 func makeTrouble(ctx context.Context, out io.Writer, t trouble, options lab.Options) error {
-	s := plot.Generate(t.seed, chaos.Cast(), plot.RoundsFor(time.Duration(t.minutes)*time.Minute))
+	o := chaos.Options{Story: plot.New(t.seed), Length: time.Duration(t.minutes) * time.Minute, KeepGoing: t.onward,
+		Lab: options, Progress: func(line string) { fmt.Fprintln(out, line) }}
 	if t.only != "" {
 		var ids []int
 		for text := range strings.SplitSeq(t.only, ",") {
@@ -38,31 +39,29 @@ func makeTrouble(ctx context.Context, out io.Writer, t trouble, options lab.Opti
 			}
 			ids = append(ids, id)
 		}
-		s = s.Only(ids)
+		o.Story, o.Length = plot.With(t.seed, chaos.Cast(), ids), 0
 	}
-	o := chaos.Options{Story: s, KeepGoing: t.onward, Lab: options,
-		Progress: func(line string) { fmt.Fprintln(out, line) }}
 	if t.without != "" {
-		args, known := chaos.Guards[t.without]
+		guard, known := chaos.Guards[t.without]
 		if !known {
 			return fmt.Errorf("no guard %q: want one of %v", t.without, slices.Sorted(maps.Keys(chaos.Guards)))
 		}
-		o.Args = args
+		o.Without = guard
 	}
 	result, err := chaos.Run(ctx, o)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, chaos.Report(s, result))
+	fmt.Fprintln(out, chaos.Report(result))
 	if len(result.Violations) == 0 {
 		return nil
 	}
-	again := fmt.Sprintf("landfall-lab chaos --seed %d --minutes %d", t.seed, t.minutes)
+	again, s := fmt.Sprintf("landfall-lab chaos --seed %d", t.seed), result.Told
 	if t.without != "" {
 		again += " --without " + t.without
 	}
 	if t.shrink > 0 {
-		o.KeepGoing = false
+		o.KeepGoing, o.Length = false, 0
 		s = s.Until(result.Violations[0].Round)
 		ids := plot.Shrink(s.IDs(), t.shrink, func(part []int) bool {
 			o.Story = s.Only(part)
