@@ -63,7 +63,7 @@ func AffinityRefused(s Service) string {
 	if s.AffinityTimeout == 0 || s.Places != NoPlaces {
 		return ""
 	}
-	return fmt.Sprintf("spec.sessionAffinity: ClientIP: a node remembers the clients of %d Services of a namespace, and there "+
-		"are as many; by the scheduler random, the addresses of this one's clients choose their endpoints, also after "+
-		"timeoutSeconds", MaxManyPlaces+MaxFewPlaces)
+	return fmt.Sprintf("spec.sessionAffinity: ClientIP: a node remembers the clients of %d Services of a namespace, and "+
+		"there are as many; by the scheduler random, the addresses of this one's clients choose their endpoints, also "+
+		"after timeoutSeconds", MaxManyPlaces+MaxFewPlaces)
 }

@@ -250,8 +250,8 @@ type Report struct {
 	Announcements []lb.Announcement
 }
 
-// Status returns the report as it is written to the Service. It shortens the message about a Service with many VIPs that
-// many nodes announce: the API server refuses a longer one.
+// Status returns the report as it is written to the Service. It shortens the message about a Service with many VIPs
+// that many nodes announce: the API server refuses a longer one.
 func (r Report) Status() lb.AnnouncedStatus {
 	return lb.AnnouncedStatus{
 		Condition: lb.Condition{Type: lb.ConditionAnnounced, Status: r.Announced, Reason: r.Reason,
