@@ -249,11 +249,15 @@ func BenchmarkRacks(b *testing.B) {
 	for _, port := range []int{0, 7948} {
 		b.Run(fmt.Sprintf("port-%d", port), func(b *testing.B) {
 			values := map[string]any{"proxy": map[string]any{"rescueTunnelPort": port}}
-			for range b.N {
-				for _, row := range rackTable(b, startRacks(b, lab.ToR{Count: 1}, false, "Local", values), true) {
-					b.ReportMetric(100*float64(row.lost)/float64(row.of), "%lost/"+strings.ReplaceAll(row.name, " ", "-"))
-				}
+			figures := series{}
+			for b.Loop() {
+				inTurn(b, func(t testing.TB) {
+					for _, row := range rackTable(t, startRacks(t, lab.ToR{Count: 1}, false, "Local", values), true) {
+						figures.add(100*float64(row.lost)/float64(row.of), "%lost/"+strings.ReplaceAll(row.name, " ", "-"))
+					}
+				})
 			}
+			figures.report(b)
 		})
 	}
 }
