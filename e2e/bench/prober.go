@@ -76,7 +76,15 @@ func (p *prober) wait(ctx context.Context, address netip.AddrPort, pod string, u
 		}
 		time.Sleep(pause)
 	}
-	return errors.Join(ctx.Err(), err)
+	return overLimit(ctx, err)
+}
+
+// overLimit is the error of what did not succeed in time, or until the run was over.
+func overLimit(ctx context.Context, last error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", errOverLimit, last)
 }
 
 func ask(address netip.AddrPort) (string, error) {
