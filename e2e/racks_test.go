@@ -151,10 +151,15 @@ type rackFlow struct {
 // openFlows opens connections from behind the spine.
 func openFlows(t testing.TB, l *lab.Lab, n int) []*rackFlow {
 	t.Helper()
+	return openFlowsFrom(t, l, lab.FarClientName, n, bgpVIPs(l)...)
+}
+
+// openFlowsFrom opens connections from a host.
+func openFlowsFrom(t testing.TB, l *lab.Lab, host string, n int, vips ...netip.AddrPort) []*rackFlow {
+	t.Helper()
 	flows := make([]*rackFlow, n)
-	vips := bgpVIPs(l)
 	for i := range flows {
-		conn, err := l.Dial(t.Context(), lab.FarClientName, "tcp", vips[i%len(vips)].String())
+		conn, err := l.Dial(t.Context(), host, "tcp", vips[i%len(vips)].String())
 		if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
