@@ -181,7 +181,7 @@ conformance: require-root build bin/landfall-lab ## upstream's suite on such a c
 
 REPORT ?= bin/performance.md
 .PHONY: bench
-bench: require-root ## one report of all figures in bin/performance.md: two hours on a quiet machine; ARGS="-metallb"
+bench: require-root ## one report of all figures in bin/performance.md: hours on a quiet machine; COUNT=10, ARGS="-metallb"
 	@go run ./e2e/bench -report $(REPORT) -faults $(or $(COUNT),10) -go $(ARGS)
 
 .PHONY: bench-proxy

@@ -13,6 +13,9 @@ import (
 	"time"
 )
 
+// labPackage has the benchmarks of the lab.
+const labPackage = "e2e"
+
 // benchmark is one line of "go test -bench".
 type benchmark struct {
 	Package string   `json:"package"`
@@ -28,7 +31,7 @@ type figure struct {
 }
 
 // once are the benchmarks of the lab of which a turn takes minutes: they run once, the others as often as is asked for.
-var once = []string{"DirectRacksAtRest", "FiveHundredServices", "ManyAddresses", "Racks"}
+var once = []string{"BGPServices", "DirectRacksAtRest", "FiveHundredServices", "ManyAddresses", "Racks"}
 
 // runBenchmarks runs the benchmarks that are asked for and adds what they say to the report. If some
 // fail, the others run all the same.
@@ -63,7 +66,9 @@ func (o options) calls() (all []testCall) {
 		lab(1, nil, "-bench", long)
 	}
 	if o.metallb {
-		lab(max(o.faults, 1), []string{"LANDFALL_BENCH_METALLB=1"}, "-bench", "MetalLB")
+		variables, long := []string{"LANDFALL_BENCH_METALLB=1"}, "MetalLB/^(500|bgp)$"
+		lab(max(o.faults, 1), variables, "-bench", "MetalLB", "-skip", long)
+		lab(1, variables, "-bench", long)
 	}
 	if o.goBenchmarks {
 		turns := "1s"

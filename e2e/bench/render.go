@@ -23,10 +23,10 @@ type section struct {
 func (r report) sections() []section {
 	all := []section{r.changes(), r.connections(), r.outside()}
 	for _, kind := range []struct{ folder, title, text string }{
-		{"e2e", "Faults, new Services and loss",
-			"In a lab of real programs over ARP and BGP. What bounds a figure is beside it."},
+		{labPackage, "Faults, new Services and loss",
+			"In a lab of real programs over ARP and BGP. Beside each figure are its limit, and what bounds it."},
 		{"", "Plans, renderers and actors",
-			"Go benchmarks. What they measure is said where they are."},
+			"Go benchmarks. What they measure is said where they are. They are compared with what they took before."},
 	} {
 		all = append(all, r.benchmarks(kind.folder, kind.title, kind.text))
 	}
@@ -155,33 +155,16 @@ func (r report) outside() section {
 	return s
 }
 
-// limits say what bounds the figures of a benchmark of the lab, by the beginning of its name.
-var limits = []struct{ name, limit string }{
-	{"Crash", "BFD between speakers finds a crash after 3 x 50 ms"},
-	{"BGPCrash", "BFD with the routers finds a crash after 3 x 50 ms"},
-	{"NewService/ahead=0", "a probe for another holder takes 600 ms"},
-	{"NewService", "the API server's call, and the client's question each 4 ms"},
-	{"FiveHundred", "the figures called floor: programs that only watch"},
-	{"ProbeEject", "two questions, 100 ms apart, that get no answer"},
-	{"PathLost", "Linux tells of a link before it takes its routes: 20 ms"},
-}
-
 // benchmarks has those below a folder; those elsewhere for "".
 func (r report) benchmarks(folder, title, text string) section {
-	s := section{title: title, text: text, head: []string{"benchmark", "runs", "figures", "bounded by"}}
+	s := section{title: title, text: text, head: []string{"benchmark", "runs", "figures", "limit", "bounded by"}}
 	for _, b := range r.Benchmarks {
-		inLab := b.Package == "e2e"
-		if inLab != (folder == "e2e") {
+		inLab := b.Package == labPackage
+		if inLab != (folder == labPackage) {
 			continue
 		}
-		name, limit := b.Name, ""
-		if inLab {
-			for _, l := range slices.Backward(limits) {
-				if strings.HasPrefix(b.Name, l.name) {
-					limit = l.limit
-				}
-			}
-		} else {
+		name, bound := b.Name, b.bound()
+		if !inLab {
 			name = b.Package + " " + b.Name
 		}
 		var figures []string
@@ -190,7 +173,7 @@ func (r report) benchmarks(folder, title, text string) section {
 				figures = append(figures, fmt.Sprintf("%g %s", f.Value, f.Unit))
 			}
 		}
-		s.rows = append(s.rows, []string{name, fmt.Sprint(b.Runs), strings.Join(figures, ", "), limit})
+		s.rows = append(s.rows, []string{name, fmt.Sprint(b.Runs), strings.Join(figures, ", "), bound.limit, bound.by})
 	}
 	return s
 }

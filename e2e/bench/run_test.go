@@ -112,13 +112,15 @@ func TestLeaveOut(t *testing.T) {
 
 // Benchmarks of which a turn takes minutes run once, however often the others do; all exist.
 func TestCalls(t *testing.T) {
-	long := "^Benchmark(DirectRacksAtRest|FiveHundredServices|ManyAddresses|Racks)$"
+	long := "^Benchmark(BGPServices|DirectRacksAtRest|FiveHundredServices|ManyAddresses|Racks)$"
 	metallb := []string{"LANDFALL_BENCH_METALLB=1"}
 	got := options{faults: 50, metallb: true}.calls()
 	want := []testCall{
 		{nil, []string{"-bench", ".", "-skip", long, "-benchtime", "50x", "-timeout", "9h20m0s", "./e2e"}},
 		{nil, []string{"-bench", long, "-benchtime", "1x", "-timeout", "1h10m0s", "./e2e"}},
-		{metallb, []string{"-bench", "MetalLB", "-benchtime", "50x", "-timeout", "9h20m0s", "./e2e"}},
+		{metallb, []string{"-bench", "MetalLB", "-skip", "MetalLB/^(500|bgp)$", "-benchtime", "50x", "-timeout", "9h20m0s",
+			"./e2e"}},
+		{metallb, []string{"-bench", "MetalLB/^(500|bgp)$", "-benchtime", "1x", "-timeout", "1h10m0s", "./e2e"}},
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(testCall{})); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
