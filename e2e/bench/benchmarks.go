@@ -83,7 +83,7 @@ func (o options) calls() (all []testCall) {
 
 // goTest runs benchmarks.
 func (b *bench) goTest(ctx context.Context, repository string, call testCall) error {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-run", "^$"}, call.args...)...)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-vet=off", "-run", "^$"}, call.args...)...)
 	cmd.Dir, cmd.Stderr, cmd.Env = repository, os.Stderr, append(os.Environ(), call.variables...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {

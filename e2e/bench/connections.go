@@ -130,14 +130,13 @@ func (b *bench) program(ctx context.Context, which func(loadNode) bool) (failed 
 			continue
 		}
 		err := b.programOne(ctx, n)
-		if err == nil {
-			continue
-		}
-		b.incomplete[n.name] = true
+		b.programmed[n.name] = err == nil
 		if errors.Is(err, errOverLimit) {
 			b.report.Connections = append(b.report.Connections, connectionRow{Path: b.label(n), Over: true})
 		}
-		failed = errors.Join(failed, unlessOver(fmt.Errorf("%s: %w", n.name, err)))
+		if err != nil {
+			failed = errors.Join(failed, unlessOver(fmt.Errorf("%s: %w", n.name, err)))
+		}
 	}
 	return failed
 }
@@ -175,7 +174,9 @@ func (b *bench) connections(ctx context.Context) error {
 	if err := b.flush(ctx, bareNode); err != nil {
 		return errors.Join(failed, err)
 	}
-	nodes := slices.DeleteFunc(b.loadNodes(), func(n loadNode) bool { return b.incomplete[n.name] })
+	nodes := slices.DeleteFunc(b.loadNodes(), func(n loadNode) bool {
+		return n.contender.name != "" && !b.programmed[n.name]
+	})
 	for _, n := range nodes {
 		server := exec.Command("ip", "netns", "exec", b.lab.Namespace(podOf(n.name)), b.self, serveCommand)
 		server.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}

@@ -114,14 +114,13 @@ func (b *bench) programOutside(ctx context.Context, services int) (failed error)
 		}
 		progress(fmt.Sprintf("outside: %s at %d Services", path.label, services))
 		err := b.programPath(ctx, path)
-		if err == nil {
-			continue
-		}
-		b.incomplete[path.host] = true
+		b.programmed[path.host] = err == nil
 		if errors.Is(err, errOverLimit) {
 			b.report.Outside = append(b.report.Outside, outsideRow{Path: path.label, Services: services, Over: true})
 		}
-		failed = errors.Join(failed, unlessOver(fmt.Errorf("%s at %d Services: %w", path.label, services, err)))
+		if err != nil {
+			failed = errors.Join(failed, unlessOver(fmt.Errorf("%s at %d Services: %w", path.label, services, err)))
+		}
 	}
 	return failed
 }
@@ -170,7 +169,7 @@ type outsideSeries struct {
 func (b *bench) outside(ctx context.Context) error {
 	var all []*outsideSeries
 	for _, p := range b.paths[1:] {
-		if b.incomplete[p.host] {
+		if p.contender.name != "" && !b.programmed[p.host] {
 			continue
 		}
 		for _, vip := range p.vips {

@@ -25,8 +25,8 @@ type bench struct {
 	programs map[string]string // path by program
 	self     string            // path of this program
 	fleet    *fleet
-	// incomplete are the nodes whose rules are not complete: nothing is measured there.
-	incomplete map[string]bool
+	// programmed are the nodes whose proxies have written all their rules. Of the others nothing is measured.
+	programmed map[string]bool
 	connected  map[string][]float64 // new connections per second, by measurement
 	paths      []*path              // of the measurement from outside
 	report     report
@@ -34,7 +34,7 @@ type bench struct {
 
 func run(ctx context.Context, o options) (err error) {
 	b := &bench{options: o, programs: map[string]string{}, connected: map[string][]float64{},
-		incomplete: map[string]bool{}}
+		programmed: map[string]bool{}}
 	if b.self, err = os.Executable(); err != nil {
 		return err
 	}
