@@ -47,7 +47,7 @@ func (b *bench) churn(ctx context.Context, c contender, services int) (row churn
 	}()
 	row.Over = ofStart
 	for name, address := range b.fleet.addresses {
-		if err := from.wait(ctx, address, "", p.started.Add(limit)); err != nil {
+		if _, err := from.wait(ctx, address, "", p.started.Add(limit)); err != nil {
 			return row, unlessOver(fmt.Errorf("start: %s: %w", name, err))
 		}
 	}
@@ -162,7 +162,7 @@ func (b *bench) behind(ctx context.Context, from *prober, _ int) (span, error) {
 }
 
 func (b *bench) moveTarget(ctx context.Context, from *prober, first func() error) (s span, err error) {
-	answer, err := from.ask(b.fleet.addresses[target])
+	answer, err := from.wait(ctx, b.fleet.addresses[target], "", time.Now().Add(limit))
 	if err != nil {
 		return s, err
 	}
@@ -178,7 +178,7 @@ func (b *bench) moveTarget(ctx context.Context, from *prober, first func() error
 		return s, err
 	}
 	s.call = time.Since(asked)
-	err = from.wait(ctx, b.fleet.addresses[target], to, asked.Add(limit))
+	_, err = from.wait(ctx, b.fleet.addresses[target], to, asked.Add(limit))
 	s.whole = time.Since(asked)
 	return s, err
 }
@@ -195,7 +195,7 @@ func (b *bench) newService(ctx context.Context, from *prober, _ int) (s span, er
 		return s, err
 	}
 	s.call = time.Since(asked)
-	err = from.wait(ctx, address, "", asked.Add(limit))
+	_, err = from.wait(ctx, address, "", asked.Add(limit))
 	s.whole = time.Since(asked)
 	return s, errors.Join(err, b.fleet.remove(ctx, name))
 }

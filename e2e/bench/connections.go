@@ -160,7 +160,7 @@ func (b *bench) awaitRules(ctx context.Context, n loadNode, p *proxy) error {
 		return err
 	}
 	defer from.close()
-	if err := from.wait(ctx, b.fleet.addresses[target], "", time.Now().Add(limit)); err != nil {
+	if _, err := from.wait(ctx, b.fleet.addresses[target], "", time.Now().Add(limit)); err != nil {
 		return err
 	}
 	return settle(ctx, p)
