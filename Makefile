@@ -181,16 +181,16 @@ conformance: require-root build bin/landfall-lab ## upstream's suite on such a c
 
 REPORT ?= bin/performance.md
 .PHONY: bench
-bench: require-root ## one report of all figures in bin/performance.md: two hours on a quiet machine; ARGS="-metallb"
+bench: require-root ## one report of all figures in bin/performance.md: hours on a quiet machine; COUNT=10, ARGS="-metallb"
 	@go run ./e2e/bench -report $(REPORT) -faults $(or $(COUNT),10) -go $(ARGS)
 
 .PHONY: bench-proxy
-bench-proxy: require-root ## Landfall's proxy beside kube-proxy alone; ARGS="-no-churn -no-load" for the share of a bare node
+bench-proxy: require-root ## Landfall's proxy beside kube-proxy in all modes; ARGS="-no-churn -no-load" for the share of a bare node
 	@go run ./e2e/bench -report $(REPORT) $(ARGS)
 
 .PHONY: bench-faults
 bench-faults: require-root ## the longest time without an answer in faults of nodes; COUNT=50 sets how many
-	go test -run '^$$' -bench . -benchtime $(or $(COUNT),10)x -timeout 3h ./e2e
+	@go run ./e2e/bench -no-churn -no-load -no-outside -faults $(or $(COUNT),10) $(ARGS)
 
 .PHONY: bench-go
 bench-go: ## Go benchmarks of plans, diffs, renderers and actors, with allocations

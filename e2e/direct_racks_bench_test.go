@@ -45,15 +45,17 @@ func BenchmarkDirectRacksCut(b *testing.B) {
 // go test -run '^$' -bench DirectRacksAtRest -benchtime 1x -timeout 30m ./e2e
 func BenchmarkDirectRacksAtRest(b *testing.B) {
 	d := startDirectRacks(b)
-	for range b.N {
+	figures := series{}
+	for b.Loop() {
 		for _, how := range []string{"masqueraded", "direct"} {
 			d.forward(b, how == "direct")
 			const rest = 30 * time.Second
 			used := func() float64 { return metric(b, d.Agent("proxy", d.standAlone), "process_cpu_seconds_total") }
 			before := used()
 			time.Sleep(rest)
-			b.ReportMetric(1000*(used()-before)/rest.Seconds(), how+"-ms/s")
+			figures.add(1000*(used()-before)/rest.Seconds(), how+"-ms/s")
 		}
-		b.ReportMetric(load(b), "load")
 	}
+	figures.add(load(b), "load")
+	figures.report(b)
 }

@@ -31,7 +31,7 @@ func BenchmarkExplain(b *testing.B) {
 		if err := l.AddService(b.Context(), lab.SeedService()); err != nil {
 			b.Fatal(err)
 		}
-		const services, nodes = 10_000, 100
+		services, nodes := inFull(10_000), inFull(100)
 		var group errgroup.Group
 		group.SetLimit(16)
 		for i := range services {

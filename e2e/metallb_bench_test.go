@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -9,11 +8,26 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
+
+const metallbRouted = `---
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: many, namespace: metallb-system}
+spec: {addresses: [198.18.0.0/21]}
+---
+apiVersion: metallb.io/v1beta1
+kind: BGPAdvertisement
+metadata: {name: many, namespace: metallb-system}
+spec: {ipAddressPools: [many]}
+---
+apiVersion: metallb.io/v1beta2
+kind: BGPPeer
+metadata: {name: tor, namespace: metallb-system}
+spec: {myASN: 64500, peerASN: 64501, peerAddress: 172.26.236.1}
+`
 
 const metallbManyPool = `---
 apiVersion: metallb.io/v1beta1
@@ -28,8 +42,9 @@ spec: {interfaces: [eth0]}
 `
 
 // BenchmarkMetalLB measures MetalLB, with kube-proxy, as other benchmarks here measure Landfall: crash as
-// BenchmarkCrash does, new as BenchmarkNewService, and 500 new Services. MetalLB is built from its module,
-// outside of this repository, so it wants to be asked for:
+// BenchmarkCrash does, new as BenchmarkNewService, 500 as BenchmarkFiveHundredServices measures addresses, drain as
+// BenchmarkDrain, and bgp as BenchmarkBGPServices. MetalLB is built from its module, outside of this repository, so it
+// wants to be asked for:
 //
 //	LANDFALL_BENCH_METALLB=1 go test -run '^$' -bench MetalLB -benchtime 10x -timeout 60m ./e2e
 func BenchmarkMetalLB(b *testing.B) {
@@ -37,7 +52,7 @@ func BenchmarkMetalLB(b *testing.B) {
 		b.Skip("LANDFALL_BENCH_METALLB is not set")
 	}
 	b.Run("crash", func(b *testing.B) {
-		l := metallbAlone(b)
+		l := metallbAlone(b, clusterOf(3), metallbManyPool)
 		if err := l.AddService(b.Context(), lab.SeedService()); err != nil {
 			b.Fatal(err)
 		}
@@ -60,7 +75,7 @@ func BenchmarkMetalLB(b *testing.B) {
 		reportGaps(b, gaps)
 	})
 	b.Run("new", func(b *testing.B) {
-		l := metallbAlone(b)
+		l := metallbAlone(b, clusterOf(3), metallbManyPool)
 		var took []time.Duration
 		for i, vip := 0, seedVIP.Addr(); b.Loop() && i < 20; i, vip = i+1, vip.Next() {
 			took = append(took, createTimed(b, l, newService(i), netip.AddrPortFrom(vip, 80)))
@@ -68,16 +83,18 @@ func BenchmarkMetalLB(b *testing.B) {
 		reportGaps(b, took)
 	})
 	b.Run("500", func(b *testing.B) {
-		const services = 500
-		l := metallbAlone(b)
-		began := time.Now()
-		if err := addMany(b.Context(), l, services); err != nil {
-			b.Fatal(err)
+		services := inFull(500)
+		l := metallbAlone(b, clusterOf(3), metallbManyPool)
+		figures := series{}
+		for b.Loop() {
+			addTimed(b, l, services, figures)
+			removeMany(b, l, services)
 		}
-		eventually(b, "each Service has an address", func() error { return allAssigned(b.Context(), l, services) })
-		b.ReportMetric(time.Since(began).Seconds(), "s-until-assigned")
-		b.ReportMetric(load(b), "load")
+		figures.add(load(b), "load")
+		figures.report(b)
 	})
+	b.Run("drain", func(b *testing.B) { drains(b, metallbAlone(b, clusterOf(3), metallbManyPool)) })
+	b.Run("bgp", func(b *testing.B) { routesMany(b, metallbAlone(b, oneRouter(), metallbRouted)) })
 }
 
 // seen waits until the client finds a node behind the address, and returns it.
@@ -95,39 +112,21 @@ func seen(b *testing.B, l *lab.Lab) (node string) {
 	return node
 }
 
-// allAssigned returns why not so many Services have an address.
-func allAssigned(ctx context.Context, l *lab.Lab, services int) error {
-	list, err := l.Kube().CoreV1().Services("default").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	assigned := 0
-	for _, s := range list.Items {
-		if len(s.Status.LoadBalancer.Ingress) > 0 {
-			assigned++
-		}
-	}
-	if assigned < services {
-		return fmt.Errorf("%d of %d have one", assigned, services)
-	}
-	return nil
-}
-
-// metallbAlone starts a lab of three workers in which MetalLB and kube-proxy serve, and Landfall is not.
-func metallbAlone(b *testing.B) *lab.Lab {
+// metallbAlone starts a lab in which MetalLB, with these objects, and kube-proxy serve, and Landfall is not.
+func metallbAlone(b *testing.B, cluster lab.Cluster, objects string) *lab.Lab {
 	b.Helper()
 	programs, definitions, err := lab.MetalLB(b.Context(), func(string) {})
 	if err != nil {
 		b.Fatal(err)
 	}
-	l := labtest.Start(b, clusterOf(3), lab.Options{NoAgents: true, Progress: func(string) {}})
+	l := labtest.Start(b, cluster, lab.Options{NoAgents: true, Progress: func(string) {}})
 	for _, apply := range []func() error{
 		func() error { return l.ApplyFolder(b.Context(), definitions) },
 		func() error {
 			return l.ApplyYAML(b.Context(), "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+metallbNamespace+"}\n")
 		},
 		func() error {
-			return within(patience, func() error { return l.ApplyYAML(b.Context(), metallbManyPool) })
+			return within(patience, func() error { return l.ApplyYAML(b.Context(), objects) })
 		},
 		func() error { return l.ApplyYAML(b.Context(), metallbController+metallbSpeaker) },
 	} {

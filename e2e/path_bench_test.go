@@ -198,11 +198,33 @@ func overhear(b *testing.B, l *lab.Lab, node string, family lb.Family,
 		withdrawn := <-sent
 		socket.Close()
 		listening.Wait()
-		said = slices.DeleteFunc(said, func(at time.Time) bool { return at.After(withdrawn) })
-		if len(said) == 0 {
+		if len(said) == 0 || withdrawn.IsZero() {
 			b.Fatal("the kernel said nothing of the fault, or the node did not withdraw")
 		}
-		return said, withdrawn
+		return saidUntil(said, withdrawn), withdrawn
+	}
+}
+
+// saidUntil returns when messages were heard until the withdrawal that they caused. On a busy machine even the first
+// may be heard after it.
+func saidUntil(said []time.Time, withdrawn time.Time) []time.Time {
+	before := slices.DeleteFunc(slices.Clone(said), func(at time.Time) bool { return at.After(withdrawn) })
+	if len(before) == 0 {
+		return []time.Time{withdrawn}
+	}
+	return before
+}
+
+func TestSaidUntil(t *testing.T) {
+	withdrawn := time.Unix(100, 0)
+	early, late := withdrawn.Add(-time.Millisecond), withdrawn.Add(time.Millisecond)
+	for _, c := range []struct{ said, want []time.Time }{
+		{[]time.Time{early, withdrawn, late}, []time.Time{early, withdrawn}},
+		{[]time.Time{late, late}, []time.Time{withdrawn}},
+	} {
+		if got := saidUntil(c.said, withdrawn); !slices.Equal(got, c.want) {
+			t.Errorf("%v until %v: %v, want %v", c.said, withdrawn, got, c.want)
+		}
 	}
 }
 

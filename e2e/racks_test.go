@@ -150,10 +150,15 @@ type rackFlow struct {
 // openFlows opens connections from behind the spine.
 func openFlows(t testing.TB, l *lab.Lab, n int) []*rackFlow {
 	t.Helper()
+	return openFlowsFrom(t, l, lab.FarClientName, n, bgpVIPs(l)...)
+}
+
+// openFlowsFrom opens connections from a host.
+func openFlowsFrom(t testing.TB, l *lab.Lab, host string, n int, vips ...netip.AddrPort) []*rackFlow {
+	t.Helper()
 	flows := make([]*rackFlow, n)
-	vips := bgpVIPs(l)
 	for i := range flows {
-		conn, err := l.Dial(t.Context(), lab.FarClientName, "tcp", vips[i%len(vips)].String())
+		conn, err := l.Dial(t.Context(), host, "tcp", vips[i%len(vips)].String())
 		if err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
@@ -252,11 +257,15 @@ func BenchmarkRacks(b *testing.B) {
 	for _, port := range []int{0, 7948} {
 		b.Run(fmt.Sprintf("port-%d", port), func(b *testing.B) {
 			values := map[string]any{"proxy": map[string]any{"rescueTunnelPort": port}}
-			for range b.N {
-				for _, row := range rackTable(b, startRacks(b, lab.ToR{Count: 1}, false, "Local", values)) {
-					b.ReportMetric(100*float64(row.lost)/float64(row.of), "%lost/"+strings.ReplaceAll(row.name, " ", "-"))
-				}
+			figures := series{}
+			for b.Loop() {
+				inTurn(b, func(t testing.TB) {
+					for _, row := range rackTable(t, startRacks(t, lab.ToR{Count: 1}, false, "Local", values)) {
+						figures.add(100*float64(row.lost)/float64(row.of), "%lost/"+strings.ReplaceAll(row.name, " ", "-"))
+					}
+				})
 			}
+			figures.report(b)
 		})
 	}
 }

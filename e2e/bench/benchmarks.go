@@ -10,7 +10,11 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"time"
 )
+
+// labPackage has the benchmarks of the lab.
+const labPackage = "e2e"
 
 // benchmark is one line of "go test -bench".
 type benchmark struct {
@@ -26,30 +30,61 @@ type figure struct {
 	Unit  string  `json:"unit"`
 }
 
+// once are the benchmarks of the lab of which a turn takes minutes: they run once, the others as often as is asked for.
+var once = []string{"BGPServices", "DirectRacksAtRest", "FiveHundredServices", "ManyAddresses", "Racks"}
+
 // runBenchmarks runs the benchmarks that are asked for and adds what they say to the report. If some
 // fail, the others run all the same.
 func (b *bench) runBenchmarks(ctx context.Context, repository string) (failed error) {
-	test := func(variables []string, args ...string) {
-		failed = errors.Join(failed, b.goTest(ctx, repository, variables, args...), b.write())
-	}
-	times := fmt.Sprintf("%dx", max(b.faults, 1))
-	if b.faults > 0 {
-		test(nil, "-bench", ".", "-benchtime", times, "-timeout", "4h", "./e2e")
-	}
-	if b.metallb {
-		test([]string{"LANDFALL_BENCH_METALLB=1"}, "-bench", "MetalLB", "-benchtime", times, "-timeout", "2h", "./e2e")
-	}
-	if b.goBenchmarks {
-		test(nil, "-bench", ".", "-benchmem", "-timeout", "2h", "./api/...", "./controller/...", "./ctl/...",
-			"./internal/...", "./proxy/...", "./speaker/...")
+	for _, call := range b.calls() {
+		if ctx.Err() == nil {
+			failed = errors.Join(failed, b.goTest(ctx, repository, call), b.write())
+		}
 	}
 	return failed
 }
 
-// goTest runs benchmarks with more variables.
-func (b *bench) goTest(ctx context.Context, repository string, variables []string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-run", "^$"}, args...)...)
-	cmd.Dir, cmd.Stderr, cmd.Env = repository, os.Stderr, append(os.Environ(), variables...)
+// testCall is a call of "go test".
+type testCall struct{ variables, args []string }
+
+// calls returns what to call for the benchmarks that are asked for.
+func (o options) calls() (all []testCall) {
+	add := func(variables []string, args ...string) {
+		if o.short {
+			args = append([]string{"-short"}, args...)
+		}
+		all = append(all, testCall{variables, args})
+	}
+	lab := func(turns int, variables []string, args ...string) {
+		// A turn of all benchmarks takes some five minutes.
+		add(variables, append(args, "-benchtime", fmt.Sprintf("%dx", turns), "-timeout",
+			(time.Hour+time.Duration(turns)*10*time.Minute).String(), "./e2e")...)
+	}
+	long := "^Benchmark(" + strings.Join(once, "|") + ")$"
+	if o.faults > 0 {
+		lab(o.faults, nil, "-bench", ".", "-skip", long)
+		lab(1, nil, "-bench", long)
+	}
+	if o.metallb {
+		variables, long := []string{"LANDFALL_BENCH_METALLB=1"}, "MetalLB/^(500|bgp)$"
+		lab(max(o.faults, 1), variables, "-bench", "MetalLB", "-skip", long)
+		lab(1, variables, "-bench", long)
+	}
+	if o.goBenchmarks {
+		turns := "1s"
+		if o.short {
+			turns = "1x"
+		}
+		add(nil, "-bench", ".", "-benchmem", "-benchtime", turns, "-timeout", "2h", "./api/...", "./controller/...",
+			"./ctl/...", "./internal/...", "./proxy/...", "./speaker/...")
+	}
+	return all
+}
+
+// goTest runs benchmarks.
+func (b *bench) goTest(ctx context.Context, repository string, call testCall) error {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-vet=off", "-run", "^$"}, call.args...)...)
+	cmd.Dir, cmd.Stderr, cmd.Env = repository, os.Stderr, append(os.Environ(), call.variables...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err

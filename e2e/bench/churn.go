@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -11,8 +12,6 @@ import (
 const (
 	churnNode = "churn"
 	bareNode  = "bare"
-	// limit is how long a change may take until the run is given up.
-	limit = 10 * time.Minute
 	// burstSize is how many changes are ahead of the one that is measured.
 	burstSize = 200
 	// apart is the time between changes: more than the second that kube-proxy lets pass between two
@@ -46,27 +45,42 @@ func (b *bench) churn(ctx context.Context, c contender, services int) (row churn
 			err = fmt.Errorf("%w; it said: %s", err, p.log.String())
 		}
 	}()
+	row.Over = ofStart
 	for name, address := range b.fleet.addresses {
-		if err := from.wait(ctx, address, "", p.started.Add(limit)); err != nil {
-			return row, fmt.Errorf("start: %s: %w", name, err)
+		if _, err := from.wait(ctx, address, "", p.started.Add(limit)); err != nil {
+			return row, unlessOver(fmt.Errorf("start: %s: %w", name, err))
 		}
 	}
 	err = p.account(ctx, &row, func() error { return b.measureChanges(ctx, from, &row, c.program != landfall) })
-	return row, err
+	if err == nil {
+		row.Over = ""
+	}
+	return row, unlessOver(err)
+}
+
+// unlessOver returns an error, unless it says that something took longer than the limit: the row tells of that.
+func unlessOver(err error) error {
+	if errors.Is(err, errOverLimit) {
+		progress(err.Error())
+		return nil
+	}
+	return err
 }
 
 // measureChanges measures how long changes take; only a few of each kind beyond quickAbove if they are slow there.
 func (b *bench) measureChanges(ctx context.Context, from *prober, row *churnRow, slow bool) error {
 	for _, measure := range []struct {
+		name  string
 		into  *quantiles
 		times int
 		once  func(context.Context, *prober, int) (span, error)
 	}{
-		{&row.Change, b.changes, b.change},
-		{&row.New, b.newServices, b.newService},
-		{&row.Behind, b.bursts, b.behind},
+		{ofChange, &row.Change, b.changes, b.change},
+		{ofNew, &row.New, b.newServices, b.newService},
+		{ofBehind, &row.Behind, b.bursts, b.behind},
 	} {
 		var took []span
+		row.Over = measure.name
 		if row.Services > b.quickAbove && slow {
 			measure.times = min(measure.times, 3)
 		}
@@ -109,8 +123,11 @@ func (p *proxy) account(ctx context.Context, row *churnRow, work func() error) (
 
 // settle waits until the proxy has nothing left to do.
 func settle(ctx context.Context, p *proxy) error {
-	last := -1.0
+	last, until := -1.0, time.Now().Add(limit)
 	for quiet := 0; quiet < 3; {
+		if time.Now().After(until) {
+			return fmt.Errorf("%w: %s is still busy", errOverLimit, p.name)
+		}
 		now, err := p.cpu()
 		if err != nil {
 			return err
@@ -145,7 +162,7 @@ func (b *bench) behind(ctx context.Context, from *prober, _ int) (span, error) {
 }
 
 func (b *bench) moveTarget(ctx context.Context, from *prober, first func() error) (s span, err error) {
-	answer, err := from.ask(b.fleet.addresses[target])
+	answer, err := from.wait(ctx, b.fleet.addresses[target], "", time.Now().Add(limit))
 	if err != nil {
 		return s, err
 	}
@@ -161,7 +178,7 @@ func (b *bench) moveTarget(ctx context.Context, from *prober, first func() error
 		return s, err
 	}
 	s.call = time.Since(asked)
-	err = from.wait(ctx, b.fleet.addresses[target], to, asked.Add(limit))
+	_, err = from.wait(ctx, b.fleet.addresses[target], to, asked.Add(limit))
 	s.whole = time.Since(asked)
 	return s, err
 }
@@ -178,11 +195,9 @@ func (b *bench) newService(ctx context.Context, from *prober, _ int) (s span, er
 		return s, err
 	}
 	s.call = time.Since(asked)
-	if err := from.wait(ctx, address, "", asked.Add(limit)); err != nil {
-		return s, err
-	}
+	_, err = from.wait(ctx, address, "", asked.Add(limit))
 	s.whole = time.Since(asked)
-	return s, b.fleet.remove(ctx, name)
+	return s, errors.Join(err, b.fleet.remove(ctx, name))
 }
 
 func quantilesOf(took []span) (q quantiles) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -42,10 +43,8 @@ const fewSuffix = "-few"
 func (b *bench) loadNodes() []loadNode {
 	nodes := []loadNode{{name: bareNode}}
 	for _, c := range b.contenders() {
-		nodes = append(nodes, loadNode{name: c.name + fewSuffix, contender: c})
-		if c.program == landfall || b.services[len(b.services)-1] <= b.quickAbove {
-			nodes = append(nodes, loadNode{name: c.name, contender: c, full: true})
-		}
+		nodes = append(nodes, loadNode{name: c.name + fewSuffix, contender: c},
+			loadNode{name: c.name, contender: c, full: true})
 	}
 	for i := range nodes {
 		nodes[i].vips = map[corev1.ServiceExternalTrafficPolicy]netip.Addr{
@@ -88,8 +87,7 @@ func (b *bench) cluster() lab.Cluster {
 
 func podOf(node string) string { return node + "-pod" }
 
-// prepareLoad creates the Services of the connections and lets each proxy write its rules while
-// there are few others.
+// prepareLoad creates the Services of the connections.
 func (b *bench) prepareLoad(ctx context.Context) error {
 	for _, n := range b.loadNodes() {
 		if n.contender.name == "" {
@@ -102,7 +100,7 @@ func (b *bench) prepareLoad(ctx context.Context) error {
 			}
 		}
 	}
-	return b.program(ctx, func(n loadNode) bool { return !n.full })
+	return nil
 }
 
 // createVIP creates a Service of type LoadBalancer with a VIP.
@@ -125,21 +123,33 @@ func (f *fleet) createVIP(ctx context.Context, name string, policy corev1.Servic
 }
 
 // program starts the proxies of some nodes, waits until they have written their rules and ends
-// them; the rules stay.
-func (b *bench) program(ctx context.Context, which func(loadNode) bool) error {
+// them; the rules stay. Where a proxy does not get so far, nothing is measured.
+func (b *bench) program(ctx context.Context, which func(loadNode) bool) (failed error) {
 	for _, n := range b.loadNodes() {
 		if n.contender.name == "" || !which(n) {
 			continue
 		}
-		p, err := b.startProxy(n.contender, n.name, n.name)
-		if err != nil {
-			return err
+		err := b.programOne(ctx, n)
+		b.programmed[n.name] = err == nil
+		if errors.Is(err, errOverLimit) {
+			b.report.Connections = append(b.report.Connections, connectionRow{Path: b.label(n), Over: true})
 		}
-		err = b.awaitRules(ctx, n, p)
-		p.stop()
 		if err != nil {
-			return fmt.Errorf("%s: %w; it said: %s", n.name, err, p.log.String())
+			failed = errors.Join(failed, unlessOver(fmt.Errorf("%s: %w", n.name, err)))
 		}
+	}
+	return failed
+}
+
+func (b *bench) programOne(ctx context.Context, n loadNode) error {
+	p, err := b.startProxy(n.contender, n.name, n.name)
+	if err != nil {
+		return err
+	}
+	err = b.awaitRules(ctx, n, p)
+	p.stop()
+	if err != nil {
+		return fmt.Errorf("%w; it said: %s", err, p.log.String())
 	}
 	return nil
 }
@@ -150,7 +160,7 @@ func (b *bench) awaitRules(ctx context.Context, n loadNode, p *proxy) error {
 		return err
 	}
 	defer from.close()
-	if err := from.wait(ctx, b.fleet.addresses[target], "", time.Now().Add(limit)); err != nil {
+	if _, err := from.wait(ctx, b.fleet.addresses[target], "", time.Now().Add(limit)); err != nil {
 		return err
 	}
 	return settle(ctx, p)
@@ -160,13 +170,13 @@ func (b *bench) awaitRules(ctx context.Context, n loadNode, p *proxy) error {
 // node without rules. The rounds go through all of them in turn, so that a slow moment of the
 // machine meets each.
 func (b *bench) connections(ctx context.Context) error {
-	if err := b.program(ctx, func(n loadNode) bool { return n.full }); err != nil {
-		return err
-	}
+	failed := b.program(ctx, func(n loadNode) bool { return n.full })
 	if err := b.flush(ctx, bareNode); err != nil {
-		return err
+		return errors.Join(failed, err)
 	}
-	nodes := b.loadNodes()
+	nodes := slices.DeleteFunc(b.loadNodes(), func(n loadNode) bool {
+		return n.contender.name != "" && !b.programmed[n.name]
+	})
 	for _, n := range nodes {
 		server := exec.Command("ip", "netns", "exec", b.lab.Namespace(podOf(n.name)), b.self, serveCommand)
 		server.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
@@ -179,6 +189,18 @@ func (b *bench) connections(ctx context.Context) error {
 		return err
 	}
 	time.Sleep(time.Second)
+	err := b.connectAll(ctx, nodes)
+	for name, rates := range b.connected {
+		slices.Sort(rates)
+		b.report.Connections = append(b.report.Connections,
+			connectionRow{Path: name, PerSecond: rates[len(rates)/2], Min: rates[0], Max: rates[len(rates)-1]})
+	}
+	slices.SortFunc(b.report.Connections, func(a, b connectionRow) int { return strings.Compare(a.Path, b.Path) })
+	return errors.Join(failed, err, b.write())
+}
+
+// connectAll measures all nodes in turn.
+func (b *bench) connectAll(ctx context.Context, nodes []loadNode) error {
 	for round := range b.rounds {
 		progress(fmt.Sprintf("connections, round %d of %d", round+1, b.rounds))
 		for _, n := range nodes {
@@ -193,24 +215,19 @@ func (b *bench) connections(ctx context.Context) error {
 				continue
 			}
 			for policy, vip := range n.vips {
-				if err := b.connectTo(ctx, n, n.label(b.services[len(b.services)-1])+", "+string(policy), vip); err != nil {
+				if err := b.connectTo(ctx, n, b.label(n)+", "+string(policy), vip); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	for name, rates := range b.connected {
-		slices.Sort(rates)
-		b.report.Connections = append(b.report.Connections,
-			connectionRow{Path: name, PerSecond: rates[len(rates)/2], Min: rates[0], Max: rates[len(rates)-1]})
-	}
-	slices.SortFunc(b.report.Connections, func(a, b connectionRow) int { return strings.Compare(a.Path, b.Path) })
 	return nil
 }
 
-func (n loadNode) label(services int) string {
+// label is what the report calls the way over a node, with as many Services as its rules are for.
+func (b *bench) label(n loadNode) string {
 	if n.full {
-		return fmt.Sprintf("%s at %d Services", n.contender.name, services)
+		return fmt.Sprintf("%s at %d Services", n.contender.name, b.fleet.size+1)
 	}
 	return n.contender.name + " at few Services"
 }

@@ -15,8 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// landfall is the program that is not kube-proxy.
-const landfall = "landfall"
+// The programs of contenders.
+const (
+	landfall  = "landfall"
+	kubeProxy = "kube-proxy"
+)
+
+const ipvs = "ipvs"
 
 // contender is a proxy in one of its modes.
 type contender struct{ name, program, mode string }
@@ -24,8 +29,9 @@ type contender struct{ name, program, mode string }
 var all = []contender{
 	{"landfall-nftables", landfall, "nftables"},
 	{"landfall-iptables", landfall, "iptables"},
-	{"kube-proxy-nftables", "kube-proxy", "nftables"},
-	{"kube-proxy-iptables", "kube-proxy", "iptables"},
+	{"kube-proxy-nftables", kubeProxy, "nftables"},
+	{"kube-proxy-iptables", kubeProxy, "iptables"},
+	{"kube-proxy-ipvs", kubeProxy, ipvs},
 }
 
 func contenderNames() (names []string) {
@@ -37,6 +43,30 @@ func contenderNames() (names []string) {
 
 func (b *bench) contenders() []contender {
 	return slices.DeleteFunc(slices.Clone(all), func(c contender) bool { return !slices.Contains(b.proxies, c.name) })
+}
+
+// leaveOut leaves out the contenders that this machine cannot run, and has the report say why.
+func (b *bench) leaveOut(ctx context.Context) {
+	missing := missingForIPVS(ctx)
+	b.proxies = slices.DeleteFunc(slices.Clone(b.proxies), func(name string) bool {
+		leave := missing != "" && slices.ContainsFunc(all, func(c contender) bool { return c.name == name && c.mode == ipvs })
+		if leave {
+			b.report.LeftOut = append(b.report.LeftOut, name+" is not measured: "+missing)
+		}
+		return leave
+	})
+}
+
+// missingForIPVS returns what kube-proxy lacks for mode ipvs; nothing if it can run.
+func missingForIPVS(ctx context.Context) string {
+	_ = exec.CommandContext(ctx, "modprobe", "ip_vs").Run() // it may be built in, or loaded
+	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
+		return "this kernel has no IPVS (no /proc/net/ip_vs after modprobe ip_vs)"
+	}
+	if _, err := exec.LookPath("ipset"); err != nil {
+		return "there is no program ipset"
+	}
+	return ""
 }
 
 // build builds a program of the repository.
@@ -92,6 +122,11 @@ func (p *proxy) stop() {
 
 // flush makes a node one without rules, as a reboot would.
 func (b *bench) flush(ctx context.Context, node string) error {
+	if slices.Contains(b.proxies, "kube-proxy-"+ipvs) { // which leaves more than rules
+		if _, err := b.lab.Exec(ctx, node, b.programs[kubeProxy], "--cleanup"); err != nil {
+			return err
+		}
+	}
 	if _, err := b.lab.Exec(ctx, node, "nft", "flush", "ruleset"); err != nil {
 		return err
 	}

@@ -25,17 +25,10 @@ type machine struct {
 }
 
 // describe says what is known of the machine; what cannot be found out stays empty.
-func (b *bench) describe(ctx context.Context, repository string) machine {
-	first := func(argv ...string) string {
-		out, _ := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
-		line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
-		return line
-	}
+func describe(ctx context.Context, repository string) machine {
 	m := machine{Began: time.Now().UTC(), Processors: runtime.NumCPU(), Go: runtime.Version(),
-		Kernel: first("uname", "-r"), Commit: first("git", "-C", repository, "describe", "--always", "--dirty")}
-	if path := b.programs["kube-proxy"]; path != "" {
-		m.KubeProxy = first(path, "--version")
-	}
+		Kernel: firstLine(ctx, "uname", "-r"),
+		Commit: firstLine(ctx, "git", "-C", repository, "describe", "--always", "--dirty")}
 	text, _ := os.ReadFile("/proc/loadavg")
 	m.Load, _, _ = strings.Cut(string(text), " ")
 	text, _ = os.ReadFile("/proc/cpuinfo")
@@ -47,4 +40,11 @@ func (b *bench) describe(ctx context.Context, repository string) machine {
 	_, _ = fmt.Sscanf(string(text), "MemTotal: %d", &kib)
 	m.MemoryGiB = (kib + 1<<19) >> 20
 	return m
+}
+
+// firstLine returns the first line that a program prints; nothing if it fails.
+func firstLine(ctx context.Context, argv ...string) string {
+	out, _ := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
+	line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	return line
 }

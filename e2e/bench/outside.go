@@ -70,9 +70,7 @@ func (b *bench) outsidePlans() []outsidePlan {
 	}
 	for _, n := range b.outsideServices {
 		for _, c := range b.contenders() {
-			if n <= b.quickAbove || c.program == landfall {
-				add(outsidePlan{label: c.name, contender: c, services: n, vips: both})
-			}
+			add(outsidePlan{label: c.name, contender: c, services: n, vips: both})
 		}
 	}
 	return plans
@@ -108,22 +106,34 @@ func (b *bench) prepareOutside(ctx context.Context) error {
 }
 
 // programOutside has the proxies write their rules for the number of Services that there are. The rules
-// stay when the proxies end.
-func (b *bench) programOutside(ctx context.Context, services int) error {
+// stay when the proxies end. Where a proxy does not get so far, nothing is measured.
+func (b *bench) programOutside(ctx context.Context, services int) (failed error) {
 	for _, path := range b.paths {
 		if path.services != services || path.contender.name == "" {
 			continue
 		}
 		progress(fmt.Sprintf("outside: %s at %d Services", path.label, services))
-		p, err := b.startProxy(path.contender, path.host, outsideNode)
-		if err != nil {
-			return err
+		err := b.programPath(ctx, path)
+		b.programmed[path.host] = err == nil
+		if errors.Is(err, errOverLimit) {
+			b.report.Outside = append(b.report.Outside, outsideRow{Path: path.label, Services: services, Over: true})
 		}
-		err = errors.Join(path.await(ctx), settle(ctx, p))
-		p.stop()
 		if err != nil {
-			return fmt.Errorf("%s: %w; it said: %s", path.label, err, p.log.String())
+			failed = errors.Join(failed, unlessOver(fmt.Errorf("%s at %d Services: %w", path.label, services, err)))
 		}
+	}
+	return failed
+}
+
+func (b *bench) programPath(ctx context.Context, path *path) error {
+	p, err := b.startProxy(path.contender, path.host, outsideNode)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(path.await(ctx), settle(ctx, p))
+	p.stop()
+	if err != nil {
+		return fmt.Errorf("%w; it said: %s", err, p.log.String())
 	}
 	return nil
 }
@@ -142,7 +152,7 @@ func (p *path) await(ctx context.Context) error {
 			}
 			p.drain()
 		}
-		return errors.Join(ctx.Err(), err)
+		return overLimit(ctx, err)
 	})
 }
 
@@ -159,18 +169,21 @@ type outsideSeries struct {
 func (b *bench) outside(ctx context.Context) error {
 	var all []*outsideSeries
 	for _, p := range b.paths[1:] {
+		if p.contender.name != "" && !b.programmed[p.host] {
+			continue
+		}
 		for _, vip := range p.vips {
 			all = append(all, &outsideSeries{path: p, vip: vip})
 		}
 	}
-	if err := b.paths[0].inside(func() error { return b.compare(ctx, b.paths[0], all) }); err != nil {
-		return err
-	}
+	err := b.paths[0].inside(func() error { return b.compare(ctx, b.paths[0], all) })
 	for _, s := range all {
-		b.report.Outside = append(b.report.Outside, s.row())
+		if len(s.got[measures-1]) > 0 {
+			b.report.Outside = append(b.report.Outside, s.row())
+		}
 	}
 	slices.SortFunc(b.report.Outside, func(a, b outsideRow) int { return strings.Compare(a.order(), b.order()) })
-	return nil
+	return errors.Join(err, b.write())
 }
 
 // compare measures all beside the bare node, with the thread.
@@ -220,7 +233,7 @@ func (s *outsideSeries) row() outsideRow {
 	case localVIP:
 		row.Policy = string(corev1.ServiceExternalTrafficPolicyLocal)
 	}
-	for m, figure := range []*share{&row.Connection, &row.RoundTrip, &row.Bulk} {
+	for m, figure := range []*share{&row.First, &row.Connection, &row.RoundTrip, &row.Bulk} {
 		*figure = newShare(s.got[m])
 	}
 	return row

@@ -27,7 +27,8 @@ const (
 type measure int
 
 const (
-	newConnections measure = iota // from the client's SYN to its RST, with one byte in each direction
+	firstPackets   measure = iota // a SYN from the client until it is dropped in front of the pod
+	newConnections                // from the client's SYN to its RST, with one byte in each direction
 	roundTrips                    // one byte in each direction over a connection that stands
 	bulk                          // from the client to the pod, over a connection that stands
 	measures
@@ -35,6 +36,7 @@ const (
 
 // How much one measurement does, some milliseconds each.
 const (
+	firstsAtOnce      = 300
 	connectionsAtOnce = 100
 	roundTripsAtOnce  = 300
 	bulkAtOnce        = 4 << 20
@@ -49,6 +51,8 @@ type path struct {
 	outsidePlan
 	client   netns.NsHandle
 	listener int
+	pods     netns.NsHandle
+	raw      int // socket for packets with a header of our own, in the client's namespace
 	serial   int
 	standing map[netip.Addr][2]int // connections: the client's end and the pod's
 	buffer   []byte
@@ -72,15 +76,14 @@ func (p *path) build(name string) (err error) {
 		return err
 	}
 	defer node.Close()
-	pods, err := netns.New()
-	if err != nil {
+	if p.pods, err = netns.New(); err != nil {
 		return err
 	}
 	var own []string
 	for _, pod := range outsidePods {
 		own = append(own, pod+"/24")
 	}
-	if err := cable(pods, node, "pods", podSide, own); err != nil {
+	if err := cable(p.pods, node, "pods", podSide, own); err != nil {
 		return fmt.Errorf("pods: %w", err)
 	}
 	if p.listener, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -91,7 +94,13 @@ func (p *path) build(name string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := dropFirsts(); err != nil {
+		return err
+	}
 	if p.client, err = netns.New(); err != nil {
+		return err
+	}
+	if p.raw, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW); err != nil {
 		return err
 	}
 	own = nil
@@ -189,19 +198,24 @@ func (p *path) measure(m measure, to netip.Addr) (timing, error) {
 	if err := netns.Set(p.client); err != nil {
 		return timing{}, err
 	}
-	do, units := func() error { return p.connections(to, connectionsAtOnce) }, connectionsAtOnce
-	if m != newConnections {
-		ends, err := p.stand(to)
-		if err != nil {
-			return timing{}, err
-		}
+	ends, err := p.stand(to) // also for what does not use it: so neighbors are known
+	if err != nil {
+		return timing{}, err
+	}
+	var do func() error
+	units := 0
+	switch m {
+	case firstPackets:
+		do, units = func() error { return p.firsts(to, firstsAtOnce) }, firstsAtOnce
+	case newConnections:
+		do, units = func() error { return p.connections(to, connectionsAtOnce) }, connectionsAtOnce
+	case roundTrips:
 		do, units = func() error { return p.roundTrips(ends) }, roundTripsAtOnce
-		if m == bulk {
-			do, units = func() error { return p.bulk(ends) }, bulkAtOnce
-		}
+	case bulk:
+		do, units = func() error { return p.bulk(ends) }, bulkAtOnce
 	}
 	cpu, wall := threadTime(), time.Now()
-	err := do()
+	err = do()
 	return timing{cpu: (threadTime() - cpu) / float64(units), wall: time.Since(wall).Seconds() / float64(units)}, err
 }
 
@@ -219,15 +233,20 @@ func limitSocket(fd int) error {
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv))
 }
 
+// next is the address and port of the next connection.
+func (p *path) next() netip.AddrPort {
+	p.serial++
+	return netip.AddrPortFrom(p.source(p.serial%clients), uint16(firstPort+p.serial/clients%(65536-firstPort)))
+}
+
 // open connects to an address, and returns both ends.
 func (p *path) open(to netip.Addr) (ends [2]int, err error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return ends, err
 	}
-	p.serial++
-	source := unix.SockaddrInet4{Addr: p.source(p.serial % clients).As4(),
-		Port: firstPort + p.serial/clients%(65536-firstPort)}
+	from := p.next()
+	source := unix.SockaddrInet4{Addr: from.Addr().As4(), Port: int(from.Port())}
 	err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
 		limitSocket(fd), unix.Bind(fd, &source),
 		again(func() error { return unix.Connect(fd, &unix.SockaddrInet4{Addr: to.As4(), Port: loadPort}) }))

@@ -64,19 +64,27 @@ func (p *prober) ask(address netip.AddrPort) (pod string, err error) {
 	return pod, err
 }
 
-// wait asks until pod answers, or any if pod is empty.
-func (p *prober) wait(ctx context.Context, address netip.AddrPort, pod string, until time.Time) (err error) {
+// wait asks until pod answers, or any if pod is empty, and returns which one does.
+func (p *prober) wait(ctx context.Context, address netip.AddrPort, pod string, until time.Time) (answer string,
+	err error) {
 	for time.Now().Before(until) && ctx.Err() == nil {
-		var answer string
 		if answer, err = p.ask(address); err == nil && (pod == "" || pod == answer) {
-			return nil
+			return answer, nil
 		}
 		if err == nil {
 			err = fmt.Errorf("%s answers", answer)
 		}
 		time.Sleep(pause)
 	}
-	return errors.Join(ctx.Err(), err)
+	return "", overLimit(ctx, err)
+}
+
+// overLimit is the error of what did not succeed in time, or until the run was over.
+func overLimit(ctx context.Context, last error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", errOverLimit, last)
 }
 
 func ask(address netip.AddrPort) (string, error) {

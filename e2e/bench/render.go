@@ -23,9 +23,10 @@ type section struct {
 func (r report) sections() []section {
 	all := []section{r.changes(), r.connections(), r.outside()}
 	for _, kind := range []struct{ folder, title, text string }{
-		{"e2e", "Faults, new Services and loss",
-			"In a lab of real programs over ARP and BGP. What bounds a figure is beside it."},
-		{"", "Plans, renderers and actors", "Go benchmarks. What they measure is said where they are."},
+		{labPackage, "Faults, new Services and loss",
+			"In a lab of real programs over ARP and BGP. Beside each figure are its limit, and what bounds it."},
+		{"", "Plans, renderers and actors",
+			"Go benchmarks. What they measure is said where they are. They are compared with what they took before."},
 	} {
 		all = append(all, r.benchmarks(kind.folder, kind.title, kind.text))
 	}
@@ -35,22 +36,38 @@ func (r report) sections() []section {
 // changes has how fast a proxy follows.
 func (r report) changes() section {
 	s := section{title: "Following changes",
-		head: []string{"Services", "proxy", "start, ms", "change, ms", "new Service, ms", "behind 200, ms", "peak, MiB",
-			"CPU of the start, s", "CPU of the changes, s"},
+		head: []string{"Services", "proxy", "start, ms", "change, ms", "first byte of a new Service, ms",
+			"behind 200, ms", "peak, MiB", "CPU of the start, s", "CPU of the changes, s"},
 		text: "From the call of the API server to a client's first right answer: p50 / max, and in parentheses the p50 " +
 			"until the API server itself had answered, which bounds it. The row `" + floor + "` is a program that watches " +
 			"the same objects with client-go and does nothing with them, which bounds the start, the memory and the " +
-			"processor time of all that do."}
+			"processor time of all that do. What takes " + overLimitCell + " is given up."}
 	for _, row := range r.Churn {
-		s.rows = append(s.rows, []string{number(float64(row.Services)), row.Proxy, fmt.Sprintf("%.0f", row.Start),
-			row.Change.String(), row.New.String(), row.Behind.String(), fmt.Sprintf("%.0f", row.Memory),
-			fmt.Sprintf("%.2f", row.StartCPU), fmt.Sprintf("%.2f", row.CPU)})
+		s.rows = append(s.rows, []string{number(float64(row.Services)), row.Proxy,
+			row.cell(ofStart, fmt.Sprintf("%.0f", row.Start)), row.cell(ofChange, row.Change.String()),
+			row.cell(ofNew, row.New.String()), row.cell(ofBehind, row.Behind.String()),
+			row.cell("memory", fmt.Sprintf("%.0f", row.Memory)), row.cell("CPU", fmt.Sprintf("%.2f", row.StartCPU)),
+			row.cell("CPU", fmt.Sprintf("%.2f", row.CPU))})
 	}
 	for _, p := range r.plots() {
 		s.plots = append(s.plots, p.file())
 	}
 	return s
 }
+
+// cell is a figure as the report shows it: what was over the limit says so, what comes after it is missing.
+func (r churnRow) cell(what, figure string) string {
+	switch {
+	case r.Over == what:
+		return overLimitCell
+	case r.Over != "" && strings.Trim(figure, "0.") == "":
+		return ""
+	}
+	return figure
+}
+
+// overLimitCell stands where there is no figure.
+var overLimitCell = fmt.Sprintf("over %.0f min", limit.Minutes())
 
 // plots are those of how fast a proxy follows.
 func (r report) plots() (all []plot) {
@@ -99,6 +116,10 @@ func (r report) connections() section {
 		}
 	}
 	for _, row := range r.Connections {
+		if row.Over {
+			s.rows = append(s.rows, []string{row.Path, overLimitCell, "", "", ""})
+			continue
+		}
 		share := ""
 		if bare > 0 {
 			share = fmt.Sprintf("%.2f", row.PerSecond/bare)
@@ -112,49 +133,38 @@ func (r report) connections() section {
 // outside has what a client outside the node gets.
 func (r report) outside() section {
 	s := section{title: "From outside the node",
-		head: []string{"path", "policy", "Services", "new connections", "by wall time", "round trips", "bulk"},
+		head: []string{"path", "policy", "Services", "first packets", "new connections", "by wall time", "round trips",
+			"bulk"},
 		text: "Shares of what a bare node does in the same processor time, which bounds them: the median, the quartiles " +
 			"and microseconds. The rows without a policy are connection tracking alone, and those `by hand` one rule for " +
-			"each Service: what any proxy with rules pays."}
+			"each Service: what any proxy with rules pays. A first packet is a SYN that is dropped in front of the pod, so " +
+			"that it is only what the rules do for a connection they do not know."}
 	for _, row := range r.Outside {
 		services := ""
 		if row.Services > 0 {
 			services = number(float64(row.Services))
 		}
-		s.rows = append(s.rows, []string{row.Path, row.Policy, services, row.Connection.String(),
+		if row.Over {
+			s.rows = append(s.rows, []string{row.Path, row.Policy, services, overLimitCell, "", "", "", ""})
+			continue
+		}
+		s.rows = append(s.rows, []string{row.Path, row.Policy, services, row.First.String(), row.Connection.String(),
 			fmt.Sprintf("%.2f", row.Connection.Wall), row.RoundTrip.String(),
 			fmt.Sprintf("%.2f (%.2f to %.2f)", row.Bulk.Share, row.Bulk.Low, row.Bulk.High)})
 	}
 	return s
 }
 
-// limits say what bounds the figures of a benchmark of the lab, by the beginning of its name.
-var limits = []struct{ name, limit string }{
-	{"Crash", "BFD between speakers finds a crash after 3 x 50 ms"},
-	{"BGPCrash", "BFD with the routers finds a crash after 3 x 50 ms"},
-	{"NewService/ahead=0", "a probe for another holder takes 600 ms"},
-	{"NewService", "the API server's call, and the client's question each 4 ms"},
-	{"FiveHundred", "the figures called floor: programs that only watch"},
-	{"ProbeEject", "two questions, 100 ms apart, that get no answer"},
-	{"PathLost", "Linux tells of a link before it takes its routes: 20 ms"},
-}
-
 // benchmarks has those below a folder; those elsewhere for "".
 func (r report) benchmarks(folder, title, text string) section {
-	s := section{title: title, text: text, head: []string{"benchmark", "runs", "figures", "bounded by"}}
+	s := section{title: title, text: text, head: []string{"benchmark", "runs", "figures", "limit", "bounded by"}}
 	for _, b := range r.Benchmarks {
-		inLab := b.Package == "e2e"
-		if inLab != (folder == "e2e") {
+		inLab := b.Package == labPackage
+		if inLab != (folder == labPackage) {
 			continue
 		}
-		name, limit := b.Name, ""
-		if inLab {
-			for _, l := range slices.Backward(limits) {
-				if strings.HasPrefix(b.Name, l.name) {
-					limit = l.limit
-				}
-			}
-		} else {
+		name, bound := b.Name, b.bound()
+		if !inLab {
 			name = b.Package + " " + b.Name
 		}
 		var figures []string
@@ -163,7 +173,7 @@ func (r report) benchmarks(folder, title, text string) section {
 				figures = append(figures, fmt.Sprintf("%g %s", f.Value, f.Unit))
 			}
 		}
-		s.rows = append(s.rows, []string{name, fmt.Sprint(b.Runs), strings.Join(figures, ", "), limit})
+		s.rows = append(s.rows, []string{name, fmt.Sprint(b.Runs), strings.Join(figures, ", "), bound.limit, bound.by})
 	}
 	return s
 }
@@ -171,6 +181,9 @@ func (r report) benchmarks(folder, title, text string) section {
 // print writes the tables for a terminal.
 func (r report) print(w io.Writer) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, line := range r.LeftOut {
+		fmt.Fprintf(t, "%s\n\n", line)
+	}
 	for _, s := range r.sections() {
 		fmt.Fprintf(t, "%s\n\n%s\n", s.title, strings.Join(s.head, "\t"))
 		for _, row := range s.rows {
@@ -213,8 +226,10 @@ func (r report) markdown(folder string) string {
 	for _, row := range [][2]string{{"begun", m.Began.Format("2006-01-02 15:04 UTC")}, {"Landfall", m.Commit},
 		{"kube-proxy", m.KubeProxy}, {"machine", fmt.Sprintf("%d × %s, %d GiB", m.Processors, m.Model, m.MemoryGiB)},
 		{"kernel", m.Kernel}, {"Go", m.Go}, {"load at the beginning", m.Load},
-		{"all figures", "[as JSON](" + folder + "/figures.json)"}} {
-		fmt.Fprintf(&out, "| %s | %s |\n", row[0], row[1])
+		{"not measured", strings.Join(r.LeftOut, "; ")}, {"all figures", "[as JSON](" + folder + "/figures.json)"}} {
+		if row[1] != "" {
+			fmt.Fprintf(&out, "| %s | %s |\n", row[0], row[1])
+		}
 	}
 	for _, s := range r.sections() {
 		fmt.Fprintf(&out, "\n## %s\n\n%s\n\n", s.title, s.text)

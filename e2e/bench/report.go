@@ -7,7 +7,9 @@ import (
 
 // report is all figures of a run.
 type report struct {
-	Machine     machine         `json:"machine"`
+	Machine machine `json:"machine"`
+	// LeftOut are sentences about what could not be measured, and why.
+	LeftOut     []string        `json:"left_out,omitempty"`
 	Churn       []churnRow      `json:"churn,omitempty"`
 	Connections []connectionRow `json:"connections,omitempty"`
 	Outside     []outsideRow    `json:"outside,omitempty"`
@@ -46,9 +48,22 @@ type churnRow struct {
 	// after it.
 	StartCPU float64 `json:"start_cpu_s"`
 	CPU      float64 `json:"churn_cpu_s"`
+	// Over is what took longer than the limit. What comes after it is missing.
+	Over string `json:"over_limit,omitempty"`
 }
 
+// What may be over the limit.
+const (
+	ofStart  = "start"
+	ofChange = "change"
+	ofNew    = "new Service"
+	ofBehind = "change behind others"
+)
+
 func (r churnRow) String() string {
+	if r.Over != "" {
+		return fmt.Sprintf("%d Services, %s: %s: %v", r.Services, r.Proxy, r.Over, errOverLimit)
+	}
 	return fmt.Sprintf(
 		"%d Services, %s: start %.0f ms, change %s ms, new %s ms, behind 200 %s ms, %.0f MiB, CPU %.2f + %.2f s",
 		r.Services, r.Proxy, r.Start, r.Change, r.New, r.Behind, r.Memory, r.StartCPU, r.CPU)
@@ -60,6 +75,8 @@ type connectionRow struct {
 	PerSecond float64 `json:"per_second"`
 	Min       float64 `json:"min"`
 	Max       float64 `json:"max"`
+	// Over is set where the proxy was not ready within the limit: nothing was measured.
+	Over bool `json:"over_limit,omitempty"`
 }
 
 // outsideRow is what a client outside of the node gets over one path.
@@ -67,9 +84,12 @@ type outsideRow struct {
 	Path       string `json:"path"`
 	Policy     string `json:"policy,omitempty"`
 	Services   int    `json:"services,omitempty"`
+	First      share  `json:"first_packets"`
 	Connection share  `json:"new_connections"`
 	RoundTrip  share  `json:"round_trips"`
 	Bulk       share  `json:"bulk"`
+	// Over is set where the proxy was not ready within the limit: nothing was measured.
+	Over bool `json:"over_limit,omitempty"`
 }
 
 func (r outsideRow) order() string { return fmt.Sprintf("%05d %s %s", r.Services, r.Policy, r.Path) }
@@ -108,5 +128,8 @@ func newShare(samples []sample) share {
 }
 
 func (s share) String() string {
+	if s == (share{}) {
+		return "" // was not measured
+	}
 	return fmt.Sprintf("%.2f (%.2f to %.2f, %.1f)", s.Share, s.Low, s.High, s.CPU)
 }

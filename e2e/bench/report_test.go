@@ -61,8 +61,8 @@ func TestReport(t *testing.T) {
 		"| 1,000 | kube-proxy-nftables | 6500 | 650.0 / 1300.0 (1.0) |  |  | 30 | 0.00 | 0.65 |\n",
 		"| 1,000 | floor | 5 |  |  |  | 0 | 0.00 | 0.00 |\n",
 		"| through | 900 | 0 | 0 | 0.90 |\n",
-		"| NewService/ahead=0 | 3 | 660 ms-gap-p50 | a probe for another holder takes 600 ms |\n",
-		"| proxy/plan Next | 100 | 12 ns/op |  |\n",
+		"| NewService/ahead=0 | 3 | 660 ms-gap-p50 | beside ahead=16 | a probe for another holder takes 600 ms |\n",
+		"| proxy/plan Next | 100 | 12 ns/op | what it was | the processor: it waits for no kernel and no network |\n",
 		"![change](performance/change.svg)\n",
 	} {
 		if !strings.Contains(string(text), want) {

@@ -398,16 +398,21 @@ func (n *simNode) hears(vips []netip.Addr) bool {
 
 // say has all nodes claim VIPs within so long, each at a time of its own.
 func (c *simCluster) say(within time.Duration, vips []netip.Addr) {
-	claims := map[netip.Addr]*plan.Claim{}
-	for _, vip := range vips {
-		claims[vip] = &plan.Claim{}
-	}
+	claims := claimsOf(vips)
 	for i, n := range c.nodes {
 		if !n.gone {
 			time.AfterFunc(within*time.Duration(i)/time.Duration(len(c.nodes)), func() { n.Update(claims) })
 		}
 	}
 	time.Sleep(within)
+}
+
+func claimsOf(vips []netip.Addr) map[netip.Addr]*plan.Claim {
+	claims := map[netip.Addr]*plan.Claim{}
+	for _, vip := range vips {
+		claims[vip] = &plan.Claim{}
+	}
+	return claims
 }
 
 func simName(i int) string { return fmt.Sprintf("k8s-worker-%04d", i) }

@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -68,7 +70,7 @@ func scale(t *testing.T, size, count int) {
 		vips = append(vips, address(i))
 	}
 	t.Log("| what | nodes | done after | packets | bytes | streams | bytes | CPU | probes | lost |  (each per node)")
-	const patience = 3 * time.Minute
+	patience := 3*time.Minute + time.Duration(size)*time.Second // the nodes are rolled out one after the other
 	within := func(what string, do func() time.Duration) measured {
 		m := c.measure(t, what, do)
 		if m.took >= patience || m.lost > 0 {
@@ -119,6 +121,17 @@ func scale(t *testing.T, size, count int) {
 		t.Errorf("a speaker that starts beside %d others exchanges states %d times", size-1, again.streams)
 	}
 	within("5 s after that", c.wait)
+	c.say(100*time.Millisecond, vips) // also the one that has started again
+	for _, unavailable := range []int{1, max(2, size/10)} {
+		rolled := within(fmt.Sprintf("a roll-out, %d at a time", unavailable), func() time.Duration {
+			return c.rollOut(unavailable, patience, vips)
+		})
+		if most := size * (joinsAtOnce + 2*seeksAtOnce); rolled.streams > most {
+			t.Errorf("%d nodes that start again, %d at a time, exchange states %d times, want at most %d", size, unavailable,
+				rolled.streams, most)
+		}
+		within("5 s after it", c.wait)
+	}
 	within("a speaker crashes", func() time.Duration {
 		c.kill(n)
 		return c.all(patience, func(n *simNode) bool { return n.sees(size - 2) })
@@ -155,4 +168,29 @@ func scale(t *testing.T, size, count int) {
 		c.part(0)
 		return c.all(patience, func(n *simNode) bool { return n.sees(size - 2) })
 	})
+}
+
+// rollOut restarts the speakers of all nodes, some at a time: they stop, start half a second later and claim the VIPs,
+// and the next ones follow when every node knows of it. It returns after which time all is done, or most if one step
+// takes that long.
+func (c *simCluster) rollOut(atOnce int, most time.Duration, vips []netip.Addr) time.Duration {
+	began, claims := time.Now(), claimsOf(vips)
+	for step := range slices.Chunk(c.nodes, atOnce) {
+		var stopping sync.WaitGroup
+		for _, n := range step {
+			n.gone = true
+			stopping.Go(n.stop)
+		}
+		stopping.Wait()
+		time.Sleep(500 * time.Millisecond)
+		for _, n := range step {
+			c.start(n)
+			n.gone = false
+			n.Update(claims)
+		}
+		if c.all(most, func(n *simNode) bool { return n.sees(len(c.nodes)-1) && n.hears(vips) }) == most {
+			return most
+		}
+	}
+	return time.Since(began)
 }
