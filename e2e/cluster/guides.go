@@ -110,6 +110,8 @@ var notRun = map[step]string{
 	{hour, "kubectl get service hello"}:                "there is no image nginx",
 	{upgrade, "helm upgrade"}:                          sameElsewhere,
 	{upgrade, "helm uninstall"}:                        sameElsewhere,
+	{upgrade, "helm get manifest"}:                     "no gossip key is rotated here",
+	{upgrade, "kubectl get secret"}:                    "no gossip key is rotated here",
 	{upgrade, "landfallctl drain NODE"}:                sameElsewhere,
 	{upgrade, "kubectl drain NODE"}:                    sameElsewhere,
 	{ctl, "landfallctl explain svc web"}:               sameElsewhere,
