@@ -317,7 +317,6 @@ func (f *flags) assemble(rt *ops.Runtime, client *kube.Client, bind netip.Addr, 
 	talk = members.New(members.Options{
 		Self: rt.NodeName, Bind: bindAddress(bind, rt.NodeName, s.from.nodes), Port: int(f.bindPort), Keys: keys,
 		Born: time.Now(), Boot: bootID(bootIDFile, rt.Log), Profile: profile, Alone: f.options.returnHold,
-		Ready:    func() int { return s.from.ready() },
 		Liveness: alive, Log: rt.Log, Changed: s.changes.markVIPs, Ended: s.runner.PokeNow,
 	})
 	s.from.members, s.from.liveness = talk, alive

@@ -27,7 +27,7 @@ var labBounds = map[string]bound{
 	"CrashWithEndpoints": {"p50 200 ms, p99 300 ms; none failed later", findsCrash},
 	"DirectRacksAtRest":  {"beside masqueraded", "the questions to nodes in other racks"},
 	"DirectRacksCut":     {"550 ms", "three questions without an answer: 0.3 to 0.55 s"},
-	"Drain":              {"none lost; beside MetalLB/drain", "packets that are on their way to the node when it is drained"},
+	"Drain":              {"none lost; beside MetalLB/drain", "packets on their way to a node when it is drained"},
 	"Explain":            {"300 ms", "the API server's lists, and one look at each node that is asked"},
 	"FalseAlarms":        {"none", "when the kernel runs a speaker beside busy loops"},
 	"FiveHundredServices": {"last answer 0.5 s; speaker and proxy 1 s",

@@ -50,7 +50,7 @@ type finding int
 
 const (
 	reached finding = iota // states were exchanged
-	nobody                 // the kernel refuses the connection: no speaker runs there, or a packet filter rejects it
+	nobody                 // the kernel refuses the connection: no speaker runs there
 	// it accepts the connection, and there is no understanding: another key, or a program that hangs
 	stranger
 	silent // no answer
@@ -251,20 +251,14 @@ func (m *Members) callAll(ctx context.Context, nodes map[string][]netip.Addr, ca
 // conclude takes in what a round of calls has found, and reports whether the next one is to follow
 // soon.
 func (m *Members) conclude(began time.Time, found map[string]finding, live bool) (soon bool) {
-	now, others := time.Now(), m.opts.Ready()
+	now := time.Now()
 	m.mu.Lock()
 	if m.calling.IsZero() {
 		m.calling = began
 	}
 	joined, told, seeks, called := m.joined, m.wasTold, !m.seeks.IsZero(), now.Sub(m.calling)
-	if joined {
-		others-- // this one is ready
-	}
 	wait, may := m.opts.pace.lonely(m.opts.Self, found)
-	// What refuses is a packet filter, not a kernel without a speaker, if the API server counts ready ones.
-	rejected := others > 0 && wait == m.opts.pace.alone
-	may = may && !rejected
-	m.tellTrouble(found, called, rejected)
+	m.tellTrouble(found, called)
 	m.mu.Unlock()
 	switch {
 	case len(found) == 0 && !live:
@@ -320,8 +314,8 @@ func (m *Members) isAnswered() bool {
 }
 
 // tellTrouble notes and logs which nodes cannot be joined, once this node has called for long
-// enough; rejected is set if a packet filter refuses for them. It needs mu.
-func (m *Members) tellTrouble(found map[string]finding, called time.Duration, rejected bool) {
+// enough. It needs mu.
+func (m *Members) tellTrouble(found map[string]finding, called time.Duration) {
 	strangers, quiet := those(found, stranger), those(found, silent)
 	var parts []string
 	if len(strangers) > 0 {
@@ -332,10 +326,6 @@ func (m *Members) tellTrouble(found map[string]finding, called time.Duration, re
 	if len(quiet) > 0 && !m.joined {
 		parts = append(parts, fmt.Sprintf("%s: no answer on port %d, which must be open between all nodes", some(quiet),
 			m.opts.Port))
-	}
-	if refuse := those(found, nobody); rejected && len(refuse) > 0 {
-		parts = append(parts, fmt.Sprintf("%s: refused on port %d, although the API server counts ready speakers: a packet "+
-			"filter seems to reject what must be open between all nodes", some(refuse), m.opts.Port))
 	}
 	text := strings.Join(parts, "; ")
 	if called < m.opts.pace.alone || text == m.trouble {

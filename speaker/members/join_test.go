@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,38 +39,6 @@ func TestLonely(t *testing.T) {
 		if wait, ok := p.lonely(c.self, c.calls); wait != c.wait || ok != c.ok {
 			t.Errorf("%s: %s, %v; want %s, %v", name, wait, ok, c.wait, c.ok)
 		}
-	}
-}
-
-// TestContract11RefusalIsNoProof has the other node refuse connections while the API server counts a ready speaker: a
-// packet filter rejects them. The speaker does not take itself for the only one, and says why, before none is ready.
-func TestContract11RefusalIsNoProof(t *testing.T) {
-	r := newRig(t, "a", "b")
-	var ready atomic.Int32
-	ready.Store(1)
-	a := r.start("a", func(s *setup) { s.Ready = func() int { return int(ready.Load()) } })
-	r.introduce("a")
-	r.eventually("it says what is wrong", func() bool {
-		return strings.Contains(a.Trouble(), "b: refused on port") && strings.Contains(a.Trouble(), "packet filter")
-	})
-	time.Sleep(4 * a.opts.pace.silent)
-	if a.Joined() {
-		t.Error("it takes itself for the only one")
-	}
-	ready.Store(0)
-	r.eventually("no speaker is ready: it is the only one", a.Joined)
-	r.eventually("nothing is wrong", func() bool { return a.Trouble() == "" })
-	// It is ready itself now, which proves nothing about others.
-	ready.Store(1)
-	since := time.Now()
-	a.Seek(since)
-	r.eventually("it has looked for others", func() bool { return !a.Met().Before(since) })
-	ready.Store(2)
-	since = time.Now()
-	a.Seek(since)
-	time.Sleep(4 * a.opts.pace.silent)
-	if !a.Met().Before(since) {
-		t.Error("it has found that there is no other, although one is ready")
 	}
 }
 

@@ -45,10 +45,7 @@ type Options struct {
 	Profile Profile // the zero value stands for LAN
 	// Alone is how long a node calls the others, if they do not answer at all, before it takes itself
 	// for the only one.
-	Alone time.Duration
-	// Ready returns how many speakers the API server counts as ready, 0 if that is not known. It must not block; nil
-	// stands for not known.
-	Ready    func() int
+	Alone    time.Duration
 	Liveness Liveness
 	Log      *slog.Logger
 	// Changed is called with the VIPs of which another node says something else now; nil means that
@@ -140,9 +137,6 @@ func New(opts Options) *Members {
 	if opts.pace == (pace{}) {
 		opts.pace = usualPace
 		opts.pace.silent = max(opts.Alone, opts.pace.alone)
-	}
-	if opts.Ready == nil {
-		opts.Ready = func() int { return 0 }
 	}
 	if opts.Profile == (Profile{}) {
 		opts.Profile = LAN
