@@ -269,3 +269,37 @@ func TestContract11AffinityOfANamespaceHasABound(t *testing.T) {
 	b.confirmed()
 	check("once the first does without", plan.ManyPlaces, plan.ManyPlaces, plan.FewPlaces)
 }
+
+// Contract clause 11: a Service whose clients are not remembered needs more, and has no more than there is room for.
+func TestContract11AServiceWithoutPlacesNeedsRoom(t *testing.T) {
+	b := newBench(t, func(s *settings) {
+		s.limit, s.unit = 10, "elements"
+		s.needs = func(s plan.Service) int {
+			if s.Places == plan.NoPlaces {
+				return 100
+			}
+			return len(s.Ports)
+		}
+	})
+	b.mode = modeNftables
+	b.affinity = plan.NewAffinityShares(1, 1)
+	b.synced()
+	for i, name := range []string{"a", "b", "c"} {
+		b.put(name, fmt.Sprintf("198.51.100.%d", 1+i), "10.200.1.1", "10.200.1.2")
+		b.change(name, func(s *lb.Service) { s.AffinityTimeout = time.Hour })
+	}
+	b.confirmed()
+	for name, served := range map[string]bool{"a": true, "b": true, "c": false} {
+		if got := b.rules.wanted[key(name)]; (len(got.Ports) > 0) != served || got.Places == plan.NoPlaces {
+			t.Errorf("%s has %d ports, and places %d", name, len(got.Ports), got.Places)
+		}
+	}
+	if len(b.warnings) == 0 || !strings.HasPrefix(b.warnings[0], "c TooLarge") {
+		t.Errorf("told %q", b.warnings)
+	}
+	b.change("a", func(s *lb.Service) { s.AffinityTimeout = 0 })
+	b.confirmed()
+	if got := b.rules.wanted[key("c")]; len(got.Ports) == 0 || got.Places == plan.NoPlaces {
+		t.Errorf("once one does without, it has %d ports, and places %d", len(got.Ports), got.Places)
+	}
+}

@@ -102,9 +102,15 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
 		r.trigger(endpoints, p.began)
 	}
-	whole.Places = r.live.Places
+	places := p.affinity.Set(key, whole.Age, whole.AffinityTimeout > 0 && len(whole.Ports) > 0)
+	whole.Places = places // which decide what it needs
 	whole, endpoints = p.freeze(r, whole, svc, endpoints)
-	p.remember(r, &whole)
+	if whole.Places = places; len(whole.Ports) == 0 {
+		whole.Places = plan.ManyPlaces
+		if places != plan.NoPlaces { // who has none waits for some
+			p.affinity.Set(key, whole.Age, false)
+		}
+	}
 	live := whole
 	if len(live.VIPs) > 0 {
 		live = live.Reaching(p.path.Lost)
@@ -191,14 +197,6 @@ func (p *proxy) relayRoom(r *record, s plan.Service) {
 	}
 	if lack := p.relayShares.Set(s.Key, s.Age, r.relayNeeds); lack != plan.Room {
 		r.relayRefused = plan.RefuseRelayFor(r.relayNeeds, lack, p.relayShares)
-	}
-}
-
-// remember gives a Service its places in the kernel's memory for session affinity.
-func (p *proxy) remember(r *record, s *plan.Service) {
-	s.Places = p.affinity.Set(s.Key, s.Age, s.AffinityTimeout > 0 && len(s.Ports) > 0)
-	if s.Places != r.live.Places {
-		p.mark(s.Key) // it may need other elements, for which there may be no room
 	}
 }
 

@@ -153,6 +153,14 @@ func TestPortsShareTheirMemory(t *testing.T) {
 			Backends: lb.Usable{Cluster: cluster}})
 	}
 	slices.SortFunc(service.Ports, func(a, b plan.Port) int { return strings.Compare(a.Name, b.Name) })
+	turned := service
+	turned.Ports = slices.Clone(service.Ports)
+	slices.Reverse(turned.Ports)
+	names := (renderer{family: lb.IPv4}).memories(turned)
+	slices.Reverse(names)
+	if straight := (renderer{family: lb.IPv4}).memories(service); !slices.Equal(names, straight) {
+		t.Errorf("ports in another order have other lists: %v, %v", names, straight)
+	}
 	numbers, got := map[string]int{}, ""
 	for i, m := range (renderer{family: lb.IPv4}).memories(service) {
 		for _, b := range service.Ports[i].Backends.Cluster {

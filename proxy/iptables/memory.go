@@ -14,8 +14,8 @@ import (
 type memory struct {
 	family  lb.Family
 	timeout time.Duration
-	// port is the first port of the Service whose endpoints have the same addresses, one endpoint each.
-	// These ports share their lists, so that a client has one pod at all of them.
+	// port is the first by name of the Service's ports whose endpoints have the same addresses, one
+	// endpoint each. These ports share their lists, so that a client has one pod at all of them.
 	port      string
 	byAddress bool // false if an address has several endpoints; then port is alone
 }
@@ -26,20 +26,23 @@ func (r renderer) memories(s plan.Service) []memory {
 	if s.AffinityTimeout == 0 {
 		return memories
 	}
-	first := map[string]string{} // the first port, by the addresses of its endpoints
+	shared := make([]string, len(s.Ports)) // the addresses of its endpoints, of each port
+	first := map[string]string{}
 	for i, p := range s.Ports {
 		if p.Family != r.family {
 			continue
 		}
-		port := portID(s.Key, p)
-		addresses, once := addressesOf(p.Backends)
-		if once && first[addresses] == "" {
-			first[addresses] = port
+		m := memory{family: r.family, timeout: s.AffinityTimeout, port: portID(s.Key, p)}
+		shared[i], m.byAddress = addressesOf(p.Backends)
+		if known, any := first[shared[i]]; m.byAddress && (!any || m.port < known) {
+			first[shared[i]] = m.port
 		}
-		if once {
-			port = first[addresses]
+		memories[i] = m
+	}
+	for i, m := range memories {
+		if m.byAddress {
+			memories[i].port = first[shared[i]]
 		}
-		memories[i] = memory{family: r.family, timeout: s.AffinityTimeout, port: port, byAddress: once}
 	}
 	return memories
 }

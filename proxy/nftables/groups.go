@@ -80,7 +80,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 		// Clients can only be remembered with an address, and if there are places. The relay remembers its clients by
 		// itself: who comes to the rules while it is away shall have the backend that the relay has chosen, and the other
 		// way round.
-		byAddress := (s.Relay || s.Places == plan.NoPlaces) && method(g.scheduler) == 0
+		byAddress := s.Relay && method(g.scheduler) == 0 || s.Places == plan.NoPlaces
 		if s.AffinityTimeout > 0 && (g.mixed != 0 || byAddress) {
 			g.scheduler = plan.SourceHash
 		}

@@ -50,13 +50,15 @@ func TestPlacesInTheKernel(t *testing.T) {
 			}
 			known := 0
 			for _, step := range []struct {
-				has      plan.Places
-				from, to uint32
+				has       plan.Places
+				from, to  uint32
+				scheduler plan.Scheduler
 			}{
-				{plan.ManyPlaces, stickyPlaces, 2 * stickyPlaces}, {plan.FewPlaces, stickyPlaces >> 5, stickyPlaces >> 4},
-				{plan.NoPlaces, 0, 0},
+				{plan.ManyPlaces, stickyPlaces, 2 * stickyPlaces, plan.Random},
+				{plan.FewPlaces, stickyPlaces >> 5, stickyPlaces >> 4, plan.Random},
+				{plan.NoPlaces, 0, 0, plan.Random}, {plan.NoPlaces, 0, 0, plan.RoundRobin},
 			} {
-				service.Places = step.has
+				service.Places, service.Scheduler = step.has, step.scheduler
 				a.settle(t, map[lb.Key]plan.Service{service.Key: service})
 				first := ask()
 				for range 8 {

@@ -133,15 +133,21 @@ func (a *Actor) see() bool {
 		return false
 	}
 	a.view = view{interfaces, slices.Clone(own), make(map[int]lb.Interface, len(interfaces)), map[lb.Family]bool{}}
+	isInner := func(i lb.Interface) bool { return i.Loopback || i.Dummy }
+	forwards := func(family lb.Family) bool {
+		return slices.ContainsFunc(interfaces, func(i lb.Interface) bool { return !isInner(i) && i.Forwards(family) })
+	}
 	for _, i := range interfaces {
 		a.view.byIndex[i.Index] = i
-		if i.Loopback || i.Dummy {
-			continue // which force_forwarding of the uplinks leaves as they are
-		}
 		for _, p := range i.Addresses {
-			if family := lb.FamilyOf(p.Addr()); !i.Forwards(family) && slices.Contains(own, p.Addr()) {
-				a.view.unforwarded[family] = true
+			family := lb.FamilyOf(p.Addr())
+			if i.Forwards(family) || !slices.Contains(own, p.Addr()) {
+				continue
 			}
+			if isInner(i) && forwards(family) {
+				continue // force_forwarding of the uplinks leaves it as it is
+			}
+			a.view.unforwarded[family] = true
 		}
 	}
 	return true

@@ -335,7 +335,7 @@ func TestForwarding(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		family lb.Family
-		at     int // the interface that does not forward
+		at     int // the interface that does not forward; -1 for all
 		change func(*lb.Interface)
 		lost   bool
 	}{
@@ -348,18 +348,30 @@ func TestForwarding(t *testing.T) {
 			func(i *lb.Interface) { i.Unforwarded6, i.Loopback = true, true }, false},
 		{"at a dummy, which has the node's address", lb.IPv6, 0,
 			func(i *lb.Interface) { i.Unforwarded6, i.Dummy = true, true }, false},
+		{"at lo, which has the node's address, and at all others", lb.IPv6, -1,
+			func(i *lb.Interface) { i.Unforwarded6, i.Loopback = true, i.Name == "eth0" }, true},
 	} {
 		run(t, func(r *rig) {
 			before := slices.Clone(r.interfaces)
 			r.set(func() {
 				for _, pod := range pods {
 					r.ways[pod] = own
+					if test.at < 0 { // by several ways, of which no interface is known
+						r.ways[pod] = links.Way{Kind: lb.RouteOwn}
+					}
 				}
 				r.ways["192.0.2.1"] = links.Way{Kind: lb.RouteOwn, Local: true, Link: 1}
 			})
 			r.Begin(map[lb.Key][]plan.Target{key: targets("10.1.0.2", "fd00::2", "192.0.2.1")})
 			r.expect("at first")
-			r.set(func() { r.interfaces = slices.Clone(before); test.change(&r.interfaces[test.at]) })
+			r.set(func() {
+				r.interfaces = slices.Clone(before)
+				for i := range r.interfaces {
+					if test.at < 0 || test.at == i {
+						test.change(&r.interfaces[i])
+					}
+				}
+			})
 			r.Poke()
 			var lost []string
 			if test.lost {

@@ -58,12 +58,13 @@ func (a *AffinityShares) Set(key lb.Key, age Age, affinity bool) Places {
 // Next returns a Service without places that can have some now, see [Shares.Next].
 func (a *AffinityShares) Next() *lb.Key { return cmp.Or(a.many.Next(), a.few.Next()) }
 
-// AffinityRefused says that a Service has no room in the memory for session affinity, "" if it has.
+// AffinityRefused says that a Service has no room in the memory for session affinity, "" if it has, or needs none as
+// the relay remembers its clients.
 func AffinityRefused(s Service) string {
-	if s.AffinityTimeout == 0 || s.Places != NoPlaces {
+	if s.AffinityTimeout == 0 || s.Places != NoPlaces || s.Relay {
 		return ""
 	}
 	return fmt.Sprintf("spec.sessionAffinity: ClientIP: a node remembers the clients of %d Services of a namespace, and "+
-		"there are as many; by the scheduler random, the addresses of this one's clients choose their endpoints, also "+
-		"after timeoutSeconds", MaxManyPlaces+MaxFewPlaces)
+		"there are as many; the addresses of this one's clients choose their endpoints, also after timeoutSeconds",
+		MaxManyPlaces+MaxFewPlaces)
 }

@@ -353,7 +353,10 @@ func (t *table) sweep() {
 	for s, affinity := range all {
 		s.mu.Lock()
 		before := len(s.remembered)
-		s.sweep(t.now(), affinity+longer)
+		if affinity > 0 {
+			affinity += longer
+		}
+		s.sweep(t.now(), affinity)
 		t.remembered.add(s, len(s.remembered)-before)
 		s.mu.Unlock()
 	}
