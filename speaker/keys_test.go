@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,9 +24,11 @@ type keyStory struct {
 	t    *testing.T
 	path string
 	file *keyFile
-	sets []string // the letters of keys that were set, the one that encrypts first
-	logs bytes.Buffer
 	end  func()
+
+	mu   sync.Mutex // guards what follows
+	logs bytes.Buffer
+	sets []string // the letters of keys that were set, the one that encrypts first
 }
 
 func newKeyStory(t *testing.T, letters string) *keyStory {
@@ -41,9 +44,11 @@ func newKeyStory(t *testing.T, letters string) *keyStory {
 		for _, key := range keys {
 			all += string(key[:1])
 		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.sets = append(s.sets, all)
 		return nil
-	}, slog.New(slog.NewTextHandler(&s.logs, nil)))
+	}, slog.New(slog.NewTextHandler(s, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.file.Run(ctx) }()
@@ -65,6 +70,13 @@ func keyLines(letters string) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
+// Write takes a line of the log.
+func (s *keyStory) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.logs.Write(line)
+}
+
 func (s *keyStory) write(text string) {
 	s.t.Helper()
 	if err := os.WriteFile(s.path, []byte(text), 0o600); err != nil {
@@ -77,6 +89,8 @@ func (s *keyStory) want(after time.Duration, sets ...string) {
 	s.t.Helper()
 	time.Sleep(after)
 	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !slices.Equal(s.sets, sets) {
 		s.t.Errorf("keys %q, want %q", s.sets, sets)
 	}
@@ -148,6 +162,8 @@ func TestGossipKeysAreShown(t *testing.T) {
 		}
 		logged := func(want string) {
 			t.Helper()
+			s.mu.Lock()
+			defer s.mu.Unlock()
 			if got := s.logs.String(); !strings.HasSuffix(got, want+"\n") || strings.Contains(got, "a!") {
 				t.Errorf("the log ends otherwise than with %q: %s", want, got)
 			}
