@@ -118,8 +118,9 @@ func TestAdvertisementFrame(t *testing.T) {
 func TestReport(t *testing.T) {
 	told := story.Story{Seed: 7, Config: story.Config{Mode: "nftables", Direct: true}, Rounds: []story.Round{
 		{Events: []story.Event{{ID: 1, Kind: story.Stop}, {ID: 2, Kind: story.Burst}}}, {Events: []story.Event{{ID: 3, Kind: story.Stop}}}}}
-	if text := Report(Result{Told: told, Changes: 700, Fastest: 104}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 2 rounds, 3 events") ||
-		!strings.Contains(text, "700 changes of objects, up to 104 in a second; burst 1, stop 2\n") || !strings.Contains(text, "every clause held") {
+	if text := Report(Result{Told: told, Changes: 700, Fastest: 104, LoadBefore: "1.67 2.17 7.33", LoadAfter: "9 3 2"}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 2 rounds, 3 events") ||
+		!strings.Contains(text, "700 changes of objects, up to 104 in a second; burst 1, stop 2\n") ||
+		!strings.Contains(text, "1.67 2.17 7.33 at the beginning, 9 3 2 at the end") || !strings.Contains(text, "every clause held") {
 		t.Error(text)
 	}
 	var bad []contract.Violation

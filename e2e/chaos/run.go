@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -62,7 +64,8 @@ type Result struct {
 	// Told is what was run of the story.
 	Told       story.Story
 	Violations []contract.Violation
-	// Journal is what happened in the first round with a violation and the minute before it, and what the agents logged.
+	// Journal is what happened in the first round with a violation and the minute before it, and what the agents logged;
+	// so too of the round in which the run failed.
 	Journal string
 	// Samples and Flows count the requests and connections of clients; Settled is how long the cluster took to settle, by
 	// round, and Length how long the rounds took.
@@ -71,6 +74,8 @@ type Result struct {
 	Length         time.Duration
 	// Changes are how often the API server took a change from the run, and Fastest how often in one second.
 	Changes, Fastest int
+	// LoadBefore and LoadAfter are the machine's load averages when the run began and ended.
+	LoadBefore, LoadAfter string
 }
 
 // runner is a run. Events run in goroutines of their own; what they share is guarded by mu.
@@ -122,7 +127,7 @@ func values(c story.Config) map[string]any {
 }
 
 // Run starts a lab, tells the story, and stops after the first round that violates a clause, unless it is to keep
-// going. An error says that the run itself failed.
+// going. An error says that the run itself failed; the result is what it showed until then.
 func Run(ctx context.Context, o Options) (result Result, err error) {
 	var wrote writes
 	o.Lab.Args, o.Lab.Values, o.Lab.Wrote = o.Without.Args, values(o.Story.Config), wrote.note
@@ -131,14 +136,23 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 	if err != nil {
 		return result, err
 	}
-	began := time.Now()
+	began, load := time.Now(), loadAverages()
 	result, err = tell(ctx, o, r.journal, r.round, r.decisions)
 	result.Changes, result.Fastest = wrote.since(began)
+	result.LoadBefore, result.LoadAfter = load, loadAverages()
 	return result, err
 }
 
+// loadAverages returns those of the machine, over 1, 5 and 15 minutes.
+func loadAverages() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	fields := strings.Fields(string(text))
+	return strings.Join(fields[:min(3, len(fields))], " ")
+}
+
 // tell runs one round after the other, judges each, and keeps what happened before the first violation: from a minute
-// before its round, which may have taken long to settle.
+// before its round, which may have taken long to settle. A round that fails is judged too, and is the last. One that
+// was interrupted is not: the cluster had no time to settle.
 func tell(ctx context.Context, o Options, j *journal,
 	run func(context.Context, story.Round) (contract.Evidence, time.Duration, error),
 	decisions func(since time.Time) string) (result Result, err error) {
@@ -147,8 +161,8 @@ func tell(ctx context.Context, o Options, j *journal,
 	for round := range o.rounds() {
 		began := time.Now()
 		evidence, took, err := run(ctx, round)
-		if err != nil {
-			return result, fmt.Errorf("round %d: %w", round.Number, err)
+		if ctx.Err() != nil {
+			return result, ctx.Err()
 		}
 		result.Told.Rounds = append(result.Told.Rounds, round)
 		result.Length = time.Since(first)
@@ -159,11 +173,18 @@ func tell(ctx context.Context, o Options, j *journal,
 		for _, v := range bad {
 			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
 		}
-		if len(bad) > 0 && len(result.Violations) == 0 {
+		if err != nil {
+			err = fmt.Errorf("round %d: %w", round.Number, err)
+			j.add("FAILED %v", err)
+		}
+		if err != nil || len(bad) > 0 && len(result.Violations) == 0 {
 			since := began.Add(-time.Minute)
-			result.Journal = j.since(since) + decisions(since)
+			result.Journal += j.since(since) + decisions(since)
 		}
 		result.Violations = append(result.Violations, bad...)
+		if err != nil {
+			return result, err
+		}
 		if len(bad) > 0 && !o.KeepGoing {
 			break
 		}
