@@ -3,6 +3,7 @@ package chaos
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -63,6 +64,13 @@ func Report(r Result) string {
 		fmt.Fprintf(&b, "what happened from a minute before that round on:\n%s", r.Journal)
 	}
 	return b.String()
+}
+
+// loadAverages returns those of the machine, over 1, 5 and 15 minutes.
+func loadAverages() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	fields := strings.Fields(string(text))
+	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
 // kinds says how many events of each kind a story has.

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -91,8 +89,11 @@ type runner struct {
 	seed     uint64
 	without  Guard
 
+	rounds []mark // the beginning of each
+
 	mu      sync.Mutex
 	spans   []contract.Span
+	logged  map[int]bounds // by event
 	holders []contract.Holder
 	rolled  int
 	idle    bool // the pods of the idle Service are not ready
@@ -141,13 +142,6 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 	result.Changes, result.Fastest = wrote.since(began)
 	result.LoadBefore, result.LoadAfter = load, loadAverages()
 	return result, err
-}
-
-// loadAverages returns those of the machine, over 1, 5 and 15 minutes.
-func loadAverages() string {
-	text, _ := os.ReadFile("/proc/loadavg")
-	fields := strings.Fields(string(text))
-	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
 // tell runs one round after the other, judges each, and keeps what happened before the first violation: from a minute
@@ -241,8 +235,9 @@ func (r *runner) settle(ctx context.Context) (s contract.Snapshot, took time.Dur
 func (r *runner) round(ctx context.Context, round story.Round) (e contract.Evidence, took time.Duration, err error) {
 	name := map[bool]string{true: "calm", false: "storm"}[round.Calm]
 	r.journal.add("round %d: %s", round.Number, name)
+	r.rounds = append(r.rounds, mark{r.now(), r.logs(deciders...).lengths()})
 	r.mu.Lock()
-	r.spans, r.holders = nil, nil
+	r.spans, r.holders, r.logged = nil, nil, map[int]bounds{}
 	r.mu.Unlock()
 	r.traffic = startTraffic(ctx, r.lab, func(what string) {
 		if round.Calm {
@@ -311,7 +306,7 @@ func (r *runner) atOnce(ctx context.Context, events []story.Event) error {
 	}
 	var churn []story.Event
 	for _, e := range events {
-		if isChurn(e.Kind) {
+		if e.Kind.IsChurn() {
 			churn = append(churn, e)
 		} else {
 			do([]story.Event{e})
@@ -321,14 +316,10 @@ func (r *runner) atOnce(ctx context.Context, events []story.Event) error {
 	return g.Wait()
 }
 
-func isChurn(k story.Kind) bool {
-	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst,
-		story.Flood}, k)
-}
-
 // event does one event, and notes how it went. All that it did has ended when it returns, save what stays.
 func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 	span := contract.Span{Event: e, Began: r.now()}
+	logged := bounds{began: r.logs("speaker").lengths()}
 	r.mu.Lock()
 	r.spans = append(r.spans, span) // a loss may be seen before the event ends
 	r.mu.Unlock()
@@ -341,9 +332,12 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 	err := r.do(ctx, deed{e, &span, calm})
 	span.Ended = r.now()
 	r.journal.add("end   %s", e)
-	r.finish(&span)
+	now := r.logs("speaker")
+	logged.ended = now.lengths()
+	r.finish(&span, now.after(logged.began))
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.logged[e.ID] = logged
 	for i := range r.spans {
 		if r.spans[i].ID == e.ID {
 			r.spans[i] = span
@@ -353,25 +347,6 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 		return fmt.Errorf("%s: %w", e, err)
 	}
 	return nil
-}
-
-// finish reads from the speakers' logs what the node of an event lost.
-func (r *runner) finish(span *contract.Span) {
-	for _, a := range r.lab.Agents("speaker") {
-		for _, d := range takeovers(a.Log(), span.Began) {
-			if d.to == a.Node && a.Node != span.Node && slices.Contains(span.OwnedBefore, d.vip) {
-				span.Lost = append(span.Lost, d.vip)
-			}
-		}
-	}
-}
-
-// returned notes what the node of a fault announced once the fault had healed: what it held then, and what it took
-// later. What it takes and gives up while it is cut off does no harm.
-func (r *runner) returned(span *contract.Span) {
-	if a := r.lab.Agent("speaker", span.Node); a != nil {
-		span.Took = announcedAfter(takeovers(a.Log(), span.Began), span.Node, span.Ended)
-	}
 }
 
 // watchHolders notes who holds which address, as often as the API server answers, until what it returns is called.

@@ -83,11 +83,25 @@ func (r *runner) noDescriptors(e deed) error {
 		return err
 	}
 	time.Sleep(e.For)
+	return bore(a, "without descriptors", func() error {
+		_, err := a.LimitFiles(before)
+		return err
+	})
+}
+
+// sufferer is a running program to which something is done.
+type sufferer interface {
+	Name() string
+	Running() bool
+	Start() error
+}
+
+// bore undoes what was done to a program, which must not have ended of it.
+func bore(a sufferer, how string, undo func() error) error {
 	if !a.Running() {
-		return errors.Join(fmt.Errorf("%s ended without descriptors", a.Name()), a.Start())
+		return errors.Join(fmt.Errorf("%s ended %s", a.Name(), how), a.Start())
 	}
-	_, err = a.LimitFiles(before)
-	return err
+	return undo()
 }
 
 // fullDisk kills a program, and starts it where it can make no file for as long as that lasts, as the kubelet would.
@@ -112,10 +126,7 @@ func (r *runner) fullDisk(e deed) error {
 func (r *runner) fillDisk(ctx context.Context, e deed) error {
 	a := r.agent(e.Event)
 	return r.during(e, func() error { return a.FillDisk(ctx) }, func() error {
-		if !a.Running() {
-			return a.Start()
-		}
-		return a.FreeDisk(ctx)
+		return bore(a, "on a full disk", func() error { return a.FreeDisk(ctx) })
 	})
 }
 
