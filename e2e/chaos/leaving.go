@@ -12,8 +12,8 @@ import (
 	"github.com/landfall-lb/landfall/e2e/lab"
 )
 
-// atOnce is how long a health port may take to follow what the API server says of its node: much more than it needs on a
-// quiet machine.
+// atOnce is how long a health port may take to follow what the API server says of its node: much more than it needs on
+// a quiet machine.
 const atOnce = 5 * time.Second
 
 // leaving has a node be about to be deleted for a while, and sees that its health ports say so.
