@@ -268,9 +268,9 @@ func (r *runner) hungProxy(ctx context.Context, e deed) error {
 }
 
 // setIdle makes all pods of the idle Service ready, or none.
-func (r *runner) setIdle(ctx context.Context, kind story.Kind) error {
+func (r *runner) setIdle(ctx context.Context, d deed) error {
 	r.mu.Lock()
-	r.idle = kind == story.Unready
+	r.idle = d.Kind == story.Unready
 	now := r.idleConditions()
 	r.mu.Unlock()
 	for _, p := range r.lab.Pods(idleService) {
@@ -303,7 +303,7 @@ var turns = [][2]string{
 
 // burst changes the idle Service and the readiness of one of its pods as fast as the API server takes it, several
 // writers at once. A machine that is too busy gets through fewer turns.
-func (r *runner) burst(ctx context.Context) error {
+func (r *runner) burst(ctx context.Context, _ deed) error {
 	pod := r.lab.Pods(idleService)[0].Name
 	var g lab.Group
 	write := func(first, second func() error) {

@@ -61,7 +61,7 @@ func (r *runner) restoreEtcd(ctx context.Context, e deed) error {
 }
 
 // shiftClock sets the clock of the controller, or of all programs of a node.
-func (r *runner) shiftClock(e deed) error {
+func (r *runner) shiftClock(_ context.Context, e deed) error {
 	agents := r.lab.Agents(e.Program)
 	if e.Program == "" {
 		agents = r.agentsOf(e.Node)
@@ -76,7 +76,7 @@ func (r *runner) shiftClock(e deed) error {
 }
 
 // noDescriptors has a program run out of descriptors.
-func (r *runner) noDescriptors(e deed) error {
+func (r *runner) noDescriptors(_ context.Context, e deed) error {
 	a := r.agent(e.Event)
 	before, err := a.LimitFiles(noneLeft)
 	if err != nil {
@@ -105,7 +105,7 @@ func bore(a sufferer, how string, undo func() error) error {
 }
 
 // fullDisk kills a program, and starts it where it can make no file for as long as that lasts, as the kubelet would.
-func (r *runner) fullDisk(e deed) error {
+func (r *runner) fullDisk(_ context.Context, e deed) error {
 	a := r.agent(e.Event)
 	if err := a.Kill(); err != nil {
 		return err
