@@ -61,7 +61,7 @@ func Report(r Result) string {
 		}
 	}
 	if r.Journal != "" {
-		fmt.Fprintf(&b, "what happened from a minute before that round on:\n%s", r.Journal)
+		fmt.Fprintf(&b, "what happened from a minute before the first round that went wrong on:\n%s", r.Journal)
 	}
 	return b.String()
 }

@@ -61,7 +61,9 @@ var ways = map[story.Kind]way{
 	story.ForeignRules: onNode("sh", "-c", foreignRules, "sh", foreignTable()),
 
 	// Churn.
-	story.AddService:    func(r *runner, ctx context.Context, d deed) error { return r.addService(ctx, d.Service, d.calm) },
+	story.AddService: func(r *runner, ctx context.Context, d deed) error {
+		return r.addService(ctx, d.Service, d.calm)
+	},
 	story.RemoveService: (*runner).withdrawService,
 	story.Unready:       (*runner).setIdle, story.Ready: (*runner).setIdle,
 	story.Burst: (*runner).burst,

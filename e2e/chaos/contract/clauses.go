@@ -188,7 +188,8 @@ func healthPortsTellTheTruth(s Snapshot) (bad []string) {
 func leavingNodesSaySo(e Evidence) (bad []Violation) {
 	for _, s := range e.Spans {
 		for _, name := range s.Attractive {
-			bad = append(bad, Violation{At: s.Ended, Text: fmt.Sprintf("%s: the health port of %s did not say 503", s.Event, name)})
+			bad = append(bad, Violation{At: s.Ended, Text: fmt.Sprintf("%s: the health port of %s did not say 503", s.Event,
+				name)})
 		}
 	}
 	return bad
