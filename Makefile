@@ -157,7 +157,8 @@ SEED ?= 1
 MINUTES ?= 10
 .PHONY: chaos
 chaos: require-root build bin/landfall-lab ## break a lab at random and judge it by the contract; SEED=n MINUTES=m, ARGS="--shrink 10"
-	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) chaos --seed '$(SEED)' --minutes '$(MINUTES)' $(ARGS)
+	@LANDFALL_PROGRAMS='$(CURDIR)/bin' $(LAB) chaos --seed '$(SEED)' --minutes '$(MINUTES)' \
+		--commit "$$($(GIT) describe --always --dirty)" $(ARGS)
 
 .PHONY: soak
 soak: require-root build bin/landfall-lab ## churn in a lab for MINUTES=60: memory, goroutines, sockets, rules must stay as they were

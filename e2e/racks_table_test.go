@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -165,7 +166,7 @@ func (r *rackRun) own() map[string][]*rackFlow {
 	r.t.Helper()
 	found := map[string][]*rackFlow{}
 	for _, node := range workers(r.Lab) {
-		known := map[int]bool{}
+		known := map[clientPort]bool{}
 		for _, vip := range bgpVIPs(r.Lab) {
 			family := map[bool]string{true: "ipv4", false: "ipv6"}[vip.Addr().Is4()]
 			// Its count goes to the other stream, which may stand in the middle of a line.
@@ -174,21 +175,39 @@ func (r *rackRun) own() map[string][]*rackFlow {
 			if err != nil {
 				r.t.Fatal(err)
 			}
-			for line := range strings.Lines(listing) {
-				_, ports, _ := strings.Cut(line, "sport=") // the first is the client's
-				port := 0
-				if _, err := fmt.Sscanf(ports, "%d", &port); err == nil && strings.Contains(line, "ESTABLISHED") {
-					known[port] = true
-				}
+			for _, port := range establishedPorts(listing) {
+				known[clientPort{vip.Addr(), port}] = true
 			}
 		}
 		for _, f := range r.flows {
-			if known[f.conn.LocalAddr().(*net.TCPAddr).Port] || r.nodeOf(f.pod) == node {
+			if known[portOf(f.conn)] || r.nodeOf(f.pod) == node {
 				found[node] = append(found[node], f)
 			}
 		}
 	}
 	return found
+}
+
+// clientPort is a client's port of a connection to a VIP. Connections to another VIP may have the same.
+type clientPort struct {
+	vip  netip.Addr
+	port int
+}
+
+func portOf(c net.Conn) clientPort {
+	return clientPort{c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap(), c.LocalAddr().(*net.TCPAddr).Port}
+}
+
+// establishedPorts returns the clients' ports of the connections that stand, of what "conntrack -L" prints.
+func establishedPorts(listing string) (ports []int) {
+	for line := range strings.Lines(listing) {
+		_, after, _ := strings.Cut(line, "sport=") // the first is the client's
+		port := 0
+		if _, err := fmt.Sscanf(after, "%d", &port); err == nil && strings.Contains(line, "ESTABLISHED") {
+			ports = append(ports, port)
+		}
+	}
+	return ports
 }
 
 // crash takes away the node with the most connections: routers with one hash may leave a node of a rack without any.
@@ -256,4 +275,38 @@ func moved(t testing.TB, l *lab.Lab) (sum int) {
 
 func otherNames(all []string, but ...string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(n string) bool { return slices.Contains(but, n) })
+}
+
+// addressed is a connection between two addresses.
+type addressed struct {
+	net.Conn
+	local, remote string
+}
+
+func (c addressed) LocalAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.local))
+}
+
+func (c addressed) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.remote))
+}
+
+// Two connections from one port of a client, to the VIPs of both families, are not one.
+func TestAConnectionIsKnownByItsVIPToo(t *testing.T) {
+	t.Parallel()
+	known := map[clientPort]bool{}
+	for _, port := range establishedPorts(`tcp 6 86397 ESTABLISHED src=198.51.100.20 dst=203.0.113.180 sport=40000 dport=80 src=192.168.177.20 dst=172.26.1.2 sport=80 dport=41234 [ASSURED] mark=0 use=1
+tcp 6 12 TIME_WAIT src=198.51.100.20 dst=203.0.113.180 sport=40002 dport=80 src=192.168.177.20 dst=172.26.1.2 sport=80 dport=41235 [ASSURED] mark=0 use=1
+`) {
+		known[clientPort{bgpVIP.Addr(), port}] = true
+	}
+	for c, want := range map[addressed]bool{
+		{local: "198.51.100.20:40000", remote: bgpVIP.String()}:          true,
+		{local: "[fd00:198:51:100::20]:40000", remote: bgpVIP6.String()}: false,
+		{local: "198.51.100.20:40002", remote: bgpVIP.String()}:          false,
+	} {
+		if got := known[portOf(c)]; got != want {
+			t.Errorf("%s to %s is known: %v, want %v", c.local, c.remote, got, want)
+		}
+	}
 }

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // labPackage has the benchmarks of the lab.
@@ -32,6 +34,9 @@ type figure struct {
 
 // once are the benchmarks of the lab of which a turn takes minutes: they run once, the others as often as is asked for.
 var once = []string{"BGPServices", "DirectRacksAtRest", "FiveHundredServices", "ManyAddresses", "Racks"}
+
+// longTimeout is for all of them together.
+const longTimeout = 3 * time.Hour
 
 // runBenchmarks runs the benchmarks that are asked for and adds what they say to the report. If some
 // fail, the others run all the same.
@@ -55,20 +60,21 @@ func (o options) calls() (all []testCall) {
 		}
 		all = append(all, testCall{variables, args})
 	}
-	lab := func(turns int, variables []string, args ...string) {
-		// A turn of all benchmarks takes some five minutes.
-		add(variables, append(args, "-benchtime", fmt.Sprintf("%dx", turns), "-timeout",
-			(time.Hour+time.Duration(turns)*10*time.Minute).String(), "./e2e")...)
+	lab := func(turns int, timeout time.Duration, variables []string, args ...string) {
+		add(variables, append(args, "-benchtime", fmt.Sprintf("%dx", turns), "-timeout", timeout.String(), "./e2e")...)
 	}
+	// A turn of all others takes some five minutes.
+	some := func(turns int) time.Duration { return time.Hour + time.Duration(turns)*10*time.Minute }
 	long := "^Benchmark(" + strings.Join(once, "|") + ")$"
 	if o.faults > 0 {
-		lab(o.faults, nil, "-bench", ".", "-skip", long)
-		lab(1, nil, "-bench", long)
+		lab(o.faults, some(o.faults), nil, "-bench", ".", "-skip", long)
+		lab(1, longTimeout, nil, "-bench", long)
 	}
 	if o.metallb {
 		variables, long := []string{"LANDFALL_BENCH_METALLB=1"}, "MetalLB/^(500|bgp)$"
-		lab(max(o.faults, 1), variables, "-bench", "MetalLB", "-skip", long)
-		lab(1, variables, "-bench", long)
+		turns := max(o.faults, 1)
+		lab(turns, some(turns), variables, "-bench", "MetalLB", "-skip", long)
+		lab(1, longTimeout, variables, "-bench", long)
 	}
 	if o.goBenchmarks {
 		turns := "1s"
@@ -81,10 +87,18 @@ func (o options) calls() (all []testCall) {
 	return all
 }
 
+// inGroup has a program end with all that it has started, when its context ends: "go test" leaves the test's program
+// behind, which goes on and holds the pipe open.
+func inGroup(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+}
+
 // goTest runs benchmarks.
 func (b *bench) goTest(ctx context.Context, repository string, call testCall) error {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-vet=off", "-run", "^$"}, call.args...)...)
 	cmd.Dir, cmd.Stderr, cmd.Env = repository, os.Stderr, append(os.Environ(), call.variables...)
+	inGroup(cmd)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return err

@@ -39,32 +39,34 @@ func (b *bench) churn(ctx context.Context, c contender, services int) (row churn
 	if err != nil {
 		return row, err
 	}
-	defer func() {
-		p.stop()
-		if err != nil {
-			err = fmt.Errorf("%w; it said: %s", err, p.log.String())
+	err = p.use(ctx, func(ctx context.Context) error {
+		row.Over = ofStart
+		for name, address := range b.fleet.addresses {
+			if _, err := from.wait(ctx, address, "", p.started.Add(limit)); err != nil {
+				return fmt.Errorf("start: %s: %w", name, err)
+			}
 		}
-	}()
-	row.Over = ofStart
-	for name, address := range b.fleet.addresses {
-		if _, err := from.wait(ctx, address, "", p.started.Add(limit)); err != nil {
-			return row, unlessOver(fmt.Errorf("start: %s: %w", name, err))
-		}
-	}
-	err = p.account(ctx, &row, func() error { return b.measureChanges(ctx, from, &row, c.program != landfall) })
-	if err == nil {
-		row.Over = ""
-	}
+		return p.account(ctx, &row, func() error { return b.measureChanges(ctx, from, &row, c.program != landfall) })
+	})
 	return row, unlessOver(err)
 }
 
 // unlessOver returns an error, unless it says that something took longer than the limit: the row tells of that.
 func unlessOver(err error) error {
-	if errors.Is(err, errOverLimit) {
+	if isOver(err) {
 		progress(err.Error())
 		return nil
 	}
 	return err
+}
+
+// isOver reports whether an error says that something took longer than the limit, and nothing else.
+func isOver(err error) bool {
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		return !slices.ContainsFunc(joined.Unwrap(), func(err error) bool { return !isOver(err) })
+	}
+	return errors.Is(err, errOverLimit)
 }
 
 // measureChanges measures how long changes take; only a few of each kind beyond quickAbove if they are slow there.
@@ -99,7 +101,7 @@ func (b *bench) measureChanges(ctx context.Context, from *prober, row *churnRow,
 
 // account notes what a program that has just started takes: until it is quiet, and then for some work.
 func (p *proxy) account(ctx context.Context, row *churnRow, work func() error) (err error) {
-	row.Start = milliseconds(time.Since(p.started))
+	row.Start, row.Over = milliseconds(time.Since(p.started)), ofStartCPU
 	if err := settle(ctx, p); err != nil {
 		return err
 	}
@@ -109,6 +111,7 @@ func (p *proxy) account(ctx context.Context, row *churnRow, work func() error) (
 	if err := work(); err != nil {
 		return err
 	}
+	row.Over = ofCPU
 	if err := settle(ctx, p); err != nil {
 		return err
 	}
@@ -117,6 +120,7 @@ func (p *proxy) account(ctx context.Context, row *churnRow, work func() error) (
 		return err
 	}
 	row.CPU = after - row.StartCPU
+	row.Over = ""
 	row.Memory, err = p.peakMemory()
 	return err
 }

@@ -131,7 +131,7 @@ func (b *bench) program(ctx context.Context, which func(loadNode) bool) (failed 
 		}
 		err := b.programOne(ctx, n)
 		b.programmed[n.name] = err == nil
-		if errors.Is(err, errOverLimit) {
+		if isOver(err) {
 			b.report.Connections = append(b.report.Connections, connectionRow{Path: b.label(n), Over: true})
 		}
 		if err != nil {
@@ -146,12 +146,7 @@ func (b *bench) programOne(ctx context.Context, n loadNode) error {
 	if err != nil {
 		return err
 	}
-	err = b.awaitRules(ctx, n, p)
-	p.stop()
-	if err != nil {
-		return fmt.Errorf("%w; it said: %s", err, p.log.String())
-	}
-	return nil
+	return p.use(ctx, func(ctx context.Context) error { return b.awaitRules(ctx, n, p) })
 }
 
 func (b *bench) awaitRules(ctx context.Context, n loadNode, p *proxy) error {

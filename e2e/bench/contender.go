@@ -84,8 +84,9 @@ func build(ctx context.Context, repository, folder, name, source string) (path s
 type proxy struct {
 	contender
 	cmd     *exec.Cmd
-	log     bytes.Buffer
+	log     bytes.Buffer // to be read once done is closed
 	started time.Time
+	done    chan struct{} // closed once it has ended
 }
 
 // startProxy starts a contender on a host of the lab, as the proxy of a node.
@@ -106,18 +107,53 @@ func (b *bench) startProxy(c contender, host, node string) (*proxy, error) {
 			"--cluster-cidr="+network,
 			"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s")
 	}
-	p := &proxy{contender: c, cmd: exec.Command(argv[0], argv[1:]...), started: time.Now()}
+	return launch(c, argv)
+}
+
+// launch starts a program as a contender.
+func launch(c contender, argv []string) (*proxy, error) {
+	p := &proxy{contender: c, cmd: exec.Command(argv[0], argv[1:]...), started: time.Now(), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
-	return p, p.cmd.Start()
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		_ = p.cmd.Wait() // how it ended is in its ProcessState
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// use has work done with the proxy, and ends it; its rules stay. An error holds what the proxy said. If the proxy ends
+// by itself, so does the context of the work, and the error says so, whatever the work says: what a proxy does not do
+// that does not run is not late.
+func (p *proxy) use(ctx context.Context, work func(context.Context) error) error {
+	running, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		<-p.done
+		cancel()
+	}()
+	err := work(running)
+	select {
+	case <-p.done:
+		err = fmt.Errorf("%s ended by itself: %s", p.name, p.cmd.ProcessState)
+	default:
+		p.stop()
+	}
+	if err != nil {
+		return fmt.Errorf("%w; it said: %s", err, p.log.String())
+	}
+	return nil
 }
 
 // stop ends the proxy and leaves its rules.
 func (p *proxy) stop() {
 	_ = p.cmd.Process.Signal(unix.SIGTERM)
-	ended := time.AfterFunc(10*time.Second, func() { _ = p.cmd.Process.Kill() })
-	_ = p.cmd.Wait()
-	ended.Stop()
+	late := time.AfterFunc(10*time.Second, func() { _ = p.cmd.Process.Kill() })
+	<-p.done
+	late.Stop()
 }
 
 // flush makes a node one without rules, as a reboot would.

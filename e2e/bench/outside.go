@@ -115,7 +115,7 @@ func (b *bench) programOutside(ctx context.Context, services int) (failed error)
 		progress(fmt.Sprintf("outside: %s at %d Services", path.label, services))
 		err := b.programPath(ctx, path)
 		b.programmed[path.host] = err == nil
-		if errors.Is(err, errOverLimit) {
+		if isOver(err) {
 			b.report.Outside = append(b.report.Outside, outsideRow{Path: path.label, Services: services, Over: true})
 		}
 		if err != nil {
@@ -130,12 +130,7 @@ func (b *bench) programPath(ctx context.Context, path *path) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(path.await(ctx), settle(ctx, p))
-	p.stop()
-	if err != nil {
-		return fmt.Errorf("%w; it said: %s", err, p.log.String())
-	}
-	return nil
+	return p.use(ctx, func(ctx context.Context) error { return errors.Join(path.await(ctx), settle(ctx, p)) })
 }
 
 // await waits until the path delivers to all its addresses.

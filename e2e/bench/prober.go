@@ -84,7 +84,7 @@ func overLimit(ctx context.Context, last error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fmt.Errorf("%w: %w", errOverLimit, last)
+	return fmt.Errorf("%w: %s", errOverLimit, fmt.Sprint(last)) // not wrapped: it is no failure of its own
 }
 
 func ask(address netip.AddrPort) (string, error) {

@@ -46,8 +46,8 @@ func (r report) changes() section {
 		s.rows = append(s.rows, []string{number(float64(row.Services)), row.Proxy,
 			row.cell(ofStart, fmt.Sprintf("%.0f", row.Start)), row.cell(ofChange, row.Change.String()),
 			row.cell(ofNew, row.New.String()), row.cell(ofBehind, row.Behind.String()),
-			row.cell("memory", fmt.Sprintf("%.0f", row.Memory)), row.cell("CPU", fmt.Sprintf("%.2f", row.StartCPU)),
-			row.cell("CPU", fmt.Sprintf("%.2f", row.CPU))})
+			row.cell("memory", fmt.Sprintf("%.0f", row.Memory)), row.cell(ofStartCPU, fmt.Sprintf("%.2f", row.StartCPU)),
+			row.cell(ofCPU, fmt.Sprintf("%.2f", row.CPU))})
 	}
 	for _, p := range r.plots() {
 		s.plots = append(s.plots, p.file())

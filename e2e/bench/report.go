@@ -58,6 +58,9 @@ const (
 	ofChange = "change"
 	ofNew    = "new Service"
 	ofBehind = "change behind others"
+	// Until it is quiet, after the start and after all changes.
+	ofStartCPU = "CPU of the start"
+	ofCPU      = "CPU of the changes"
 )
 
 func (r churnRow) String() string {

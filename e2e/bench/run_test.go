@@ -46,6 +46,13 @@ func TestOverLimit(t *testing.T) {
 	if err := unlessOver(fmt.Errorf("start: %w", late)); err != nil {
 		t.Errorf("what takes long fails the run: %v", err)
 	}
+	broken := errors.New("the Service is not deleted")
+	if err := unlessOver(fmt.Errorf("new: %w", errors.Join(late, broken))); !errors.Is(err, broken) {
+		t.Errorf("a failure beside what takes long is lost: %v", err)
+	}
+	if err := unlessOver(errors.Join(late, fmt.Errorf("again: %w", late))); err != nil {
+		t.Errorf("what takes long twice fails the run: %v", err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := unlessOver(overLimit(ctx, late)); !errors.Is(err, context.Canceled) {
@@ -53,7 +60,9 @@ func TestOverLimit(t *testing.T) {
 	}
 	r := report{
 		Churn: []churnRow{{Proxy: "slow", Services: 30000, Over: ofStart},
-			{Proxy: "slow", Services: 10000, Start: 5, Change: quantiles{1, 2, 1}, Over: ofNew}},
+			{Proxy: "slow", Services: 10000, Start: 5, Change: quantiles{1, 2, 1}, Over: ofNew},
+			{Proxy: "busy", Services: 10000, Start: 5, Over: ofStartCPU},
+			{Proxy: "busy", Services: 5000, Start: 5, Behind: quantiles{1, 2, 1}, StartCPU: 3, Over: ofCPU}},
 		Connections: []connectionRow{{Path: "slow at 30000 Services", Over: true}},
 		Outside:     []outsideRow{{Path: "slow", Services: 30000, Over: true}},
 	}
@@ -61,6 +70,8 @@ func TestOverLimit(t *testing.T) {
 	for _, want := range []string{
 		"| 30,000 | slow | over 10 min |  |  |  |  |  |  |\n",
 		"| 10,000 | slow | 5 | 1.0 / 2.0 (1.0) | over 10 min |  |  |  |  |\n",
+		"| 10,000 | busy | 5 |  |  |  |  | over 10 min |  |\n",
+		"| 5,000 | busy | 5 |  |  | 1.0 / 2.0 (1.0) |  | 3.00 | over 10 min |\n",
 		"| slow at 30000 Services | over 10 min |  |  |  |\n",
 		"| slow |  | 30,000 | over 10 min |  |  |  |  |\n",
 	} {
@@ -117,10 +128,10 @@ func TestCalls(t *testing.T) {
 	got := options{faults: 50, metallb: true}.calls()
 	want := []testCall{
 		{nil, []string{"-bench", ".", "-skip", long, "-benchtime", "50x", "-timeout", "9h20m0s", "./e2e"}},
-		{nil, []string{"-bench", long, "-benchtime", "1x", "-timeout", "1h10m0s", "./e2e"}},
+		{nil, []string{"-bench", long, "-benchtime", "1x", "-timeout", "3h0m0s", "./e2e"}},
 		{metallb, []string{"-bench", "MetalLB", "-skip", "MetalLB/^(500|bgp)$", "-benchtime", "50x", "-timeout", "9h20m0s",
 			"./e2e"}},
-		{metallb, []string{"-bench", "MetalLB/^(500|bgp)$", "-benchtime", "1x", "-timeout", "1h10m0s", "./e2e"}},
+		{metallb, []string{"-bench", "MetalLB/^(500|bgp)$", "-benchtime", "1x", "-timeout", "3h0m0s", "./e2e"}},
 	}
 	if d := cmp.Diff(want, got, cmp.AllowUnexported(testCall{})); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

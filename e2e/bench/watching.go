@@ -23,23 +23,19 @@ func (b *bench) watchOnly(ctx context.Context, services int) (row churnRow, err 
 	if err != nil {
 		return row, err
 	}
-	defer func() {
-		p.stop()
+	err = p.use(ctx, func(ctx context.Context) error {
+		err := lab.WaitFor(ctx, func(string) {}, floor, limit, func(ctx context.Context) error {
+			code, _, err := b.lab.Get(ctx, churnNode, "http://"+floorAddress+"/")
+			if err == nil && code != http.StatusOK {
+				err = fmt.Errorf("status %d", code)
+			}
+			return err
+		})
 		if err != nil {
-			err = fmt.Errorf("%w; it said: %s", err, p.log.String())
+			return err
 		}
-	}()
-	err = lab.WaitFor(ctx, func(string) {}, floor, limit, func(ctx context.Context) error {
-		code, _, err := b.lab.Get(ctx, churnNode, "http://"+floorAddress+"/")
-		if err == nil && code != http.StatusOK {
-			err = fmt.Errorf("status %d", code)
-		}
-		return err
+		return p.account(ctx, &row, func() error { return b.workOnly(ctx) })
 	})
-	if err != nil {
-		return row, err
-	}
-	err = p.account(ctx, &row, func() error { return b.workOnly(ctx) })
 	return row, err
 }
 

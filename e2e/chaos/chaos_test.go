@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"reflect"
@@ -44,30 +45,50 @@ func TestClusterIsValid(t *testing.T) {
 
 func TestTakeovers(t *testing.T) {
 	log := strings.Join([]string{
-		`time=2026-01-02T03:04:04.000Z level=INFO msg="owner changes" vip=10.0.0.1 from="" to=n1 interfaces=[eth0]`,
 		`time=2026-01-02T03:04:06.000Z level=INFO msg="owner changes" vip=10.0.0.2 from=n2 to=n1 interfaces=[eth0] handover=true`,
 		`time=2026-01-02T03:04:06.000Z level=INFO msg="owner changes" vip=10.0.0.3 from=n1 to=n2 interfaces=[]`,
 		`time=2026-01-02T03:04:07.000Z level=INFO msg="something else" vip=10.0.0.4 to=n1 interfaces=[eth0]`, "",
 	}, "\n")
-	got := takeovers(log, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
+	got := takeovers(log)
 	if len(got) != 1 || got[0].vip != netip.MustParseAddr("10.0.0.2") || got[0].to != "n1" {
 		t.Errorf("got %+v", got)
 	}
 }
 
+// ownerChanges is a line of a speaker's log.
+func ownerChanges(at, vip, to, interfaces string) string {
+	return fmt.Sprintf("time=%s level=INFO msg=\"owner changes\" vip=%s from=x to=%s interfaces=%s handover=false\n", at, vip,
+		to, interfaces)
+}
+
 // TestAnnouncedAfter: a node that was cut off took two addresses and gave one up while it was away, and took a third
-// when it was back, which it then gave up.
+// when it was back, which it then gave up. Its clock was set wrong before that, and during it.
 func TestAnnouncedAfter(t *testing.T) {
-	line := func(second int, vip, to, interfaces string) string {
-		return fmt.Sprintf("time=2026-01-02T03:04:%02d.000Z level=INFO msg=\"owner changes\" vip=%s from=x to=%s interfaces=%s handover=false\n",
-			second, vip, to, interfaces)
-	}
-	log := line(1, "10.0.0.1", "n1", "[eth0]") + line(1, "10.0.0.2", "n1", "[eth0]") + line(2, "10.0.0.1", `""`, "[]") +
-		line(6, "10.0.0.3", "n1", "[eth0]") + line(7, "10.0.0.3", "n2", "[eth0]")
-	healed := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	const ahead, behind, right = "2026-01-04T03:04:00.000Z", "2025-12-31T03:04:00.000Z", "2026-01-02T03:04:09.000Z"
+	before := ownerChanges(ahead, "10.0.0.9", "n1", "[eth0]")
+	during := ownerChanges(behind, "10.0.0.1", "n1", "[eth0]") + ownerChanges(ahead, "10.0.0.2", "n1", "[eth0]") +
+		ownerChanges(ahead, "10.0.0.1", `""`, "[]")
+	after := ownerChanges(right, "10.0.0.3", "n1", "[eth0]") + ownerChanges(right, "10.0.0.3", "n2", "[eth0]")
+	of := bounds{logs{"s": before}.lengths(), logs{"s": before + during}.lengths()}
 	want := []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.3")}
-	if got := announcedAfter(takeovers(log, healed.Add(-10*time.Second)), "n1", healed); !slices.Equal(got, want) {
+	if got := announcedAfter(logs{"s": before + during + after}, of, "s", "n1"); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// What was logged before an event does not belong to it, however far ahead the clock of the program was.
+func TestLogsAfter(t *testing.T) {
+	before := logs{"a": ownerChanges("2036-01-02T03:04:05.000Z", "10.0.0.1", "n1", "[eth0]"), "b": "one\n"}
+	now := logs{"a": before["a"] + "past\n", "b": before["b"], "c": "new\n"}
+	if got, want := now.after(before.lengths()), (logs{"a": "past\n", "b": "", "c": "new\n"}); !maps.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	began := time.Now()
+	marks := []mark{{began, lengths{"a": 1}}, {began.Add(time.Minute), lengths{"a": 2}}}
+	for after, want := range map[time.Duration]int{-1: 0, 0: 1, time.Second: 1, time.Minute: 2, time.Hour: 2} {
+		if got := markBefore(marks, began.Add(after))["a"]; got != want {
+			t.Errorf("%v after the first: %d, want %d", after, got, want)
+		}
 	}
 }
 
@@ -118,8 +139,9 @@ func TestAdvertisementFrame(t *testing.T) {
 func TestReport(t *testing.T) {
 	told := story.Story{Seed: 7, Config: story.Config{Mode: "nftables", Direct: true}, Rounds: []story.Round{
 		{Events: []story.Event{{ID: 1, Kind: story.Stop}, {ID: 2, Kind: story.Burst}}}, {Events: []story.Event{{ID: 3, Kind: story.Stop}}}}}
-	if text := Report(Result{Told: told, Changes: 700, Fastest: 104}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 2 rounds, 3 events") ||
-		!strings.Contains(text, "700 changes of objects, up to 104 in a second; burst 1, stop 2\n") || !strings.Contains(text, "every clause held") {
+	if text := Report(Result{Told: told, Changes: 700, Fastest: 104, LoadBefore: "1.67 2.17 7.33", LoadAfter: "9 3 2"}); !strings.Contains(text, "seed 7: nftables, direct forwarding, 2 rounds, 3 events") ||
+		!strings.Contains(text, "700 changes of objects, up to 104 in a second; burst 1, stop 2\n") ||
+		!strings.Contains(text, "1.67 2.17 7.33 at the beginning, 9 3 2 at the end") || !strings.Contains(text, "every clause held") {
 		t.Error(text)
 	}
 	var bad []contract.Violation

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
@@ -48,42 +47,6 @@ func (r *runner) frozen(e deed, signal func(syscall.Signal) error) error {
 // try does something until it works, as the API server may be away.
 func try(ctx context.Context, what string, f func(ctx context.Context) error) error {
 	return lab.WaitFor(ctx, func(string) {}, what, patience, f)
-}
-
-// leaving has a node be about to be deleted for a while, and sees that its health ports say so.
-func (r *runner) leaving(ctx context.Context, e deed) error {
-	const taint = `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`
-	return r.during(e, r.patch(ctx, e.Node, taint), func() (err error) {
-		e.span.Attractive, err = r.attractive(ctx, e.Node)
-		return errors.Join(err, r.patch(ctx, e.Node, `{"spec":{"taints":null}}`)())
-	})
-}
-
-// attractive returns the Services whose health port goes on to say 200 on a node.
-func (r *runner) attractive(ctx context.Context, node string) (names []string, err error) {
-	var all []contract.Service
-	if err := try(ctx, "read the Services", func(ctx context.Context) (err error) {
-		all, err = r.listServices(ctx)
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	nodes := workers(r.lab.Cluster())
-	n := nodes[slices.IndexFunc(nodes, func(n lab.Node) bool { return n.Name == node })]
-	for _, svc := range all {
-		if svc.HealthPort == 0 {
-			continue
-		}
-		if try(ctx, svc.Name+" is not healthy on "+node, func(ctx context.Context) error {
-			if code := r.health(ctx, n, svc); code == http.StatusOK {
-				return errors.New("it is")
-			}
-			return nil
-		}) != nil {
-			names = append(names, svc.Name)
-		}
-	}
-	return names, nil
 }
 
 // patch returns what patches a node.
@@ -271,6 +234,12 @@ func (r *runner) withdrawService(ctx context.Context, e deed) error {
 	if !e.calm || err != nil || i < 0 {
 		return r.removeService(ctx, e.Service)
 	}
+	rules := programmed{}
+	if err := try(ctx, "rules of "+e.Service, func(ctx context.Context) error {
+		return r.noteRules(ctx, all[i], rules)
+	}); err != nil {
+		r.journal.add("%v", err) // a node counts once it is seen with them
+	}
 	if err := try(ctx, "delete "+e.Service, func(ctx context.Context) error {
 		err := r.lab.Kube().CoreV1().Services(namespace).Delete(ctx, e.Service, metav1.DeleteOptions{})
 		if apierrors.IsNotFound(err) { // by a try whose answer was lost
@@ -280,7 +249,7 @@ func (r *runner) withdrawService(ctx context.Context, e deed) error {
 	}); err != nil {
 		return err
 	}
-	if e.span.Bare, err = r.bare(ctx, all[i]); err != nil {
+	if e.span.Bare, err = r.bare(ctx, all[i], rules); err != nil {
 		r.journal.add("%v", err) // what is left in the end is judged when all has settled
 	}
 	return r.removeService(ctx, e.Service)
@@ -299,9 +268,9 @@ func (r *runner) hungProxy(ctx context.Context, e deed) error {
 }
 
 // setIdle makes all pods of the idle Service ready, or none.
-func (r *runner) setIdle(ctx context.Context, kind story.Kind) error {
+func (r *runner) setIdle(ctx context.Context, d deed) error {
 	r.mu.Lock()
-	r.idle = kind == story.Unready
+	r.idle = d.Kind == story.Unready
 	now := r.idleConditions()
 	r.mu.Unlock()
 	for _, p := range r.lab.Pods(idleService) {
@@ -334,7 +303,7 @@ var turns = [][2]string{
 
 // burst changes the idle Service and the readiness of one of its pods as fast as the API server takes it, several
 // writers at once. A machine that is too busy gets through fewer turns.
-func (r *runner) burst(ctx context.Context) error {
+func (r *runner) burst(ctx context.Context, _ deed) error {
 	pod := r.lab.Pods(idleService)[0].Name
 	var g lab.Group
 	write := func(first, second func() error) {

@@ -199,22 +199,45 @@ func (r *runner) lookInside(ctx context.Context, s *contract.Snapshot) {
 	}
 }
 
+// programmed says which nodes have rules for a Service. A node that has never had any is not in it.
+type programmed map[string]bool
+
+// note notes whether a node has rules now.
+func (p programmed) note(node string, has bool) {
+	if _, had := p[node]; had || has {
+		p[node] = has
+	}
+}
+
+// gone reports whether a node had rules, and has none.
+func (p programmed) gone(node string) bool {
+	has, had := p[node]
+	return had && !has
+}
+
+// noteRules looks which nodes have rules for a Service, save those whose rules are gone.
+func (r *runner) noteRules(ctx context.Context, svc contract.Service, p programmed) error {
+	for _, node := range r.cast.Nodes {
+		if p.gone(node) {
+			continue
+		}
+		k, err := r.kernel(ctx, node)
+		if err != nil {
+			return err
+		}
+		p.note(node, slices.ContainsFunc(svc.Addresses, func(a netip.Addr) bool {
+			return slices.ContainsFunc(svc.Ports(a), func(port contract.Port) bool { return k.Delivered[port] })
+		}))
+	}
+	return nil
+}
+
 // bare watches the nodes after a Service was deleted until their rules for it are gone, and returns those that
 // announced it after that. Rules are read before announcements: a node that announces now had to have them then.
-func (r *runner) bare(ctx context.Context, svc contract.Service) (nodes []string, err error) {
-	gone := map[string]bool{}
+func (r *runner) bare(ctx context.Context, svc contract.Service, rules programmed) (nodes []string, err error) {
 	err = try(ctx, "rules of "+svc.Name+" go", func(ctx context.Context) error {
-		for _, node := range r.cast.Nodes {
-			if gone[node] {
-				continue
-			}
-			k, err := r.kernel(ctx, node)
-			if err != nil {
-				return err
-			}
-			gone[node] = !slices.ContainsFunc(svc.Addresses, func(a netip.Addr) bool {
-				return slices.ContainsFunc(svc.Ports(a), func(p contract.Port) bool { return k.Delivered[p] })
-			})
+		if err := r.noteRules(ctx, svc, rules); err != nil {
+			return err
 		}
 		routed, err := r.routes(ctx)
 		if err != nil {
@@ -229,13 +252,13 @@ func (r *runner) bare(ctx context.Context, svc contract.Service) (nodes []string
 		}
 		for _, a := range svc.Addresses {
 			for _, node := range slices.Concat(heard[a], routed[a]) {
-				if gone[node] && !slices.Contains(nodes, node) {
+				if rules.gone(node) && !slices.Contains(nodes, node) {
 					nodes = append(nodes, node)
 				}
 			}
 		}
-		for node, is := range gone {
-			if !is {
+		for node, has := range rules {
+			if has {
 				return fmt.Errorf("%s has them", node)
 			}
 		}

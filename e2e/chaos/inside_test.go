@@ -94,3 +94,22 @@ udp      17 5 src=fd00:172:26:236::20 dst=fd00:172:26:236::180 sport=10778 dport
 		t.Error("half a connection is read")
 	}
 }
+
+// A node whose proxy has not written rules for a Service has not lost them either.
+func TestProgrammed(t *testing.T) {
+	p := programmed{}
+	p.note("hung", false)
+	p.note("quick", true)
+	if p.gone("hung") || p.gone("quick") {
+		t.Errorf("before any rules are removed some are gone: %v", p)
+	}
+	p.note("hung", true)
+	p.note("quick", false)
+	if p.gone("hung") || !p.gone("quick") {
+		t.Errorf("the rules of one node are gone: %v", p)
+	}
+	p.note("hung", false)
+	if !p.gone("hung") {
+		t.Errorf("rules that came late and went are there: %v", p)
+	}
+}

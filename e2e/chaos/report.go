@@ -3,6 +3,7 @@ package chaos
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -43,9 +44,9 @@ func Report(r Result) string {
 		r.Told.Seed, r.Told.Config, len(r.Told.Rounds), len(r.Told.IDs()), r.Length.Round(time.Second), r.Samples, r.Flows,
 		slowest.Round(100*time.Millisecond))
 	fmt.Fprintf(&b, "%d changes of objects, up to %d in a second; %s\n", r.Changes, r.Fastest, kinds(r.Told))
+	fmt.Fprintf(&b, "load of the machine: %s at the beginning, %s at the end\n", r.LoadBefore, r.LoadAfter)
 	if len(r.Violations) == 0 {
 		b.WriteString("every clause held\n")
-		return b.String()
 	}
 	shown := map[string]int{}
 	for _, v := range r.Violations {
@@ -59,8 +60,17 @@ func Report(r Result) string {
 			shown[v.Name] = 0
 		}
 	}
-	fmt.Fprintf(&b, "what happened from a minute before that round on:\n%s", r.Journal)
+	if r.Journal != "" {
+		fmt.Fprintf(&b, "what happened from a minute before the first round that went wrong on:\n%s", r.Journal)
+	}
 	return b.String()
+}
+
+// loadAverages returns those of the machine, over 1, 5 and 15 minutes.
+func loadAverages() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	fields := strings.Fields(string(text))
+	return strings.Join(fields[:min(3, len(fields))], " ")
 }
 
 // kinds says how many events of each kind a story has.

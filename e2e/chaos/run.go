@@ -62,7 +62,8 @@ type Result struct {
 	// Told is what was run of the story.
 	Told       story.Story
 	Violations []contract.Violation
-	// Journal is what happened in the first round with a violation and the minute before it, and what the agents logged.
+	// Journal is what happened in the first round with a violation and the minute before it, and what the agents logged;
+	// so too of the round in which the run failed.
 	Journal string
 	// Samples and Flows count the requests and connections of clients; Settled is how long the cluster took to settle, by
 	// round, and Length how long the rounds took.
@@ -71,6 +72,8 @@ type Result struct {
 	Length         time.Duration
 	// Changes are how often the API server took a change from the run, and Fastest how often in one second.
 	Changes, Fastest int
+	// LoadBefore and LoadAfter are the machine's load averages when the run began and ended.
+	LoadBefore, LoadAfter string
 }
 
 // runner is a run. Events run in goroutines of their own; what they share is guarded by mu.
@@ -86,8 +89,11 @@ type runner struct {
 	seed     uint64
 	without  Guard
 
+	rounds []mark // the beginning of each
+
 	mu      sync.Mutex
 	spans   []contract.Span
+	logged  map[int]bounds // by event
 	holders []contract.Holder
 	rolled  int
 	idle    bool // the pods of the idle Service are not ready
@@ -122,7 +128,7 @@ func values(c story.Config) map[string]any {
 }
 
 // Run starts a lab, tells the story, and stops after the first round that violates a clause, unless it is to keep
-// going. An error says that the run itself failed.
+// going. An error says that the run itself failed; the result is what it showed until then.
 func Run(ctx context.Context, o Options) (result Result, err error) {
 	var wrote writes
 	o.Lab.Args, o.Lab.Values, o.Lab.Wrote = o.Without.Args, values(o.Story.Config), wrote.note
@@ -131,14 +137,16 @@ func Run(ctx context.Context, o Options) (result Result, err error) {
 	if err != nil {
 		return result, err
 	}
-	began := time.Now()
+	began, load := time.Now(), loadAverages()
 	result, err = tell(ctx, o, r.journal, r.round, r.decisions)
 	result.Changes, result.Fastest = wrote.since(began)
+	result.LoadBefore, result.LoadAfter = load, loadAverages()
 	return result, err
 }
 
 // tell runs one round after the other, judges each, and keeps what happened before the first violation: from a minute
-// before its round, which may have taken long to settle.
+// before its round, which may have taken long to settle. A round that fails is judged too, and is the last. One that
+// was interrupted is not: the cluster had no time to settle.
 func tell(ctx context.Context, o Options, j *journal,
 	run func(context.Context, story.Round) (contract.Evidence, time.Duration, error),
 	decisions func(since time.Time) string) (result Result, err error) {
@@ -147,8 +155,8 @@ func tell(ctx context.Context, o Options, j *journal,
 	for round := range o.rounds() {
 		began := time.Now()
 		evidence, took, err := run(ctx, round)
-		if err != nil {
-			return result, fmt.Errorf("round %d: %w", round.Number, err)
+		if ctx.Err() != nil {
+			return result, ctx.Err()
 		}
 		result.Told.Rounds = append(result.Told.Rounds, round)
 		result.Length = time.Since(first)
@@ -159,11 +167,18 @@ func tell(ctx context.Context, o Options, j *journal,
 		for _, v := range bad {
 			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
 		}
-		if len(bad) > 0 && len(result.Violations) == 0 {
+		if err != nil {
+			err = fmt.Errorf("round %d: %w", round.Number, err)
+			j.add("FAILED %v", err)
+		}
+		if err != nil || len(bad) > 0 && len(result.Violations) == 0 {
 			since := began.Add(-time.Minute)
-			result.Journal = j.since(since) + decisions(since)
+			result.Journal += j.since(since) + decisions(since)
 		}
 		result.Violations = append(result.Violations, bad...)
+		if err != nil {
+			return result, err
+		}
 		if len(bad) > 0 && !o.KeepGoing {
 			break
 		}
@@ -220,8 +235,9 @@ func (r *runner) settle(ctx context.Context) (s contract.Snapshot, took time.Dur
 func (r *runner) round(ctx context.Context, round story.Round) (e contract.Evidence, took time.Duration, err error) {
 	name := map[bool]string{true: "calm", false: "storm"}[round.Calm]
 	r.journal.add("round %d: %s", round.Number, name)
+	r.rounds = append(r.rounds, mark{r.now(), r.logs(deciders...).lengths()})
 	r.mu.Lock()
-	r.spans, r.holders = nil, nil
+	r.spans, r.holders, r.logged = nil, nil, map[int]bounds{}
 	r.mu.Unlock()
 	r.traffic = startTraffic(ctx, r.lab, func(what string) {
 		if round.Calm {
@@ -290,7 +306,7 @@ func (r *runner) atOnce(ctx context.Context, events []story.Event) error {
 	}
 	var churn []story.Event
 	for _, e := range events {
-		if isChurn(e.Kind) {
+		if e.Kind.IsChurn() {
 			churn = append(churn, e)
 		} else {
 			do([]story.Event{e})
@@ -300,14 +316,10 @@ func (r *runner) atOnce(ctx context.Context, events []story.Event) error {
 	return g.Wait()
 }
 
-func isChurn(k story.Kind) bool {
-	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst,
-		story.Flood}, k)
-}
-
 // event does one event, and notes how it went. All that it did has ended when it returns, save what stays.
 func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 	span := contract.Span{Event: e, Began: r.now()}
+	logged := bounds{began: r.logs("speaker").lengths()}
 	r.mu.Lock()
 	r.spans = append(r.spans, span) // a loss may be seen before the event ends
 	r.mu.Unlock()
@@ -320,9 +332,12 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 	err := r.do(ctx, deed{e, &span, calm})
 	span.Ended = r.now()
 	r.journal.add("end   %s", e)
-	r.finish(&span)
+	now := r.logs("speaker")
+	logged.ended = now.lengths()
+	r.finish(&span, now.after(logged.began))
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.logged[e.ID] = logged
 	for i := range r.spans {
 		if r.spans[i].ID == e.ID {
 			r.spans[i] = span
@@ -332,25 +347,6 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 		return fmt.Errorf("%s: %w", e, err)
 	}
 	return nil
-}
-
-// finish reads from the speakers' logs what the node of an event lost.
-func (r *runner) finish(span *contract.Span) {
-	for _, a := range r.lab.Agents("speaker") {
-		for _, d := range takeovers(a.Log(), span.Began) {
-			if d.to == a.Node && a.Node != span.Node && slices.Contains(span.OwnedBefore, d.vip) {
-				span.Lost = append(span.Lost, d.vip)
-			}
-		}
-	}
-}
-
-// returned notes what the node of a fault announced once the fault had healed: what it held then, and what it took
-// later. What it takes and gives up while it is cut off does no harm.
-func (r *runner) returned(span *contract.Span) {
-	if a := r.lab.Agent("speaker", span.Node); a != nil {
-		span.Took = announcedAfter(takeovers(a.Log(), span.Began), span.Node, span.Ended)
-	}
 }
 
 // watchHolders notes who holds which address, as often as the API server answers, until what it returns is called.

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"strings"
 	"testing"
@@ -67,5 +68,53 @@ func TestARunLastsItsTime(t *testing.T) {
 				t.Errorf("%+v was told, want %+v", got.Told, want)
 			}
 		})
+	}
+}
+
+// A round that fails is judged and reported like the others, and is the last.
+func TestTheReportHoldsARoundThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := &journal{}
+		failed := errors.New("it ended by itself")
+		round := func(_ context.Context, r story.Round) (e contract.Evidence, took time.Duration, err error) {
+			j.add("begin round %d", r.Number)
+			e.Samples = make([]contract.Sample, 1)
+			if r.Number == 3 {
+				e.Settled.Unknown, err = []string{"nothing is seen"}, failed
+			}
+			return e, 0, err
+		}
+		decisions := func(time.Time) string { return "what the agents say" }
+		got, err := tell(t.Context(), Options{Story: story.Generate(1, Cast(), 5), KeepGoing: true}, j, round, decisions)
+		if !errors.Is(err, failed) || !strings.Contains(err.Error(), "round 3") {
+			t.Error(err)
+		}
+		if len(got.Told.Rounds) != 3 || got.Samples != 3 || len(got.Violations) != 1 {
+			t.Errorf("%+v", got)
+		}
+		for _, want := range []string{"begin round 3", "it ended by itself", "what the agents say"} {
+			if !strings.Contains(got.Journal, want) {
+				t.Errorf("%q is not in the journal: %s", want, got.Journal)
+			}
+		}
+		if text := Report(Result{Told: got.Told, Journal: got.Journal}); !strings.HasSuffix(text, got.Journal) {
+			t.Errorf("without a violation the report is %s", text)
+		}
+	})
+}
+
+// A round that is interrupted is not judged: what is not well had no time to get well.
+func TestAnInterruptedRoundIsNotJudged(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	round := func(_ context.Context, r story.Round) (e contract.Evidence, took time.Duration, err error) {
+		if r.Number == 2 {
+			cancel()
+			e.Settled.Unknown = []string{"context canceled"}
+		}
+		return e, 0, nil
+	}
+	got, err := tell(ctx, Options{Story: story.Generate(1, Cast(), 5)}, &journal{}, round, func(time.Time) string { return "" })
+	if !errors.Is(err, context.Canceled) || len(got.Told.Rounds) != 1 || len(got.Violations) > 0 {
+		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -61,7 +61,7 @@ func (r *runner) restoreEtcd(ctx context.Context, e deed) error {
 }
 
 // shiftClock sets the clock of the controller, or of all programs of a node.
-func (r *runner) shiftClock(e deed) error {
+func (r *runner) shiftClock(_ context.Context, e deed) error {
 	agents := r.lab.Agents(e.Program)
 	if e.Program == "" {
 		agents = r.agentsOf(e.Node)
@@ -76,22 +76,36 @@ func (r *runner) shiftClock(e deed) error {
 }
 
 // noDescriptors has a program run out of descriptors.
-func (r *runner) noDescriptors(e deed) error {
+func (r *runner) noDescriptors(_ context.Context, e deed) error {
 	a := r.agent(e.Event)
 	before, err := a.LimitFiles(noneLeft)
 	if err != nil {
 		return err
 	}
 	time.Sleep(e.For)
+	return bore(a, "without descriptors", func() error {
+		_, err := a.LimitFiles(before)
+		return err
+	})
+}
+
+// sufferer is a running program to which something is done.
+type sufferer interface {
+	Name() string
+	Running() bool
+	Start() error
+}
+
+// bore undoes what was done to a program, which must not have ended of it.
+func bore(a sufferer, how string, undo func() error) error {
 	if !a.Running() {
-		return errors.Join(fmt.Errorf("%s ended without descriptors", a.Name()), a.Start())
+		return errors.Join(fmt.Errorf("%s ended %s", a.Name(), how), a.Start())
 	}
-	_, err = a.LimitFiles(before)
-	return err
+	return undo()
 }
 
 // fullDisk kills a program, and starts it where it can make no file for as long as that lasts, as the kubelet would.
-func (r *runner) fullDisk(e deed) error {
+func (r *runner) fullDisk(_ context.Context, e deed) error {
 	a := r.agent(e.Event)
 	if err := a.Kill(); err != nil {
 		return err
@@ -112,10 +126,7 @@ func (r *runner) fullDisk(e deed) error {
 func (r *runner) fillDisk(ctx context.Context, e deed) error {
 	a := r.agent(e.Event)
 	return r.during(e, func() error { return a.FillDisk(ctx) }, func() error {
-		if !a.Running() {
-			return a.Start()
-		}
-		return a.FreeDisk(ctx)
+		return bore(a, "on a full disk", func() error { return a.FreeDisk(ctx) })
 	})
 }
 

@@ -19,8 +19,8 @@ type deed struct {
 	calm bool
 }
 
-// way does an event, waits for as long as it lasts, and undoes it.
-type way func(ctx context.Context, r *runner, d deed) error
+// way does an event, waits for as long as it lasts, and undoes it. Its arguments are in the order of a method's.
+type way func(r *runner, ctx context.Context, d deed) error
 
 // do does an event.
 func (r *runner) do(ctx context.Context, d deed) error {
@@ -28,95 +28,95 @@ func (r *runner) do(ctx context.Context, d deed) error {
 	if !known {
 		return fmt.Errorf("no way to do %q", d.Kind)
 	}
-	return do(ctx, r, d)
+	return do(r, ctx, d)
 }
 
 // ways has one for each kind of event.
 var ways = map[story.Kind]way{
 	// Planned changes, and what calm rounds and storms share.
-	story.DrainLabel: func(ctx context.Context, r *runner, d deed) error {
+	story.DrainLabel: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, r.patch(ctx, d.Node, excludeLabel(`""`)), r.patch(ctx, d.Node, excludeLabel("null")))
 	},
-	story.DrainTaint: func(ctx context.Context, r *runner, d deed) error { return r.leaving(ctx, d) },
-	story.Stop:       stop, story.StormStop: stop, story.StopLong: stopLong,
-	story.Kill: kill, story.StormKill: kill, story.KillRelay: kill,
-	story.RollPod: func(ctx context.Context, r *runner, d deed) error { return r.rollPod(ctx, d) },
-	story.StopAPI: stopAPI, story.StormAPI: stopAPI,
-	story.FreezeAPI:  func(_ context.Context, r *runner, d deed) error { return r.frozen(d, r.lab.SignalAPI) },
-	story.FreezeEtcd: freezeEtcd, story.StormEtcd: freezeEtcd,
-	story.SlowAPI: slowAPI, story.StormSlowAPI: slowAPI,
-	story.ShiftClock: shiftClock, story.StormClock: shiftClock,
-	story.MalformedARP: func(_ context.Context, r *runner, d deed) error {
+	story.DrainTaint: (*runner).leaving,
+	story.Stop:       (*runner).stop, story.StormStop: (*runner).stop, story.StopLong: (*runner).stopLong,
+	story.Kill: (*runner).kill, story.StormKill: (*runner).kill, story.KillRelay: (*runner).kill,
+	story.RollPod: (*runner).rollPod,
+	story.StopAPI: (*runner).stopAPI, story.StormAPI: (*runner).stopAPI,
+	story.FreezeAPI:  func(r *runner, _ context.Context, d deed) error { return r.frozen(d, r.lab.SignalAPI) },
+	story.FreezeEtcd: (*runner).freezeEtcd, story.StormEtcd: (*runner).freezeEtcd,
+	story.SlowAPI: (*runner).slowAPI, story.StormSlowAPI: (*runner).slowAPI,
+	story.ShiftClock: (*runner).shiftClock, story.StormClock: (*runner).shiftClock,
+	story.MalformedARP: func(r *runner, _ context.Context, d deed) error {
 		return r.wire.malformed(r.seed+uint64(d.ID), badPackets)
 	},
-	story.HungProxy: func(ctx context.Context, r *runner, d deed) error { return r.hungProxy(ctx, d) },
-	story.EditPool: func(ctx context.Context, r *runner, d deed) error {
+	story.HungProxy: (*runner).hungProxy,
+	story.EditPool: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, func() error { return r.lab.ApplyYAML(ctx, pools(true)) },
 			func() error { return r.lab.ApplyYAML(ctx, pools(false)) })
 	},
-	story.AddPeer: func(ctx context.Context, r *runner, d deed) error {
+	story.AddPeer: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, func() error { return r.lab.ApplyYAML(ctx, deadPeer(r.lab.Cluster())) },
 			func() error { return r.removePeers(ctx, deadPeerName) })
 	},
 	story.ForeignRules: onNode("sh", "-c", foreignRules, "sh", foreignTable()),
 
 	// Churn.
-	story.AddService: func(ctx context.Context, r *runner, d deed) error { return r.addService(ctx, d.Service, d.calm) },
-	story.RemoveService: func(ctx context.Context, r *runner, d deed) error {
-		return r.withdrawService(ctx, d)
+	story.AddService: func(r *runner, ctx context.Context, d deed) error {
+		return r.addService(ctx, d.Service, d.calm)
 	},
-	story.Unready: setIdle, story.Ready: setIdle,
-	story.Burst: func(ctx context.Context, r *runner, _ deed) error { return r.burst(ctx) },
-	story.Flood: func(ctx context.Context, r *runner, d deed) error { return r.flood(ctx, d) },
+	story.RemoveService: (*runner).withdrawService,
+	story.Unready:       (*runner).setIdle, story.Ready: (*runner).setIdle,
+	story.Burst: (*runner).burst,
+	story.Flood: (*runner).flood,
 
 	// Faults of the control plane, the router and the LAN.
-	story.SlowEtcd: func(_ context.Context, r *runner, d deed) error { return r.slow(d, r.lab.SignalEtcd) },
-	story.KillEtcd: func(_ context.Context, r *runner, d deed) error {
+	story.SlowEtcd: func(r *runner, _ context.Context, d deed) error { return r.slow(d, r.lab.SignalEtcd) },
+	story.KillEtcd: func(r *runner, _ context.Context, d deed) error {
 		return r.during(d, r.lab.KillEtcd, r.lab.StartEtcd)
 	},
-	story.RestoreEtcd: func(ctx context.Context, r *runner, d deed) error { return r.restoreEtcd(ctx, d) },
-	story.RemovePeer: func(ctx context.Context, r *runner, d deed) error {
+	story.RestoreEtcd: (*runner).restoreEtcd,
+	story.RemovePeer: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, func() error { return r.removePeers(ctx, peerNames...) }, func() error {
 			return try(ctx, "apply the peers", func(ctx context.Context) error {
 				return r.lab.ApplyYAML(ctx, peers(r.lab.Cluster()))
 			})
 		})
 	},
-	story.KillRouter: func(ctx context.Context, r *runner, d deed) error {
+	story.KillRouter: func(r *runner, ctx context.Context, d deed) error {
 		router := r.lab.Routers()[0]
 		return r.during(d, func() error { router.Kill("bgpd"); return nil }, func() error { return router.Launch(ctx) })
 	},
-	story.FreezeRouter: func(ctx context.Context, r *runner, d deed) error {
+	story.FreezeRouter: func(r *runner, ctx context.Context, d deed) error {
 		return r.lab.Routers()[0].Freeze(ctx, d.For)
 	},
-	story.Spoof: func(_ context.Context, r *runner, d deed) error { return r.wire.spoof(r.expected[d.Service][:1]) },
-	story.SpoofOn: func(_ context.Context, r *runner, d deed) error {
+	story.Spoof: func(r *runner, _ context.Context, d deed) error { return r.wire.spoof(r.expected[d.Service][:1]) },
+	story.SpoofOn: func(r *runner, _ context.Context, d deed) error {
 		return again(d.For, spoofEvery, func() error { return r.wire.spoof(r.expected[d.Service]) })
 	},
 
 	// Faults of one node.
-	story.Cut: func(ctx context.Context, r *runner, d deed) error {
+	story.Cut: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, func() error { return r.lab.Cut(ctx, d.Node) }, func() error { return r.lab.Heal(ctx, d.Node) })
 	},
-	story.Unplug: func(ctx context.Context, r *runner, d deed) error {
+	story.Unplug: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, func() error { return r.lab.Unplug(ctx, d.Node) },
 			func() error { return r.lab.Heal(ctx, d.Node) })
 	},
-	story.Crash: func(ctx context.Context, r *runner, d deed) error {
+	story.Crash: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, func() error { return r.crash(ctx, d.Node) }, func() error {
 			return errors.Join(r.lab.Heal(ctx, d.Node), r.each(d.Node, (*lab.Agent).Start))
 		})
 	},
-	story.LeaveNode: func(ctx context.Context, r *runner, d deed) error {
+	story.LeaveNode: func(r *runner, ctx context.Context, d deed) error {
 		return r.during(d, func() error { return r.leave(ctx, d.Node) }, func() error { return r.join(ctx, d.Node) })
 	},
 	story.FreezeNode:    frozen("speaker", "proxy"),
 	story.FreezeSpeaker: frozen("speaker"),
 	story.FreezeRelay:   frozen("relay"),
-	story.NoDescriptors: func(_ context.Context, r *runner, d deed) error { return r.noDescriptors(d) },
-	story.FullDisk:      func(_ context.Context, r *runner, d deed) error { return r.fullDisk(d) },
-	story.FillDisk:      func(ctx context.Context, r *runner, d deed) error { return r.fillDisk(ctx, d) },
-	story.NetlinkErrors: func(ctx context.Context, r *runner, d deed) error {
+	story.NoDescriptors: (*runner).noDescriptors,
+	story.FullDisk:      (*runner).fullDisk,
+	story.FillDisk:      (*runner).fillDisk,
+	story.NetlinkErrors: func(r *runner, ctx context.Context, d deed) error {
 		failed, err := r.agent(d.Event).FailNetlink(ctx, d.For)
 		r.journal.add("netlink-errors: %d calls of %s failed", failed, d.Node)
 		return err
@@ -139,7 +139,7 @@ func excludeLabel(value string) string {
 	return `{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":` + value + `}}}`
 }
 
-func stop(ctx context.Context, r *runner, d deed) error {
+func (r *runner) stop(ctx context.Context, d deed) error {
 	if r.without.Sudden {
 		return r.restart(ctx, d, (*lab.Agent).Kill)
 	}
@@ -147,32 +147,28 @@ func stop(ctx context.Context, r *runner, d deed) error {
 }
 
 // stopLong has clients ask for the way again and again meanwhile, which only a node that took the addresses answers.
-func stopLong(ctx context.Context, r *runner, d deed) error {
+func (r *runner) stopLong(ctx context.Context, d deed) error {
 	var g lab.Group
-	g.Run(func() error { return stop(ctx, r, d) })
+	g.Run(func() error { return r.stop(ctx, d) })
 	g.Run(func() error {
 		return again(d.For, forgetEvery, func() error { return r.forget(ctx, d.span.OwnedBefore) })
 	})
 	return g.Wait()
 }
 
-func kill(ctx context.Context, r *runner, d deed) error { return r.restart(ctx, d, (*lab.Agent).Kill) }
+func (r *runner) kill(ctx context.Context, d deed) error { return r.restart(ctx, d, (*lab.Agent).Kill) }
 
-func stopAPI(ctx context.Context, r *runner, d deed) error {
+func (r *runner) stopAPI(ctx context.Context, d deed) error {
 	return r.during(d, r.lab.StopAPI, func() error { return r.lab.StartAPI(ctx) })
 }
 
-func freezeEtcd(_ context.Context, r *runner, d deed) error { return r.frozen(d, r.lab.SignalEtcd) }
+func (r *runner) freezeEtcd(_ context.Context, d deed) error { return r.frozen(d, r.lab.SignalEtcd) }
 
-func slowAPI(_ context.Context, r *runner, d deed) error { return r.slow(d, r.lab.SignalAPI) }
-
-func shiftClock(_ context.Context, r *runner, d deed) error { return r.shiftClock(d) }
-
-func setIdle(ctx context.Context, r *runner, d deed) error { return r.setIdle(ctx, d.Kind) }
+func (r *runner) slowAPI(_ context.Context, d deed) error { return r.slow(d, r.lab.SignalAPI) }
 
 // onNode runs a program on the event's node.
 func onNode(argv ...string) way {
-	return func(ctx context.Context, r *runner, d deed) error {
+	return func(r *runner, ctx context.Context, d deed) error {
 		_, err := r.lab.Exec(ctx, d.Node, argv...)
 		return err
 	}
@@ -180,7 +176,7 @@ func onNode(argv ...string) way {
 
 // frozen stops programs of the event's node for a while.
 func frozen(programs ...string) way {
-	return func(_ context.Context, r *runner, d deed) error {
+	return func(r *runner, _ context.Context, d deed) error {
 		return r.frozen(d, func(sig syscall.Signal) (err error) {
 			for _, program := range programs {
 				err = errors.Join(err, r.lab.Agent(program, d.Node).Signal(sig))
@@ -195,7 +191,7 @@ const early = -400
 
 // filter adds rules to a node for a while, in the chains "in" and "out" of that priority.
 func filter(priority int, rules func(r *runner, node string) []string) way {
-	return func(ctx context.Context, r *runner, d deed) error {
+	return func(r *runner, ctx context.Context, d deed) error {
 		text := []string{"add table inet chaos",
 			fmt.Sprintf("add chain inet chaos in { type filter hook prerouting priority %d; }", priority),
 			fmt.Sprintf("add chain inet chaos out { type filter hook output priority %d; }", priority)}
@@ -203,7 +199,7 @@ func filter(priority int, rules func(r *runner, node string) []string) way {
 			text = append(text, "add rule inet chaos "+rule)
 		}
 		nft := func(argument string) func() error {
-			return func() error { return onNode("nft", argument)(ctx, r, d) }
+			return func() error { return onNode("nft", argument)(r, ctx, d) }
 		}
 		return r.during(d, nft(strings.Join(text, "; ")), nft("delete table inet chaos"))
 	}

@@ -188,7 +188,8 @@ func healthPortsTellTheTruth(s Snapshot) (bad []string) {
 func leavingNodesSaySo(e Evidence) (bad []Violation) {
 	for _, s := range e.Spans {
 		for _, name := range s.Attractive {
-			bad = append(bad, Violation{At: s.Ended, Text: fmt.Sprintf("%s: the health port of %s said 200", s.Event, name)})
+			bad = append(bad, Violation{At: s.Ended, Text: fmt.Sprintf("%s: the health port of %s did not say 503", s.Event,
+				name)})
 		}
 	}
 	return bad
@@ -318,7 +319,7 @@ func cause(spans []Span, ended time.Time) Span {
 	ok := false
 	for _, churn := range []bool{false, true} {
 		for _, s := range spans {
-			if s.Began.Before(ended) && isChurn(s.Kind) == churn {
+			if s.Began.Before(ended) && s.Kind.IsChurn() == churn {
 				found, ok = s, true
 			}
 		}
@@ -327,11 +328,6 @@ func cause(spans []Span, ended time.Time) Span {
 		}
 	}
 	return Span{Event: story.Event{Kind: story.AddService}} // of a round before
-}
-
-func isChurn(k story.Kind) bool {
-	return slices.Contains([]story.Kind{story.AddService, story.RemoveService, story.Unready, story.Ready, story.Burst,
-		story.Flood}, k)
 }
 
 func localKeepsTheClient(e Evidence) []Violation {
@@ -417,7 +413,7 @@ func (s Span) leaves(service string) bool {
 		story.EditPool, story.AddPeer, story.ForeignRules:
 		return true
 	default:
-		return isChurn(s.Kind) && s.Service != service
+		return s.Kind.IsChurn() && s.Service != service
 	}
 }
 

@@ -34,7 +34,7 @@ type Span struct {
 	OwnedBefore, Lost []netip.Addr
 	// Gone are pods that the event removed.
 	Gone []string
-	// Attractive are Services whose health port went on to say 200 on a node that is about to leave.
+	// Attractive are Services whose health port did not come to say 503 on a node that is about to leave.
 	Attractive []string
 	// Bare are nodes that announced what the event removed after their rules for it were gone.
 	Bare []string

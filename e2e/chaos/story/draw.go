@@ -21,7 +21,8 @@ const (
 
 type generator struct {
 	rand *rand.Rand
-	// variant draws which of some like faults one is, so that a new one changes no other event of a seed.
+	// variant draws which of some like faults one is. A new variant leaves the other events of a seed as they are, unless
+	// it touches another thing than the fault in whose place it is drawn: a storm then draws another fault instead.
 	variant *rand.Rand
 	cast    Cast
 	last    int

@@ -131,6 +131,11 @@ const (
 	Flood Kind = "flood"
 )
 
+// IsChurn reports whether an event of the kind is churn.
+func (k Kind) IsChurn() bool {
+	return slices.Contains([]Kind{AddService, RemoveService, Unready, Ready, Burst, Flood}, k)
+}
+
 // Event is one thing that happens.
 type Event struct {
 	// ID is the event's place in the whole story, from 1; parts of a story keep it.

@@ -38,7 +38,7 @@ const usage = `usage:
                                             run upstream's end-to-end suite on such a cluster:
                                             docs/design/conformance.md
   landfall-lab chaos [--seed N] [--minutes M] [--shrink TRIES] [--only EVENTS] [--without GUARD]
-               [--keep-going]
+               [--keep-going] [--commit NAME]
                                             break a lab at random, and judge it by the contract: docs/chaos.md
   landfall-lab soak [--minutes M] [--report FILE]
                                             churn in a lab, and see that nothing grows: docs/design/soak.md
@@ -90,6 +90,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&t.minutes, "minutes", 3, "")
 	flags.IntVar(&t.shrink, "shrink", 0, "")
 	flags.StringVar(&t.without, "without", "", "")
+	flags.StringVar(&t.commit, "commit", "", "")
 	flags.BoolVar(&t.onward, "keep-going", false, "")
 	report := flags.String("report", "", "")
 	keep := flags.Bool("keep", os.Getenv("KEEP") == "1", "")
