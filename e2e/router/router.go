@@ -102,6 +102,9 @@ func StartFRR(ctx context.Context, o Options) (*Router, error) {
 		}
 		argv := []string{program, "-f", config, "-i", filepath.Join(o.Dir, name+".pid"),
 			"-z", filepath.Join(o.Dir, "zserv.api"), "--vty_socket", o.Dir, "-P", "0"}
+		if name == "zebra" { // else a changed IPv6 route is deleted, and added again some 40 µs later
+			argv = append(argv, "--v6-rr-semantics")
+		}
 		if name == "bgpd" && o.NoListen {
 			argv = append(argv, "-p", "0")
 		}
