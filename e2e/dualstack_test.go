@@ -26,17 +26,24 @@ spec: {ipAddressPools: [lan]}
 
 var seedVIP6 = netip.AddrPortFrom(lab.Twin(seedVIP.Addr()), seedVIP.Port())
 
+// startDualStack starts the seed cluster with both families, and its pool.
+func startDualStack(t testing.TB, options lab.Options) *lab.Lab {
+	t.Helper()
+	cluster := lab.SeedCluster()
+	cluster.DualStack = true
+	l := labtest.Start(t, cluster, options)
+	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
 // TestDualStack has a Service with an address of each family, which clients on the LAN reach by ARP
 // and NDP and others through the router. When the node dies that answers for the one of IPv6,
 // another takes over.
 func TestDualStack(t *testing.T) {
 	t.Parallel()
-	cluster := lab.SeedCluster()
-	cluster.DualStack = true
-	l := labtest.Start(t, cluster, lab.Options{})
-	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
-		t.Fatal(err)
-	}
+	l := startDualStack(t, lab.Options{})
 	service := lab.SeedService()
 	service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	if err := l.AddService(t.Context(), service); err != nil {

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
-	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
 // rejectGossip has a node refuse gossip from others, or take it again (-D), as a host's firewall does that resets
@@ -38,12 +37,7 @@ func rejectGossip(t testing.TB, l *lab.Lab, node, action string, from ...string)
 // else tells it of them but ARP and NDP.
 func TestContract11ARejectedSpeakerTakesNothing(t *testing.T) {
 	t.Parallel()
-	cluster := lab.SeedCluster()
-	cluster.DualStack = true
-	l := labtest.Start(t, cluster, lab.Options{})
-	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
-		t.Fatal(err)
-	}
+	l := startDualStack(t, lab.Options{})
 	podsBesideAPI(t, l)
 	targets := []netip.AddrPort{seedVIP, seedVIP6, nextVIP(seedVIP), nextVIP(seedVIP6)}
 	addDual(t, l, "first")

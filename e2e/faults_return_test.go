@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
-	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
 // absence is a way in which a node goes away for a while and comes back.
@@ -169,12 +168,7 @@ func nextVIP(vip netip.AddrPort) netip.AddrPort {
 // connections to addresses of both families and policies that others own and whose pods are on others.
 func TestContract11AReturningNodeHarmsNobody(t *testing.T) {
 	t.Parallel()
-	cluster := lab.SeedCluster()
-	cluster.DualStack = true
-	l := labtest.Start(t, cluster, lab.Options{})
-	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
-		t.Fatal(err)
-	}
+	l := startDualStack(t, lab.Options{})
 	podsBesideAPI(t, l)
 	service := lab.SeedService()
 	service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
-	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
 // TestContract3PolicyBecomesLocal changes the external policy of a Service from Cluster to Local while a router goes on
@@ -28,13 +27,8 @@ func TestContract3PolicyBecomesLocal(t *testing.T) {
 
 func testPolicyBecomesLocal(t *testing.T, mode string) {
 	const drain = 40 * time.Second // for a busy machine to be through before
-	cluster := lab.SeedCluster()
-	cluster.DualStack = true
-	l := labtest.Start(t, cluster, lab.Options{Values: map[string]any{"proxy": map[string]any{"mode": mode}},
+	l := startDualStack(t, lab.Options{Values: map[string]any{"proxy": map[string]any{"mode": mode}},
 		Args: map[string][]string{"proxy": {"--drain-time=" + drain.String()}}})
-	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
-		t.Fatal(err)
-	}
 	service := lab.SeedService()
 	service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
 	if err := l.AddService(t.Context(), service); err != nil {

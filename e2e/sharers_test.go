@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/landfall-lb/landfall/e2e/lab"
-	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
 
 // TestContract11AChangeIntoTheOthersPort has two Services share an address of each family, and one of them take the
@@ -20,12 +19,7 @@ import (
 // --when-duplicate=move it gets another address and is served there. Then the older one does it, and moves as well.
 func TestContract11AChangeIntoTheOthersPort(t *testing.T) {
 	t.Parallel()
-	cluster := lab.SeedCluster()
-	cluster.DualStack = true
-	l := labtest.Start(t, cluster, lab.Options{})
-	if err := l.ApplyYAML(t.Context(), dualStackPool); err != nil {
-		t.Fatal(err)
-	}
+	l := startDualStack(t, lab.Options{})
 	pod := podOn(l, "k8s-worker-177", "other-1", 90)
 	pod.App = "other"
 	if err := l.AddPod(t.Context(), pod); err != nil {

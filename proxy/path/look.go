@@ -120,8 +120,8 @@ type view struct {
 	interfaces []lb.Interface
 	own        []netip.Addr
 	byIndex    map[int]lb.Interface
-	// unforwarded has the families that are not forwarded at an interface with an address of the Node,
-	// except where no packet comes in.
+	// unforwarded has the families that are not forwarded at an interface with an address of the Node. One
+	// where no packet comes in does not count while another interface forwards.
 	unforwarded map[lb.Family]bool
 }
 
