@@ -10,7 +10,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/nstest"
 )
 
-// A prober asks again when nobody answers at once, as on a busy machine, and says who does in the end.
+// A prober asks again if nobody answers at once, as on a busy machine, and returns who answers at last.
 func TestProberAsksAgain(t *testing.T) {
 	ns := nstest.New(t)
 	var listener net.Listener

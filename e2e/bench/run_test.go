@@ -56,7 +56,7 @@ func TestOverLimit(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := unlessOver(overLimit(ctx, late)); !errors.Is(err, context.Canceled) {
-		t.Errorf("a run that was ended is taken for one that takes long: %v", err)
+		t.Errorf("a run that was ended counts as one that takes long: %v", err)
 	}
 	r := report{
 		Churn: []churnRow{{Proxy: "slow", Services: 30000, Over: ofStart},
