@@ -27,7 +27,12 @@ func (b builder) known() []nft.Rule {
 	for _, p := range protocols {
 		port, _ := b.keyAt(word, fieldOriginalDestination, fieldProtocol, fieldPort)
 		rules = append(rules, b.rule("", b.isProtocol(p), b.key(fieldGroup, fieldDestination),
-			expr.In(setNames[setAffinity]), b.key(fieldDestination), port, b.toPort(word)))
+			expr.In(setNames[setAffinity]), b.key(fieldDestination), port, b.toPort(setPorts, word)))
+	}
+	for _, p := range protocols {
+		key, _ := b.keyAt(word, fieldGroup, fieldDestination)
+		rules = append(rules, b.rule("ports that differ", b.isProtocol(p), b.key(fieldDestination), key,
+			b.toPort(setAffinityPorts, word)))
 	}
 	return append(rules, b.rule("", b.key(fieldOriginalDestination), expr.List{b.setDestination()}))
 }

@@ -154,12 +154,12 @@ func (b builder) lookup(name string, word uint32) expr.Any {
 func (b builder) dnat() expr.List {
 	const word = 4 // behind the address
 	port, _ := b.keyAt(word, fieldDestination, fieldProtocol, fieldPort)
-	return append(port, b.toPort(word)...)
+	return append(port, b.toPort(setPorts, word)...)
 }
 
-// toPort sends to the address in the first registers, at the port that there is for a key.
-func (b builder) toPort(key uint32) expr.List {
-	return expr.List{b.lookup(setNames[setPorts], key),
+// toPort sends to the address in the first registers, at the port that a map has for a key.
+func (b builder) toPort(ports setID, key uint32) expr.List {
+	return expr.List{b.lookup(setNames[ports], key),
 		&expr.DNAT{Family: nft.Family(b.family), RegAddr: expr.Reg, RegPort: expr.Register(key)}}
 }
 

@@ -35,6 +35,9 @@ const (
 	setRemember
 	// setSourceRanges are the networks of the groups in setSources, in one set for each prefix length.
 	setSourceRanges
+	// setAffinityPorts is the map from group and address to port of the backends in setAffinity whose ports
+	// differ.
+	setAffinityPorts
 	// setAffinity are the backends of groups with session affinity, by group and address.
 	setAffinity
 	// setHairpin are pairs of the same address: an endpoint that is sent to itself.
@@ -140,7 +143,7 @@ type element struct {
 	// number says which backend, in maps of backends; which of the sets of one kind, where there are
 	// several: the memory, in setRemember, and the prefix length, in setSourceRanges.
 	number uint32
-	// source is the network's address in setSourceRanges, the backend's in setAffinity and setNear.
+	// source is the network's address in setSourceRanges, the backend's in sets and maps of backends by address.
 	source address
 }
 
@@ -190,19 +193,23 @@ func (e element) compare(other element) int {
 // isMap reports whether elements of a set have a value, ofGroup whether their key begins with a
 // group.
 func (id setID) isMap() bool {
-	return id.isNumber() || id == setPorts || id.leadsToGroup()
+	return id.isNumber() || id.leadsToPort() || id.leadsToGroup()
 }
 
-// isNumber reports whether the keys of a map are a group and a number in it, leadsToGroup whether the
-// values of a map are groups.
+// isNumber reports whether the keys of a map are a group and a number in it, leadsToPort and
+// leadsToGroup whether the values of a map are ports or groups.
 func (id setID) isNumber() bool { return id <= setMixedSCTP || id == setHanded }
+
+func (id setID) leadsToPort() bool { return id == setPorts || id == setAffinityPorts }
 
 func (id setID) leadsToGroup() bool {
 	return id == setGroups || id == setLocalGroups || id == setSources || id == setDirect
 }
 
-// isBackend reports whether the keys of a set are a group and the address of one of its backends.
-func (id setID) isBackend() bool { return id == setAffinity || id == setNear }
+// isBackend reports whether the keys of a set or map are a group and the address of one of its backends.
+func (id setID) isBackend() bool {
+	return id == setAffinity || id == setAffinityPorts || id == setNear
+}
 
 // isNumbered reports whether there are several sets of this kind, told apart by a number.
 func (id setID) isNumbered() bool { return id == setRemember || id == setSourceRanges }

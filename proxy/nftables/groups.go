@@ -33,6 +33,8 @@ type group struct {
 	class uint32
 	// direct is set if frontends that are forwarded directly choose from it.
 	direct bool
+	// byAddress is set if clients are not remembered although they shall be: their addresses choose.
+	byAddress bool
 }
 
 // choice is what the frontends of one port choose from; nil for what no frontend uses.
@@ -44,6 +46,10 @@ type choice struct {
 
 // MaxElements is how many elements a Service may have in the kernel.
 const MaxElements = 1 << 17
+
+// maxMixedPorts is how many backends whose ports differ may have session affinity in a Service: each takes three
+// elements.
+const maxMixedPorts = MaxElements / 4
 
 // choices returns what each port of a Service chooses from, in groups with numbers that are not
 // taken yet.
@@ -75,13 +81,13 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 	}
 	all := slices.AppendSeq(slices.Collect(maps.Values(cluster.groups)), maps.Values(local.groups))
 	slices.SortFunc(all, func(a, b *group) int { return compareNames(a.name, b.name) })
+	room := hasRoomForPorts(all)
 	for _, g := range all {
 		g.scheduler = s.Scheduler
-		// Clients can only be remembered with an address, and if there are places. The relay remembers its clients by
-		// itself: who comes to the rules while it is away shall have the backend that the relay has chosen, and the other
-		// way round.
-		byAddress := s.Relay && method(g.scheduler) == 0 || s.Places == plan.NoPlaces
-		if s.AffinityTimeout > 0 && (g.mixed != 0 || byAddress) {
+		g.byAddress = s.AffinityTimeout > 0 && (s.Places == plan.NoPlaces || g.mixed != 0 && !room)
+		// The relay remembers its clients by itself: who comes to the rules while it is away shall have the backend that
+		// the relay has chosen, and the other way round.
+		if g.byAddress || s.AffinityTimeout > 0 && s.Relay && method(g.scheduler) == 0 {
 			g.scheduler = plan.SourceHash
 		}
 		g.id = r.number(key, g.name, taken)
@@ -91,6 +97,17 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 	}
 	limitSlots(all)
 	return choices
+}
+
+// hasRoomForPorts reports whether clients can be remembered where ports differ.
+func hasRoomForPorts(groups []*group) bool {
+	n := 0
+	for _, g := range groups {
+		if g.mixed != 0 {
+			n += len(g.backends)
+		}
+	}
+	return n <= maxMixedPorts
 }
 
 func compareNames(a, b string) int {
@@ -276,7 +293,7 @@ func SchedulerIgnored(s plan.Service) string {
 	asks := fmt.Sprintf("scheduler %s", s.Scheduler)
 	switch {
 	case method(s.Scheduler) != 0:
-	case s.AffinityTimeout > 0: // without places, and at ports whose endpoints have other numbers, the address chooses
+	case s.AffinityTimeout > 0: // where clients are not remembered, the address chooses
 		asks = "spec.sessionAffinity: ClientIP"
 	default:
 		return ""
@@ -284,8 +301,12 @@ func SchedulerIgnored(s plan.Service) string {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family), map[uint32]bool{}) {
 			for _, g := range []*group{c.cluster, c.local} {
-				if g != nil && method(g.scheduler) == 0 &&
-					(method(s.Scheduler) != 0 || g.mixed != 0 || s.Places == plan.NoPlaces) {
+				switch {
+				case g == nil:
+				case g.byAddress && method(g.scheduler) != 0 && s.Places != plan.NoPlaces:
+					return fmt.Sprintf("%s: clients are remembered for up to %d endpoints whose target ports have different numbers, "+
+						"and the Service has more; the client's address chooses, also after timeoutSeconds", asks, maxMixedPorts)
+				case method(g.scheduler) == 0 && (method(s.Scheduler) != 0 || g.byAddress):
 					return fmt.Sprintf("%s: of the %d places that a Service's tables may have, a list of %d endpoints gets fewer "+
 						"than that, so connections are spread at random; a Service with fewer named target ports has fewer lists",
 						asks, plan.MaxSlots, len(g.backends))
@@ -301,7 +322,7 @@ func remembering(choices []choice) int {
 	groups := map[*group]bool{}
 	for _, c := range choices {
 		for _, g := range []*group{c.cluster, c.local} {
-			if g != nil && g.mixed == 0 {
+			if g != nil && !g.byAddress {
 				groups[g] = true
 			}
 		}
@@ -312,8 +333,11 @@ func remembering(choices []choice) int {
 // size returns how many elements a group needs at most.
 func (g *group) size(affinity bool) int {
 	n := max(int(g.class), len(g.backends)) + 2
-	if affinity && g.mixed == 0 {
+	if affinity && !g.byAddress {
 		n += len(g.backends) + 1
+		if g.mixed != 0 {
+			n += len(g.backends)
+		}
 	}
 	if g.direct {
 		n += int(g.class) + len(g.backends) + 1
@@ -344,11 +368,25 @@ func (g *group) part(m memory) part {
 			w.number(to, numbers(g.scheduler, g.class)+uint32(i), g.backends[place])
 		}
 	}
-	if m > 0 && g.mixed == 0 {
+	if m > 0 && !g.byAddress {
 		w.number(setRemember, m, target{})
-		for _, b := range g.backends {
-			w.entries = append(w.entries, entry{element: element{set: setAffinity, frontend: w.at, source: b.addr}})
-		}
+		w.remembers(g)
 	}
 	return part{frontend: w.at, entries: w.entries}
+}
+
+// remembers adds the backends to which remembered clients may come back. One address with several ports, as only
+// hand-made EndpointSlices have it, keeps the first.
+func (w *writer) remembers(g *group) {
+	for i, b := range g.backends {
+		if i > 0 && g.backends[i-1].addr == b.addr {
+			continue
+		}
+		at := element{set: setAffinity, frontend: w.at, source: b.addr}
+		w.entries = append(w.entries, entry{element: at})
+		if g.mixed != 0 {
+			at.set = setAffinityPorts
+			w.entries = append(w.entries, entry{element: at, to: target{port: b.port}})
+		}
+	}
 }

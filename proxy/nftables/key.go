@@ -49,7 +49,7 @@ func (e entry) appendValue(buf []byte, family lb.Family) []byte {
 		return append(buf, e.to.addr[:nft.AddressBytes(family)]...)
 	case e.set.isMixed():
 		return appendPort(append(buf, e.to.addr[:nft.AddressBytes(family)]...), e.to.port)
-	case e.set == setPorts:
+	case e.set.leadsToPort():
 		return binary.BigEndian.AppendUint16(buf, e.to.port)
 	case e.set.isMap():
 		return binary.NativeEndian.AppendUint32(buf, e.to.group)
@@ -85,6 +85,8 @@ func (id setID) sizes(family lb.Family) (key, value int) {
 		return 8, n
 	case id.isMixed():
 		return 8, n + 4
+	case id == setAffinityPorts:
+		return 4 + n, 2
 	case id.isBackend(), id == setSourceRanges:
 		return 4 + n, 0
 	case id.ofGroup():
@@ -118,8 +120,11 @@ func decode(of element, family lb.Family, from nft.Element) (entry, error) {
 			e.number = binary.NativeEndian.Uint32(key[4:])
 			copy(e.to.addr[:], value[:n])
 		}
-		if of.set.isMixed() {
+		switch {
+		case of.set.isMixed():
 			e.to.port = binary.BigEndian.Uint16(value[n:])
+		case of.set.leadsToPort():
+			e.to.port = binary.BigEndian.Uint16(value)
 		}
 		return e, nil
 	}

@@ -36,6 +36,7 @@ func variety() map[lb.Key]plan.Service {
 		func(c *cases.Case, s *plan.Service) {},
 		func(c *cases.Case, s *plan.Service) { c.Service, c.Backends = passed, onlyThere },
 		func(c *cases.Case, s *plan.Service) { s.Scheduler, s.Direct = plan.Maglev, true },
+		func(c *cases.Case, s *plan.Service) { s.AffinityTimeout = 90 * time.Second },
 	} {
 		key := lb.Key{Namespace: "test", Name: fmt.Sprint("service-", i)}
 		s := plan.Service{Key: key}
@@ -65,12 +66,8 @@ func variety() map[lb.Key]plan.Service {
 			s.Ports[0].Backends.Cluster, s.Ports[3].Backends.Cluster = manyBackends(lb.IPv4, 6), manyBackends(lb.IPv6, 6)
 			s.Ports[0].Backends.Local, s.Ports[3].Backends.Local = manyBackends(lb.IPv4, 5), manyBackends(lb.IPv6, 5)
 		}
-		if i == 10 { // ports that differ
-			for j := range s.Ports {
-				s.Ports[j] = numbered(s.Ports[j])
-				b := s.Ports[j].Backends.Cluster
-				b[0].Addr = netip.AddrPortFrom(b[0].Addr.Addr(), 9999)
-			}
+		if i == 10 || i == 13 {
+			differ(&s)
 		}
 		if s.Relay = i == 0; s.Relay {
 			for j := range s.Ports {
@@ -131,6 +128,7 @@ func TestListingReadsBack(t *testing.T) {
 			" jump known",
 		"meta l4proto tcp meta priority . ip daddr @affinity dnat to ip daddr:ct original ip daddr . meta l4proto . tcp " +
 			"dport map @ports",
+		"meta l4proto udp dnat to ip6 daddr:meta priority . ip6 daddr map @affinity-ports",
 		"ip daddr set ct original ip daddr",
 		"ip daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip to meta l4proto map @relay",
 		"ip daddr . meta l4proto . udp dport @relayed fib saddr type != local jump relay-udp",

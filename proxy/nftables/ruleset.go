@@ -329,7 +329,8 @@ var setNames = [...]string{
 	setMany: "many", setScheduled: "scheduled", setMixed: "mixed-ports", setHairpin: "hairpin", setPorts: "ports",
 	setSources: "sources", setRestricted: "restricted", setLocalGroups: "local-groups", setSilent: "silent",
 	setPassed: "passed",
-	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setExternal: "external", setEcho: "echo",
+	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setAffinityPorts: "affinity-ports",
+	setExternal: "external", setEcho: "echo",
 	setClusterIPs: "cluster-ips", setVIPs: "vips", setRelayed: "relayed",
 	setHanded: "handed", setNear: "near", setDirect: "direct", setNodes: "nodes",
 }

@@ -40,6 +40,9 @@ func newSets(needs needs, relay bool) []set {
 			s.typeOf = protocols[id-setMixedTCP]
 		case id.isBackend():
 			s.key = []field{fieldGroup, fieldDestination}
+			if id.leadsToPort() {
+				s.value = []field{fieldPort}
+			}
 		case id.ofGroup():
 			s.key = []field{fieldGroup}
 		case id == setPorts:

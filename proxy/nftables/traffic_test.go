@@ -115,34 +115,47 @@ func TestSessionAffinity(t *testing.T) {
 // When the time is over, a client gets another choice.
 func TestSessionAffinityEnds(t *testing.T) {
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		t.Run(string(family), func(t *testing.T) {
-			w := cases.WorldOf(family)
-			s := cases.NewSite(t, w)
-			a := newTestActor(t, s.Node)
-			service, config := three(w, plan.Random, time.Second, "local", "local2", "remote")
-			a.Configure(config)
-			a.settle(t, map[lb.Key]plan.Service{service.Key: service})
-			first := ""
-			for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-				known := a.clients(t, family)
-				if time.Now().After(deadline) {
-					t.Fatalf("after a minute it is still sent to %s; remembered are %v", first, known)
-				}
-				if len(known) > 0 {
-					continue
-				}
-				at, _, err := s.Ask(cases.Case{From: "pod", To: "cluster"}, cases.Long)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if first == "" {
-					first = at
-				}
-				if at != first {
-					break
-				}
-			}
-		})
+		t.Run(string(family), func(t *testing.T) { testAffinityEnds(t, family, func(*plan.Service) {}) })
+		t.Run(string(family)+"/ports that differ", func(t *testing.T) { testAffinityEnds(t, family, differ) })
+	}
+}
+
+func testAffinityEnds(t *testing.T, family lb.Family, edit func(*plan.Service)) {
+	w := cases.WorldOf(family)
+	s := cases.NewSite(t, w)
+	a := newTestActor(t, s.Node)
+	service, config := three(w, plan.Random, time.Second, "local", "local2", "remote")
+	edit(&service)
+	table := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[family]
+	for _, rule := range [][]string{
+		{"add", "table", table, "other"},
+		{"add", "chain", table, "other", "in", "{ type nat hook prerouting priority dstnat ; }"},
+		{"add", "rule", table, "other", "in", "tcp", "dport", "9999", "redirect", "to",
+			fmt.Sprint(":", cases.BackendPort(lb.TCP))},
+	} {
+		s.At["local"].Run(t, "nft", rule...)
+	}
+	a.Configure(config)
+	a.settle(t, map[lb.Key]plan.Service{service.Key: service})
+	first := ""
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		known := a.clients(t, family)
+		if time.Now().After(deadline) {
+			t.Fatalf("after a minute it is still sent to %s; remembered are %v", first, known)
+		}
+		if len(known) > 0 {
+			continue
+		}
+		at, _, err := s.Ask(cases.Case{From: "pod", To: "cluster"}, cases.Long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == "" {
+			first = at
+		}
+		if at != first {
+			break
+		}
 	}
 }
 

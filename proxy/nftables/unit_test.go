@@ -129,6 +129,8 @@ func TestElementsSurviveEncoding(t *testing.T) {
 				e.source, e.number = source, 8
 			case setAffinity, setNear:
 				e.source = at
+			case setAffinityPorts:
+				e.source, e.to.port = at, 8080
 			case setPorts:
 				e.to.port = 8080
 			}
@@ -152,7 +154,7 @@ func testEncoding(t *testing.T, family lb.Family, e entry) {
 
 func FuzzDecode(f *testing.F) {
 	for _, name := range []string{"cluster-ips", "source-ranges-24", "sources", "hairpin", "backends", "tcp-backends", "ports",
-		"remember-60", "affinity", "handed", "near", "direct", "groups", "many", stickyMap} {
+		"remember-60", "affinity", "affinity-ports", "handed", "near", "direct", "groups", "many", stickyMap} {
 		f.Add(name, false, make([]byte, 16), make([]byte, 8))
 		f.Add(name, true, make([]byte, 40), make([]byte, 20))
 	}
@@ -267,30 +269,67 @@ func TestRetriesAndVerification(t *testing.T) {
 	})
 }
 
-// Clients are remembered with the address of their backend alone. Where ports differ, they are only
-// sent where a hash says.
-func TestAffinityNeedsOnePort(t *testing.T) {
+// TestAffinityWherePortsDiffer checks that a client of a port whose endpoints listen at different numbers is remembered
+// like any other: it comes back to the same one, and once its time is over, or its endpoint is gone, to any.
+func TestAffinityWherePortsDiffer(t *testing.T) {
+	t.Parallel()
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, second := range []uint16{8080, 8081} {
+		for _, protocol := range []lb.Protocol{lb.TCP, lb.UDP, lb.SCTP} {
 			w := cases.WorldOf(family)
-			service, config := three(w, plan.Random, time.Hour, "local", "local2")
-			for i := range service.Ports {
-				service.Ports[i] = numbered(service.Ports[i])
-				cluster := service.Ports[i].Backends.Cluster
-				cluster[1].Addr = netip.AddrPortFrom(cluster[1].Addr.Addr(), second)
-				cluster[0].Addr = netip.AddrPortFrom(cluster[0].Addr.Addr(), 8080)
-				service.Ports[i].Backends.Local = nil
+			c := cases.Case{From: "outside", To: "vip", Protocol: protocol}
+			world := func(at ...string) *walker {
+				s, config := three(w, plan.Random, time.Hour, at...)
+				differ(&s)
+				out := newRenderer(family, config).service(s.Key, s.Only(family))
+				return newWalker(t, newRuleset(family, config, neededBy(out)), nil, out)
 			}
-			has := map[setID]bool{}
-			for _, p := range newRenderer(family, config).service(service.Key, service.Only(family)).parts {
-				for _, e := range p.entries {
-					has[e.set] = true
+			walk, p := world("local", "local2", "remote"), packetOf(w, c)
+			anywhere, _ := walk.fate(p)
+			if len(anywhere) != 3 {
+				t.Fatalf("%s, %s: a client that is not known ends at %v", family, protocol, anywhere)
+			}
+			for end := range anywhere {
+				clear(walk.sets[stickyMap]) // its time is over
+				if shares, _ := walk.fate(p); len(shares) != len(anywhere) {
+					t.Errorf("%s, %s: after its time a client ends at %v", family, protocol, shares)
+				}
+				walk.establish(p, netip.MustParseAddrPort(end))
+				if shares, _ := walk.fate(p); shares[end] != 1 {
+					t.Errorf("%s, %s: a client of %s ends at %v", family, protocol, end, shares)
 				}
 			}
-			same := second == 8080
-			if has[setAffinity] != same || has[setScheduled] == same || has[setPorts] != same || has[setMixed] == same {
-				t.Errorf("%s, ports 8080 and %d: elements in the sets %v", family, second, has)
+			clear(walk.sets[stickyMap])
+			walk.establish(p, netip.AddrPortFrom(w.Local, 9999))
+			without := world("local2", "remote")
+			without.sets[stickyMap] = walk.sets[stickyMap]
+			if shares, _ := without.fate(p); len(shares) != 2 {
+				t.Errorf("%s, %s: a client whose endpoint is gone ends at %v", family, protocol, shares)
 			}
 		}
+	}
+}
+
+// differ has the endpoints of a Service listen at different numbers, one of them at two.
+func differ(s *plan.Service) {
+	for i := range s.Ports {
+		s.Ports[i] = numbered(s.Ports[i])
+		b := s.Ports[i].Backends.Cluster
+		b[0].Addr = netip.AddrPortFrom(b[0].Addr.Addr(), 9999)
+	}
+}
+
+// TestOneAddressWithTwoPorts checks that an address that a hand-made EndpointSlice lists with two ports has one of them
+// for the clients that are remembered.
+func TestOneAddressWithTwoPorts(t *testing.T) {
+	t.Parallel()
+	s := affineTo("10.1.0.1:8080", "10.1.0.1:8081", "10.1.0.2:8080")
+	out := newRenderer(lb.IPv4, plan.Config{}).service(s.Key, s)
+	walk := newWalker(t, newRuleset(lb.IPv4, plan.Config{}, neededBy(out)), nil, out) // stops at an element twice
+	if shares, _ := walk.fate(visit(1)); len(shares) != 3 {
+		t.Errorf("a client that is not known ends at %v", shares)
+	}
+	walk.establish(visit(1), netip.MustParseAddrPort("10.1.0.1:8081"))
+	if shares, _ := walk.fate(visit(1)); shares["10.1.0.1:8080"] != 1 {
+		t.Errorf("a client of the address ends at %v", shares)
 	}
 }
