@@ -200,7 +200,7 @@ func (b besideCalico) play(t *testing.T) {
 			probes := startFar(t, b.Lab)
 			happen(t)
 			time.Sleep(time.Second)
-			wantNoneLostFar(t, probes, moves)
+			wantNoneLostFar(t, probes)
 			for _, f := range flows {
 				if lost := f.stop(); lost > 0 {
 					t.Errorf("%d of 40 long-lived connections were lost", lost)

@@ -64,8 +64,8 @@ type gossip interface {
 	Begin(map[netip.Addr]*plan.Claim)
 	Update(map[netip.Addr]*plan.Claim)
 	SetPeers(map[string][]netip.Addr)
-	Claims(netip.Addr) map[string]plan.Claim
-	Restarted(netip.Addr) bool
+	Claims(netip.Addr, plan.Sight) map[string]plan.Claim
+	Restarted(netip.Addr, plan.Sight) bool
 	Joined() bool
 	Seek(since time.Time)
 	Met() time.Time
@@ -77,7 +77,7 @@ type gossip interface {
 type diagnosis interface {
 	Set(nodes map[string][]netip.Addr)
 	ConfirmAfter(after time.Time)
-	Speakers() plan.Speakers
+	Sight() plan.Sight
 }
 
 // missing says what a plan needs and is not known yet; "" when all is.

@@ -94,7 +94,7 @@ func (h *host) look(now time.Time) (found []lb.Finding, known bool) {
 	}
 	facts := plan.Host{
 		Self: s.self, Nodes: s.from.nodes.All(), IgnoreExclude: h.ignoreExclude, Interfaces: interfaces,
-		Speakers: s.from.liveness.Speakers(), Ready: s.from.ready(), Port: h.port, Conflicts: h.conflicts(),
+		Speakers: s.from.liveness.Sight().Speakers, Ready: s.from.ready(), Port: h.port, Conflicts: h.conflicts(),
 		Holds: h.holds(interfaces),
 	}
 	if err := h.unreachable(); err != nil {

@@ -130,4 +130,4 @@ type sees struct {
 	speakers plan.Speakers
 }
 
-func (s sees) Speakers() plan.Speakers { return s.speakers }
+func (s sees) Sight() plan.Sight { return plan.Sight{Speakers: s.speakers} }

@@ -47,17 +47,18 @@ func (p *modelPage) life(born uint64) *plan.Claim {
 
 type modelGossip struct{ *modelNode }
 
-func (g modelGossip) Begin(all map[netip.Addr]*plan.Claim)    { g.Update(all) }
-func (g modelGossip) SetPeers(map[string][]netip.Addr)        {}
-func (g modelGossip) Joined() bool                            { return g.Gossip.Joined }
-func (g modelGossip) Met() time.Time                          { return g.Gossip.Met }
-func (g modelGossip) Trouble() string                         { return "" }
-func (g modelGossip) SetMACs([]string)                        {}
-func (g modelGossip) MACs() map[string]string                 { return nil }
-func (g modelGossip) Seek(since time.Time)                    { g.Gossip.Seeks = since }
-func (g modelGossip) Claims(netip.Addr) map[string]plan.Claim { return g.claims() }
+func (g modelGossip) Begin(all map[netip.Addr]*plan.Claim) { g.Update(all) }
+func (g modelGossip) SetPeers(map[string][]netip.Addr)     {}
+func (g modelGossip) Joined() bool                         { return g.Gossip.Joined }
+func (g modelGossip) Met() time.Time                       { return g.Gossip.Met }
+func (g modelGossip) Trouble() string                      { return "" }
+func (g modelGossip) SetMACs([]string)                     {}
+func (g modelGossip) MACs() map[string]string              { return nil }
+func (g modelGossip) Seek(since time.Time)                 { g.Gossip.Seeks = since }
 
-func (g modelGossip) Restarted(netip.Addr) bool {
+func (g modelGossip) Claims(netip.Addr, plan.Sight) map[string]plan.Claim { return g.claims() }
+
+func (g modelGossip) Restarted(netip.Addr, plan.Sight) bool {
 	previous := g.Live.Previous(g.w.Now)
 	return previous != 0 && g.Gossip.Past != nil && g.Gossip.Past.Point.Born == previous
 }

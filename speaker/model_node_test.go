@@ -193,8 +193,8 @@ func (l modelLiveness) ConfirmAfter(after time.Time) {
 	}
 }
 
-func (l modelLiveness) Speakers() plan.Speakers {
-	s := l.Live.Speakers(l.w.Now)
+func (l modelLiveness) Sight() plan.Sight {
+	s := plan.Sight{Speakers: l.Live.Speakers(l.w.Now)}
 	if l.w.hooks.noMajority {
 		s.Majority, s.Half, s.Alone, s.Dead = true, false, false, s.Silent
 	}

@@ -86,7 +86,7 @@ func (r resident) SetMACs([]string)                     {}
 func (r resident) MACs() map[string]string              { return r.town.macs }
 func (r resident) ConfirmAfter(time.Time)               {}
 func (r resident) Begin(all map[netip.Addr]*plan.Claim) { r.Update(all) }
-func (r resident) Claims(vip netip.Addr) (others map[string]plan.Claim) {
+func (r resident) Claims(vip netip.Addr, _ plan.Sight) (others map[string]plan.Claim) {
 	r.town.mu.Lock()
 	defer r.town.mu.Unlock()
 	others = maps.Clone(r.town.claims[vip])
@@ -94,7 +94,7 @@ func (r resident) Claims(vip netip.Addr) (others map[string]plan.Claim) {
 	return others
 }
 
-func (r resident) Speakers() plan.Speakers {
+func (r resident) Sight() plan.Sight {
 	r.town.mu.Lock()
 	live := r.town.live
 	r.town.mu.Unlock()
@@ -104,7 +104,7 @@ func (r resident) Speakers() plan.Speakers {
 			dead = append(dead, node)
 		}
 	}
-	return plan.SpeakersOf(r.self, slices.Clone(live), slices.Clone(live), r.names, dead)
+	return plan.Sight{Speakers: plan.SpeakersOf(r.self, slices.Clone(live), slices.Clone(live), r.names, dead)}
 }
 
 // Update passes on what a speaker claims, with what others do in the same moment.

@@ -476,7 +476,7 @@ func (g fakeLiveness) ConfirmAfter(after time.Time) {
 	}
 }
 
-func (g fakeLiveness) Speakers() plan.Speakers {
+func (g fakeLiveness) Sight() plan.Sight {
 	g.mu.Lock()
 	silent, cut, sees, waits, confirmed := slices.Clone(g.dead), g.cutOff, g.sees, g.waits, g.confirmed
 	g.mu.Unlock()
@@ -496,14 +496,14 @@ func (g fakeLiveness) Speakers() plan.Speakers {
 	slices.Sort(silent)
 	all := slices.Sorted(maps.Keys(g.rig.nodes))
 	if waits {
-		return plan.SpeakersOf(g.self, live, all, all, nil)
+		return plan.Sight{Speakers: plan.SpeakersOf(g.self, live, all, all, nil)}
 	}
-	s := plan.SpeakersOf(g.self, live, live, all, silent)
+	s := plan.Sight{Speakers: plan.SpeakersOf(g.self, live, live, all, silent)}
 	s.Confirmed = confirmed
 	return s
 }
 
-func (g fakeGossip) Claims(vip netip.Addr) map[string]plan.Claim {
+func (g fakeGossip) Claims(vip netip.Addr, _ plan.Sight) map[string]plan.Claim {
 	g.mu.Lock()
 	sees := g.sees
 	g.mu.Unlock()
@@ -542,7 +542,7 @@ func (f fakeFeed) Tell(n lb.FeedUpdate) {
 	f.update.Apply(n)
 }
 
-func (g fakeGossip) Restarted(netip.Addr) bool { return false }
+func (g fakeGossip) Restarted(netip.Addr, plan.Sight) bool { return false }
 
 func (g fakeGossip) Joined() bool {
 	g.mu.Lock()
@@ -563,7 +563,7 @@ func (g fakeGossip) Seek(since time.Time) {
 
 func (g fakeGossip) seek() {
 	began := time.Now().Add(-20 * time.Millisecond)
-	alone := len(fakeLiveness(g).Speakers().Live) == 1
+	alone := len(fakeLiveness(g).Sight().Live) == 1
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.seeks {

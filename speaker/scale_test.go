@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -21,9 +22,9 @@ type crowd struct {
 	owners      map[netip.Addr]string
 }
 
-func (c *crowd) Claims(vip netip.Addr) map[string]plan.Claim {
-	claims := make(map[string]plan.Claim, len(c.live))
-	for _, node := range c.live {
+func (c *crowd) Claims(vip netip.Addr, seen plan.Sight) map[string]plan.Claim {
+	claims := make(map[string]plan.Claim, len(seen.Live))
+	for _, node := range seen.Live {
 		if node != c.self {
 			claims[node] = plan.Claim{Answering: c.owners[vip] == node}
 		}
@@ -35,14 +36,14 @@ func (c *crowd) Set(map[string][]netip.Addr) {}
 
 func (c *crowd) ConfirmAfter(time.Time) {}
 
-func (c *crowd) Speakers() plan.Speakers {
+func (c *crowd) Sight() plan.Sight {
 	var dead []string
 	for _, node := range c.names {
 		if _, is := slices.BinarySearch(c.live, node); !is {
 			dead = append(dead, node)
 		}
 	}
-	return plan.SpeakersOf(c.self, c.live, slices.Clone(c.live), c.names, dead)
+	return plan.Sight{Speakers: plan.SpeakersOf(c.self, c.live, slices.Clone(c.live), c.names, dead)}
 }
 
 // largeCluster is a speaker that is one of many, with all that its API server and gossip say.
@@ -74,6 +75,39 @@ func largeCluster(t testing.TB, nodes, vips int) (*fakeNode, *crowd) {
 	n.live = true
 	n.changes.markSynced()
 	return n, c
+}
+
+// torn loses most others once it has been asked what it sees.
+type torn struct{ *crowd }
+
+func (c torn) Sight() plan.Sight {
+	seen := c.crowd.Sight()
+	c.live = []string{c.names[0], c.self}
+	return seen
+}
+
+// TestContract11AStepGoesByOneSight has most other nodes die in the midst of a step, for this one: it takes none of
+// their addresses, neither in that step nor in the next one, which knows that it is this node that may be cut off.
+func TestContract11AStepGoesByOneSight(t *testing.T) {
+	n, c := largeCluster(t, 5, 100)
+	now := time.Now()
+	next := func() (own []netip.Addr) {
+		n.changes.markAll()
+		n.step(now)
+		now = now.Add(time.Second)
+		answers, _ := n.rooms.ownership.Desired()
+		return slices.SortedFunc(maps.Keys(answers), netip.Addr.Compare)
+	}
+	next()
+	before := next()
+	n.from.liveness = torn{c}
+	for range 3 {
+		for _, vip := range next() {
+			if !slices.Contains(before, vip) {
+				t.Errorf("most others are dead, and it has taken %s", vip)
+			}
+		}
+	}
 }
 
 // BenchmarkScale is what one speaker of a large cluster costs: memory, and the processor's time of a step

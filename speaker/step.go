@@ -49,7 +49,8 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 
 	without := s.hold(dirty)
-	divided, wait := s.divide(now, dirty.vips)
+	sight := s.from.liveness.Sight() // for the whole step
+	divided, wait := s.divide(now, sight.Speakers, dirty.vips)
 	then(wait)
 	facts := s.facts()
 	if dirty.all || dirty.nodes || dirty.links || divided {
@@ -57,9 +58,10 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	}
 	services := s.lookup()
 	then(s.route(now, facts, dirty, services))
-	scouts, wait := s.scout(now, facts, dirty, divided)
+	claims := func(vip netip.Addr) map[string]plan.Claim { return s.from.members.Claims(vip, sight) }
+	scouts, wait := s.scout(now, facts, dirty, divided, claims)
 	then(wait)
-	decided, changed, wait := s.own(now, facts, dirty.vips, services)
+	decided, changed, wait := s.own(now, facts, dirty.vips, services, sight)
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
 	s.act(facts, decided, dirty.all || divided || changed || scouts, first)
@@ -169,9 +171,9 @@ func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 
 // divide takes in which speakers are there, and adds all VIPs to dirty if that changes what is
 // decided of them, which it reports.
-func (s *speaker) divide(now time.Time, dirty map[netip.Addr]bool) (changed bool, again time.Duration) {
+func (s *speaker) divide(now time.Time, speakers plan.Speakers, dirty map[netip.Addr]bool) (
+	changed bool, again time.Duration) {
 	interfaces, _ := s.from.interfaces()
-	speakers := s.from.liveness.Speakers()
 	f := partition.Facts{Self: s.self, Speakers: speakers,
 		Others: len(speakers.Live)+len(speakers.Missing) > 1 || len(s.from.nodes.All()) > 1}
 	up, some := plan.Carriers(s.opts.exclude, s.from.advertisements.All(), interfaces)
@@ -340,12 +342,13 @@ func (s *speaker) held() []plan.BGPHeld {
 // scout decides which addresses to probe before Services get them, and adds those to what is dirty of
 // which something else is known. It reports whether the actor for ARP and NDP has something else to
 // do.
-func (s *speaker) scout(now time.Time, facts plan.Facts, dirty dirt, divided bool) (changed bool, again time.Duration) {
+func (s *speaker) scout(now time.Time, facts plan.Facts, dirty dirt, divided bool,
+	claims func(netip.Addr) map[string]plan.Claim) (changed bool, again time.Duration) {
 	seen := s.to.l2.Outcome()
 	f := ahead.Facts{
 		Node: facts, Held: s.rooms.holders.Held, Served: s.rooms.ownership.Served,
 		Room:   plan.MaxVIPs - s.rooms.holders.Count(),
-		Claims: s.from.members.Claims, Scouted: seen.Scouted, Version: seen.Version,
+		Claims: claims, Scouted: seen.Scouted, Version: seen.Version,
 	}
 	touched, changed, again := s.rooms.ahead.Step(now, f, ahead.Events{
 		All: dirty.all || divided, Next: dirty.ahead, Heard: dirty.vips})
@@ -358,7 +361,7 @@ func (s *speaker) scout(now time.Time, facts plan.Facts, dirty dirt, divided boo
 // own decides who owns the VIPs that are dirty, and reports whether the actor for ARP and NDP has
 // something else to do.
 func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool,
-	services func(netip.Addr) []plan.Holder,
+	services func(netip.Addr) []plan.Holder, sight plan.Sight,
 ) (decided map[netip.Addr]ownership.Decided, changed bool, again time.Duration) {
 	seen := s.to.l2.Outcome()
 	return s.rooms.ownership.Step(now, facts, ownership.Events{
@@ -370,7 +373,8 @@ func (s *speaker) own(now time.Time, facts plan.Facts, dirty map[netip.Addr]bool
 				return plan.Input{}, false
 			}
 			return plan.Input{
-				VIP: vip, Holders: services(vip), Claims: s.from.members.Claims(vip), Restarted: s.from.members.Restarted(vip),
+				VIP: vip, Holders: services(vip),
+				Claims: s.from.members.Claims(vip, sight), Restarted: s.from.members.Restarted(vip, sight),
 				Routed: s.rooms.routes.Routed(vip), Elsewhere: s.rooms.partition.Elsewhere(vip),
 				Clear: s.rooms.ahead.Clear(s.self, vip),
 			}, true

@@ -91,6 +91,9 @@ func (w *wire) heard(addrs, expected []netip.Addr) (map[netip.Addr][]string, err
 	answers := map[netip.Addr][]string{}
 	missing := slices.Clone(expected)
 	note := func(a netip.Addr, mac net.HardwareAddr) {
+		if !slices.Contains(addrs, a) {
+			return // its kernel asks too, for a node
+		}
 		if text := mac.String(); !slices.Contains(answers[a], text) {
 			answers[a] = append(answers[a], text)
 		}

@@ -78,7 +78,7 @@ func heldNode(t *testing.T, nodes int, cut bool) {
 	alone.Store(cut)
 	time.Sleep(heldEvery(nodes-1) + 2*answerTimeout) // a round, and the pause before it
 	synctest.Wait()
-	if dead := slices.Contains(a.Speakers().Dead, named(held)); dead == cut {
+	if dead := slices.Contains(a.Sight().Dead, named(held)); dead == cut {
 		t.Errorf("taken for dead: %v", dead)
 	}
 }

@@ -30,7 +30,7 @@ type Options struct {
 	// ProbeInterval is the time between two probes of gossip by one node; 0 for 100 ms.
 	ProbeInterval time.Duration
 	Log           *slog.Logger
-	// Changed is called after Speakers or Standings differ. It must not block, and may be called from
+	// Changed is called after Sight differs. It must not block, and may be called from
 	// any goroutine.
 	Changed func()
 	// Ring is how many successors, and as many predecessors, on a ring of all nodes this one watches; 0
@@ -114,7 +114,7 @@ func (a *Actor) Farewell(node string, born uint64) (news bool) {
 	return news
 }
 
-// ConfirmAfter has the kernels of all dead nodes asked once more, after the given moment, if they were not. Speakers
+// ConfirmAfter has the kernels of all dead nodes asked once more, after the given moment, if they were not. Sight
 // tells when they were.
 func (a *Actor) ConfirmAfter(after time.Time) {
 	a.mu.Lock()
@@ -221,23 +221,15 @@ func (a *Actor) change(f func(s *State, now time.Time)) {
 	a.runner.Poke()
 }
 
-// Speakers returns what this node sees of the cluster's speakers.
-func (a *Actor) Speakers() plan.Speakers {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.state.Speakers(time.Now())
-}
-
-// Standings returns what counts of the claims of each other node, and the earlier process of this
-// node whose addresses are reserved for it; 0 for none. The map must not be changed.
-func (a *Actor) Standings() (others map[string]plan.Standing, previous uint64) {
+// Sight returns what this node knows of the cluster's speakers.
+func (a *Actor) Sight() plan.Sight {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
 	if a.standings == nil || !a.until.IsZero() && !now.Before(a.until) {
 		a.standings, a.until = a.state.Standings(now), a.state.Next(now)
 	}
-	return a.standings, a.state.Previous(now)
+	return plan.Sight{Speakers: a.state.Speakers(now), Standings: a.standings, Previous: a.state.Previous(now)}
 }
 
 // Busy returns for how long the actor has been at one thing.

@@ -50,8 +50,8 @@ func TestActorProbesAndKeepsTime(t *testing.T) {
 		want := func(what string, held uint64, live []string, dead []string) {
 			t.Helper()
 			synctest.Wait()
-			standings, _ := a.Standings()
-			seen := a.Speakers()
+			standings := a.Sight().Standings
+			seen := a.Sight()
 			if standings["z"].Held != held || !slices.Equal(seen.Live, live) || !slices.Equal(seen.Dead, dead) {
 				t.Errorf("%s: %+v, %+v", what, standings, seen)
 			}
@@ -100,7 +100,7 @@ func TestAProbeThatIsCutShortShowsNothing(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		if seen := a.Speakers(); len(seen.Dead) > 0 || !slices.Equal(seen.Live, []string{"m", "z"}) {
+		if seen := a.Sight(); len(seen.Dead) > 0 || !slices.Equal(seen.Live, []string{"m", "z"}) {
 			t.Errorf("%+v", seen)
 		}
 	})
@@ -134,7 +134,7 @@ func TestANeighborAttests(t *testing.T) {
 			}
 			time.Sleep(probeEvery + time.Second)
 			synctest.Wait()
-			if seen := a.Speakers(); !slices.Equal(seen.Dead, []string{"z"}) || reports.Load() != tc.want {
+			if seen := a.Sight(); !slices.Equal(seen.Dead, []string{"z"}) || reports.Load() != tc.want {
 				t.Errorf("ring of %d: %v dead, %d reports; want %d", tc.ring, seen.Dead, reports.Load(), tc.want)
 			}
 			cancel()
@@ -151,7 +151,7 @@ func TestContract11ANodeThatIsCutOffBuriesNoneBeforeTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a *Actor
 		changed := func() {
-			if seen := a.Speakers(); len(seen.Dead) > 0 || len(seen.Missing) > 0 && seen.Majority {
+			if seen := a.Sight(); len(seen.Dead) > 0 || len(seen.Missing) > 0 && seen.Majority {
 				t.Errorf("%+v", seen)
 			}
 		}
@@ -168,7 +168,7 @@ func TestContract11ANodeThatIsCutOffBuriesNoneBeforeTheOthers(t *testing.T) {
 			time.Sleep(130 * time.Millisecond) // between two rounds of probes, and in the middle of one
 		}
 		synctest.Wait()
-		if seen := a.Speakers(); seen.Majority || !seen.Alone {
+		if seen := a.Sight(); seen.Majority || !seen.Alone {
 			t.Errorf("in the end: %+v", seen)
 		}
 		cancel()

@@ -259,6 +259,6 @@ func TestAStateIsEncodedBesideChanges(t *testing.T) {
 // everybody counts as live.
 type everybody struct{ Liveness }
 
-func (everybody) Standings() (map[string]plan.Standing, uint64) {
-	return map[string]plan.Standing{"k8s-worker-0000": {Live: true}, "k8s-worker-0001": {Live: true}}, 0
+func (everybody) Sight() plan.Sight {
+	return plan.Sight{Standings: map[string]plan.Standing{"k8s-worker-0000": {Live: true}, "k8s-worker-0001": {Live: true}}}
 }

@@ -22,14 +22,14 @@ func TestContract11ASideCutOffBuriesNobody(t *testing.T) {
 		c.part(side)
 		for range 3000 { // half a minute
 			for _, n := range c.nodes[:side] {
-				if dead := n.alive.Speakers().Dead; len(dead) > 0 {
+				if dead := n.alive.Sight().Dead; len(dead) > 0 {
 					t.Fatalf("%s is cut off, and holds %v for dead", n.name, dead)
 				}
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
 		for _, n := range c.nodes[side:] {
-			if dead := n.alive.Speakers().Dead; len(dead) != side {
+			if dead := n.alive.Sight().Dead; len(dead) != side {
 				t.Errorf("%s, one of the majority, holds %v for dead", n.name, dead)
 			}
 		}
@@ -43,7 +43,7 @@ func TestACrashIsFoundBehindPacketFilters(t *testing.T) {
 		defer c.end()
 		c.filtered = true
 		c.crash(c.nodes[3])
-		took := c.all(time.Minute, func(n *simNode) bool { return len(n.alive.Speakers().Dead) == 1 })
+		took := c.all(time.Minute, func(n *simNode) bool { return len(n.alive.Sight().Dead) == 1 })
 		t.Logf("after %s", took)
 		if took >= 2*time.Second {
 			t.Errorf("it took %s of simulated time", took)
@@ -62,10 +62,10 @@ func TestACrashIsFoundBesideABrokenPath(t *testing.T) {
 		c.net.mu.Unlock()
 		time.Sleep(time.Minute)
 		c.crash(c.nodes[3])
-		took := c.all(time.Minute, func(n *simNode) bool { return slices.Contains(n.alive.Speakers().Dead, c.nodes[3].name) })
+		took := c.all(time.Minute, func(n *simNode) bool { return slices.Contains(n.alive.Sight().Dead, c.nodes[3].name) })
 		t.Logf("after %s", took)
 		for _, n := range c.nodes[:3] {
-			if dead := n.alive.Speakers().Dead; !slices.Equal(dead, []string{c.nodes[3].name}) {
+			if dead := n.alive.Sight().Dead; !slices.Equal(dead, []string{c.nodes[3].name}) {
 				t.Errorf("%s takes %v for dead", n.name, dead)
 			}
 		}

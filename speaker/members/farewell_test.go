@@ -16,7 +16,7 @@ func TestContract6WhoSaysFarewellIsNotMissed(t *testing.T) {
 		leaves := []string{"b", "c"}[len(left)-1]
 		r.members[leaves].stop()
 		r.eventually(leaves+" has left", func() bool { return slices.Equal(a.Live(), left) })
-		if seen := a.alive.Speakers(); len(seen.Missing) > 0 || !seen.Majority || seen.Alone {
+		if seen := a.alive.Sight(); len(seen.Missing) > 0 || !seen.Majority || seen.Alone {
 			t.Errorf("after %s has left: %+v", leaves, seen)
 		}
 	}

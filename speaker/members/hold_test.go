@@ -41,8 +41,8 @@ func TestContract6AKilledSpeakerIsWaitedFor(t *testing.T) {
 	r.members["a"].stop()
 	a := r.start("a", holding(time.Minute))
 	r.introduce("a")
-	r.eventually("a knows what it answered for", func() bool { return a.Joined() && a.Restarted(vip1) })
-	if a.Restarted(vip2) {
+	r.eventually("a knows what it answered for", func() bool { return a.Joined() && a.Restarted(vip1, a.opts.Liveness.Sight()) })
+	if a.Restarted(vip2, a.opts.Liveness.Sight()) {
 		t.Error("a believes that it answered for an address that it only claimed")
 	}
 	a.say(map[netip.Addr]plan.Claim{vip1: {Reason: lb.ReasonFeedUnknown}, vip2: {}})
@@ -86,7 +86,7 @@ func TestTheHoldEnds(t *testing.T) {
 	r.members["b"].kill(t) // it is waited for, but not for long
 	r.wantClaims("c", vip1, nil)
 	r.eventually("c sees itself only", func() bool { return slices.Equal(r.members["c"].Live(), []string{"c"}) })
-	if seen := r.members["c"].alive.Speakers(); len(seen.Missing) != 2 || len(seen.Dead) > 0 {
+	if seen := r.members["c"].alive.Sight(); len(seen.Missing) != 2 || len(seen.Dead) > 0 {
 		t.Errorf("c, which sees no majority any more, sees %+v", seen)
 	}
 }
@@ -119,7 +119,7 @@ func TestACrashedNodeThatReturnsIsNotWaitedFor(t *testing.T) {
 	a := r.start("a", holding(time.Minute))
 	r.introduce("a")
 	r.eventually("a is back", func() bool {
-		if got := r.members["b"].Claims(vip1); len(got) > 0 {
+		if got := r.members["b"].Claims(vip1, r.members["b"].opts.Liveness.Sight()); len(got) > 0 {
 			t.Fatalf("b takes %v for what a says", got)
 		}
 		return a.Joined() && slices.Contains(r.members["b"].Live(), "a") && slices.Equal(a.Live(), r.names())
@@ -204,7 +204,7 @@ type recaller struct {
 
 func (r *recaller) Recalled(born uint64) { r.born = max(r.born, born) }
 
-func (r *recaller) Standings() (map[string]plan.Standing, uint64) { return nil, r.born }
+func (r *recaller) Sight() plan.Sight { return plan.Sight{Previous: r.born} }
 
 // TestTwoRestartsWithinTheHold checks that a speaker that was restarted twice knows what the first
 // process announced, as the others wait for that, also if the second one announced nothing.
@@ -260,7 +260,7 @@ func TestTwoRestartsWithinTheHold(t *testing.T) {
 			} else {
 				m.learn(encode(c.told...))
 			}
-			if one, two := m.Restarted(vip1), m.Restarted(vip2); one != c.vip1 || two != c.vip2 {
+			if one, two := m.Restarted(vip1, m.opts.Liveness.Sight()), m.Restarted(vip2, m.opts.Liveness.Sight()); one != c.vip1 || two != c.vip2 {
 				t.Errorf("%s (apart: %v): announced before %v and %v, want %v and %v", c.name, apart, one, two, c.vip1, c.vip2)
 			}
 		}
@@ -293,7 +293,7 @@ func TestOfManyProcessesAFewAreRemembered(t *testing.T) {
 		// In two parts, of a process that is older than all that are remembered.
 		m.learn(encode(announced(1, 1, vip1)))
 		m.learn(encode(announced(1, 2, vip2)))
-		if !m.Restarted(vip1) || !m.Restarted(vip2) {
+		if !m.Restarted(vip1, m.opts.Liveness.Sight()) || !m.Restarted(vip2, m.opts.Liveness.Sight()) {
 			t.Errorf("%s: what the last process announced is not known", c.name)
 		}
 	}

@@ -249,7 +249,9 @@ func TestANodeThatIsKnownInPartIsCalled(t *testing.T) {
 	b.say(map[netip.Addr]plan.Claim{vip1: {Weight: 1}, vip2: {Weight: 2}})
 	r.introduce("a")
 	r.introduce("b")
-	knows := func(vip netip.Addr, weight uint16) bool { return a.Claims(vip)["b"].Weight == weight }
+	knows := func(vip netip.Addr, weight uint16) bool {
+		return a.Claims(vip, a.opts.Liveness.Sight())["b"].Weight == weight
+	}
 	r.eventually("a knows b's claims", func() bool { return knows(vip1, 1) && knows(vip2, 2) })
 
 	r.eventually("b has told all", func() bool { return b.queue.NumQueued() == 0 })
@@ -268,7 +270,7 @@ func TestANodeThatIsKnownInPartIsCalled(t *testing.T) {
 		return a.understood.Load() != exchanges
 	})
 	if !knows(vip1, 1) || !knows(vip2, 2) {
-		t.Errorf("it knows %v and %v", a.Claims(vip1), a.Claims(vip2))
+		t.Errorf("it knows %v and %v", a.Claims(vip1, a.opts.Liveness.Sight()), a.Claims(vip2, a.opts.Liveness.Sight()))
 	}
 }
 

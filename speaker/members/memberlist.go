@@ -159,7 +159,7 @@ func (d delegate) LocalState(join bool) []byte {
 // and whether it is unknown which nodes the cluster has. To encode a state of a large cluster takes
 // long, and nothing may wait for it.
 func (m *Members) snapshot() (own update, others []update, compact, unknown bool) {
-	standings, _ := m.opts.Liveness.Standings()
+	standings := m.opts.Liveness.Sight().Standings
 	m.mu.Lock()
 	own, others, compact, unknown = m.own.unsorted(), m.book.updates(standings), m.compacts(), m.peers == nil
 	m.mu.Unlock()

@@ -73,9 +73,8 @@ type Liveness interface {
 	// Recalled takes in that other nodes reserve for this one what an earlier process of it, started
 	// at born, has announced.
 	Recalled(born uint64)
-	// Standings returns what counts of the claims of each other node, and of the earlier process of
-	// this node; 0 for none.
-	Standings() (others map[string]plan.Standing, previous uint64)
+	// Sight returns what counts of the claims of each other node.
+	Sight() plan.Sight
 }
 
 // Members is the actor.
@@ -184,21 +183,19 @@ func (m *Members) say(changes func(own *journal) map[netip.Addr]*plan.Claim) {
 	}
 }
 
-// Claims returns what counts of what the other nodes say of a VIP.
-func (m *Members) Claims(vip netip.Addr) map[string]plan.Claim {
-	standings, _ := m.opts.Liveness.Standings()
+// Claims returns what counts, for who sees this, of what the other nodes say of a VIP.
+func (m *Members) Claims(vip netip.Addr, seen plan.Sight) map[string]plan.Claim {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.book.claims(vip, standings)
+	return m.book.claims(vip, seen.Standings)
 }
 
 // Restarted reports whether this node's speaker announced the VIP before it was restarted, a moment
 // ago.
-func (m *Members) Restarted(vip netip.Addr) bool {
-	_, previous := m.opts.Liveness.Standings()
+func (m *Members) Restarted(vip netip.Addr, seen plan.Sight) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.previous == nil || m.previous.born != previous {
+	if m.previous == nil || m.previous.born != seen.Previous {
 		return false
 	}
 	_, announced := m.previous.held(vip)

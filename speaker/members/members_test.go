@@ -120,8 +120,8 @@ type rigged struct {
 // say makes claims all that the node says.
 func (m *rigged) say(claims map[netip.Addr]plan.Claim) { m.Begin(all(claims)) }
 
-func (m *rigged) Live() []string { return m.alive.Speakers().Live }
-func (m *rigged) Dead() []string { return m.alive.Speakers().Dead }
+func (m *rigged) Live() []string { return m.alive.Sight().Live }
+func (m *rigged) Dead() []string { return m.alive.Sight().Dead }
 
 func fixed(addr netip.Addr) func(context.Context) (netip.Addr, error) {
 	return func(context.Context) (netip.Addr, error) { return addr, nil }
@@ -261,7 +261,7 @@ func (r *rig) wantClaims(at string, vip netip.Addr, want map[string]plan.Claim) 
 	r.t.Helper()
 	var d string
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		if d = cmp.Diff(want, r.members[at].Claims(vip), cmpopts.EquateEmpty()); d == "" {
+		if d = cmp.Diff(want, r.members[at].Claims(vip, r.members[at].opts.Liveness.Sight()), cmpopts.EquateEmpty()); d == "" {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -451,7 +451,7 @@ func TestKeysAreRotatedWithoutAGap(t *testing.T) {
 			r.members[name].Update(map[netip.Addr]*plan.Claim{vip: {}})
 			for other, m := range r.members {
 				r.eventually(fmt.Sprintf("%s hears of %s from %s", other, vip, name), func() bool {
-					_, heard := m.Claims(vip)[name]
+					_, heard := m.Claims(vip, m.opts.Liveness.Sight())[name]
 					return heard || other == name
 				})
 			}

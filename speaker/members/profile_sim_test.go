@@ -43,7 +43,7 @@ func crashes(t *testing.T, profile Profile, latency time.Duration) {
 	// Whom gossip has lost for a moment, and whose kernel answers, is live all the same: a node that is back had found
 	// others dead, and says so. See config.
 	hasLost := func(n *simNode) bool {
-		s := n.alive.Speakers()
+		s := n.alive.Sight()
 		return len(s.Live) != nodes || len(s.Dead) > 0
 	}
 	var found []time.Duration
@@ -52,7 +52,7 @@ func crashes(t *testing.T, profile Profile, latency time.Duration) {
 			time.Sleep(100 * time.Millisecond)
 			for _, n := range c.nodes {
 				if hasLost(n) {
-					t.Fatalf("turn %d: all live, and %s has lost some: %+v", turn, n.name, n.alive.Speakers())
+					t.Fatalf("turn %d: all live, and %s has lost some: %+v", turn, n.name, n.alive.Sight())
 				}
 			}
 		}
@@ -61,7 +61,7 @@ func crashes(t *testing.T, profile Profile, latency time.Duration) {
 		c.crash(lost)
 		first := c.any(time.Minute, hasLost)
 		found = append(found, first+c.all(time.Minute, func(n *simNode) bool {
-			return slices.Equal(n.alive.Speakers().Dead, []string{lost.name})
+			return slices.Equal(n.alive.Sight().Dead, []string{lost.name})
 		}))
 		// A packet that was under way may have been answered, and its answer is lost.
 		if least := profile.Unnoticed() - 2*latency; first < least {

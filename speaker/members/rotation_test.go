@@ -165,7 +165,7 @@ func TestOneStepIsNoGap(t *testing.T) {
 			r.members[name].Update(map[netip.Addr]*plan.Claim{vip: {}})
 			for other, m := range r.members {
 				r.eventually(fmt.Sprintf("%s hears of %s from %s at %v", other, vip, name, now), func() bool {
-					_, heard := m.Claims(vip)[name]
+					_, heard := m.Claims(vip, m.opts.Liveness.Sight())[name]
 					return heard || other == name
 				})
 			}

@@ -27,6 +27,17 @@ type Speakers struct {
 	Quorum
 }
 
+// Sight is what a node knows at one moment of the speakers of all nodes. What is decided in one step follows from one
+// Sight: if the loss of half of the others showed in what counts of their claims, and not yet in Speakers, the node
+// would take their addresses before it knew that it may be cut off itself.
+type Sight struct {
+	Speakers
+	// Standings say what counts of the claims of each other node. Never changed in place.
+	Standings map[string]Standing
+	// Previous is the earlier process of this node whose addresses are reserved for it; 0 for none.
+	Previous uint64
+}
+
 // Quorum says how much of the cluster a node sees.
 type Quorum struct {
 	// Lost is set when it misses some that have not left.

@@ -70,21 +70,32 @@ func inherit(ctx context.Context, leases coordinationv1.LeasesGetter, log *slog.
 	if e.Life == "" {
 		return
 	}
+	last, err := release(ctx, leases, e, func(holder string) bool { return strings.HasPrefix(holder, e.Life) })
+	switch {
+	case last == "": // the election tells what keeps it from the Lease
+	case err != nil:
+		log.Warn("cannot release the Lease of this pod's last controller; waiting until it is over", "holder", last,
+			"error", err)
+	default:
+		log.Info("released the Lease of this pod's last controller, which was killed", "holder", last)
+	}
+}
+
+// release gives the Lease back, within RetryPeriod, if its holder is the one that is asked for, and returns who that
+// was.
+func release(ctx context.Context, leases coordinationv1.LeasesGetter, e Options, of func(holder string) bool) (
+	holder string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, e.RetryPeriod)
 	defer cancel()
 	api := leases.Leases(e.Namespace)
 	lease, err := api.Get(ctx, e.Name, metav1.GetOptions{})
-	if err != nil || lease.Spec.HolderIdentity == nil || !strings.HasPrefix(*lease.Spec.HolderIdentity, e.Life) {
-		return // the election tells what keeps it from the Lease
+	if err != nil || lease.Spec.HolderIdentity == nil || !of(*lease.Spec.HolderIdentity) {
+		return "", err
 	}
-	last := *lease.Spec.HolderIdentity
+	holder = *lease.Spec.HolderIdentity
 	lease.Spec.HolderIdentity = new("")
-	if _, err := api.Update(ctx, lease, metav1.UpdateOptions{}); err != nil {
-		log.Warn("cannot release the Lease of this pod's last controller; waiting until it is over", "holder", last,
-			"error", err)
-		return
-	}
-	log.Info("released the Lease of this pod's last controller, which was killed", "holder", last)
+	_, err = api.Update(ctx, lease, metav1.UpdateOptions{})
+	return holder, err
 }
 
 // term is one candidacy: waiting, leading, and the end of both.
@@ -100,9 +111,10 @@ type term struct {
 	err     error         // what lead returned
 }
 
-// run takes part in the election until the leadership ends. The elector has a context of its own,
-// because it would otherwise release the Lease while lead is still at work; and no logger, as it
-// would repeat every failure every RetryPeriod.
+// run takes part in the election until the leadership ends. The elector has a context of its own, so that the Lease
+// is renewed as long as lead is at work; and no logger, as it would repeat every failure every RetryPeriod. It does not
+// release the Lease (ReleaseOnCancel), as it would do so before it tells lead that leadership is lost, and may wait
+// for the API server meanwhile, until after another leads.
 func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 	electorCtx, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(t.ctx), klog.Logger{}))
 	defer stop()
@@ -115,8 +127,7 @@ func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 		Lock: &reportingLock{Interface: lock, timeout: e.RenewDeadline, log: t.log,
 			failures: loop.Failures{Repeat: repeatAfter}},
 		LeaseDuration: e.LeaseDuration, RenewDeadline: e.RenewDeadline, RetryPeriod: e.RetryPeriod,
-		ReleaseOnCancel: true,
-		Name:            e.Name,
+		Name: e.Name,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(held context.Context) { t.leads(held, stop) },
 			OnStoppedLeading: func() {},
@@ -129,7 +140,12 @@ func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 	unwatch := context.AfterFunc(t.ctx, func() { t.giveUp(stop) })
 	defer unwatch()
 	elector.Run(electorCtx)
-	return t.end(e.Ending)
+	err = t.end(e.Ending)
+	own := func(holder string) bool { return holder == e.Identity }
+	if _, err := release(context.WithoutCancel(t.ctx), leases, e, own); err != nil {
+		t.log.Warn("cannot release the Lease; another candidate leads once it is over", "error", err)
+	}
+	return err
 }
 
 // leads runs lead while held lasts, then gives the Lease back.

@@ -199,6 +199,34 @@ func TestLostLeadershipEndsTheWork(t *testing.T) {
 	})
 }
 
+// TestALeaderThatIsCutOffEndsBeforeTheNextOneLeads has the API server hang for the leader alone: for as long as that
+// tries to renew its Lease, and for longer.
+func TestALeaderThatIsCutOffEndsBeforeTheNextOneLeads(t *testing.T) {
+	for _, hangs := range []time.Duration{11 * time.Second, 13 * time.Second, 15 * time.Second, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			cut := newOffice()
+			well := &office{core: cut.core, log: cut.log}
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			a := cut.run(ctx, "a", 2*time.Second)
+			time.Sleep(time.Minute)
+			b := well.run(ctx, "b", 0)
+			cut.hangs.Store(true)
+			time.AfterFunc(hangs, func() { cut.hangs.Store(false) })
+			for i := 0; i < 10_000 && !t.Failed(); i++ {
+				if time.Sleep(10 * time.Millisecond); cut.leaders.Load()+well.leaders.Load() > 1 {
+					t.Errorf("the API server hangs for %s: both are at work", hangs)
+				}
+			}
+			if cut.leaders.Load()+well.leaders.Load() == 0 {
+				t.Errorf("after it hung for %s nobody leads", hangs)
+			}
+			a.end(t)
+			b.end(t)
+		})
+	}
+}
+
 // TestALeaderThatDoesNotEndIsSeen loses the Lease while its work goes on, which the liveness tells until that ends.
 func TestALeaderThatDoesNotEndIsSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
