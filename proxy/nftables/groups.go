@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -81,21 +82,30 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 	}
 	all := slices.AppendSeq(slices.Collect(maps.Values(cluster.groups)), maps.Values(local.groups))
 	slices.SortFunc(all, func(a, b *group) int { return compareNames(a.name, b.name) })
-	room := hasRoomForPorts(all)
 	for _, g := range all {
-		g.scheduler = s.Scheduler
-		g.byAddress = s.AffinityTimeout > 0 && (s.Places == plan.NoPlaces || g.mixed != 0 && !room)
-		// The relay remembers its clients by itself: who comes to the rules while it is away shall have the backend that
-		// the relay has chosen, and the other way round.
-		if g.byAddress || s.AffinityTimeout > 0 && s.Relay && method(g.scheduler) == 0 {
-			g.scheduler = plan.SourceHash
-		}
 		g.id = r.number(key, g.name, taken)
-		if g.scheduler.Counts() {
-			g.weigh(r.family, r.loads[key])
-		}
 	}
-	limitSlots(all)
+	remember := func(ports bool) {
+		for _, g := range all {
+			g.scheduler, g.class = s.Scheduler, 0
+			g.byAddress = s.AffinityTimeout > 0 && (s.Places == plan.NoPlaces || g.mixed != 0 && !ports)
+			// The relay remembers its clients by itself: who comes to the rules while it is away shall have the backend that
+			// the relay has chosen, and the other way round.
+			if g.byAddress || s.AffinityTimeout > 0 && s.Relay && method(g.scheduler) == 0 {
+				g.scheduler = plan.SourceHash
+			}
+			if g.scheduler.Counts() {
+				g.weigh(r.family, r.loads[key])
+			}
+		}
+		limitSlots(all)
+	}
+	remember(hasRoomForPorts(all))
+	// A Service that has room only without this is served without it.
+	if s.AffinityTimeout > 0 && slices.ContainsFunc(all, func(g *group) bool { return g.mixed != 0 && !g.byAddress }) &&
+		r.count(s, choices, r.sourceLists(key, s, map[uint32]bool{})) > MaxElements {
+		remember(false)
+	}
 	return choices
 }
 
@@ -299,13 +309,15 @@ func SchedulerIgnored(s plan.Service) string {
 		return ""
 	}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		for _, c := range (renderer{family: family}).choices(s.Key, s.Only(family), map[uint32]bool{}) {
+		r := renderer{family: family, nodeAddresses: []netip.Addr{{}}}
+		for _, c := range r.choices(s.Key, s.Only(family), map[uint32]bool{}) {
 			for _, g := range []*group{c.cluster, c.local} {
 				switch {
 				case g == nil:
 				case g.byAddress && method(g.scheduler) != 0 && s.Places != plan.NoPlaces:
 					return fmt.Sprintf("%s: clients are remembered for up to %d endpoints whose target ports have different numbers, "+
-						"and the Service has more; the client's address chooses, also after timeoutSeconds", asks, maxMixedPorts)
+						"fewer beside many ports, addresses or other endpoints, and the Service has more; the client's address "+
+						"chooses, also after timeoutSeconds", asks, maxMixedPorts)
 				case method(g.scheduler) == 0 && (method(s.Scheduler) != 0 || g.byAddress):
 					return fmt.Sprintf("%s: of the %d places that a Service's tables may have, a list of %d endpoints gets fewer "+
 						"than that, so connections are spread at random; a Service with fewer named target ports has fewer lists",

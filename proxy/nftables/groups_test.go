@@ -336,3 +336,24 @@ func TestContract11OneEndpointIsFewElements(t *testing.T) {
 		}
 	}
 }
+
+// TestContract11RememberingRefusesNoService checks that a Service that has room only without a memory of the clients of
+// ports whose endpoints differ is served without it, and that this is said.
+func TestContract11RememberingRefusesNoService(t *testing.T) {
+	t.Parallel()
+	s := mixedService(400, 80, 0)
+	s.AffinityTimeout = time.Hour
+	for i := range s.Ports {
+		first := s.Ports[i].Frontends[0]
+		for n := range byte(9) {
+			first.Addr = netip.AddrFrom4([4]byte{192, 0, 2, n})
+			s.Ports[i].Frontends = append(s.Ports[i].Frontends, first)
+		}
+	}
+	if out := newRenderer(lb.IPv4, plan.Config{}).service(s.Key, s); out.refusal != nil {
+		t.Errorf("refused: %v", out.refusal)
+	}
+	if said := SchedulerIgnored(s); said == "" {
+		t.Error("it says nothing")
+	}
+}
