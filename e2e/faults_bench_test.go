@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/landfall-lb/landfall/e2e/lab"
 	"github.com/landfall-lb/landfall/e2e/lab/labtest"
 )
@@ -27,35 +29,43 @@ func clusterOf(n int) lab.Cluster {
 	return c
 }
 
-// BenchmarkCrash takes away the node that answers, again and again, and reports the longest time
-// without an answer of each crash. Each worker has a pod of the Service, so that each crash takes
-// one of them along. 50 of them take some ten minutes: go test -run '^$' -bench Crash -benchtime
+// BenchmarkCrash takes away the node that answers, again and again, over ARP and over NDP, and reports the
+// longest time without an answer of each crash. Each worker has a pod of the Service, so that each crash
+// takes one of them along. 50 of each take some 35 minutes: go test -run '^$' -bench Crash -benchtime
 // 50x -timeout 60m ./e2e
 func BenchmarkCrash(b *testing.B) {
 	for _, c := range []struct {
 		name         string
 		workers      int
+		vip          netip.AddrPort
 		end, recover func(testing.TB, *lab.Lab, string)
 	}{
-		{"crash/workers=3", 3, crash, revive},
-		{"crash/workers=9", 9, crash, revive},
-		{"freeze/workers=3", 3, freeze, thaw},
+		{"crash/workers=3", 3, seedVIP, crash, revive},
+		{"crash/workers=9", 9, seedVIP, crash, revive},
+		{"freeze/workers=3", 3, seedVIP, freeze, thaw},
+		{"crash-ndp/workers=3", 3, seedVIP6, crash, revive},
+		{"freeze-ndp/workers=3", 3, seedVIP6, freeze, thaw},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			l := labtest.Start(b, clusterOf(c.workers), lab.Options{Progress: func(string) {}})
-			if err := l.ApplyYAML(b.Context(), poolAndAdvertisement); err != nil {
+			cluster, pool, service := clusterOf(c.workers), poolAndAdvertisement, lab.SeedService()
+			if c.vip.Addr().Is6() {
+				cluster.DualStack, pool = true, dualStackPool
+				service.IPFamilies = []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol}
+			}
+			l := labtest.Start(b, cluster, lab.Options{Progress: func(string) {}})
+			if err := l.ApplyYAML(b.Context(), pool); err != nil {
 				b.Fatal(err)
 			}
 			spreadPods(b, l)
-			if err := l.AddService(b.Context(), lab.SeedService()); err != nil {
+			if err := l.AddService(b.Context(), service); err != nil {
 				b.Fatal(err)
 			}
 			var gaps []time.Duration
 			for b.Loop() {
-				was := answerer(b, l, seedVIP.Addr())
+				was := answerer(b, l, c.vip.Addr())
 				waitWatched(b, l)
 				time.Sleep(time.Second)
-				probe := l.StartProbe(b.Context(), lab.ClientName, "tcp", seedVIP, newEvery)
+				probe := l.StartProbe(b.Context(), lab.ClientName, "tcp", c.vip, newEvery)
 				time.Sleep(200 * time.Millisecond)
 				c.end(b, l, was)
 				time.Sleep(2 * time.Second)
