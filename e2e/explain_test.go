@@ -185,7 +185,7 @@ spec: {addresses: [10.79.0.10/32], autoAssign: false}
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	cluster := lab.SeedCluster()
-	l := labtest.Start(t, cluster, lab.Options{})
+	l := labtest.Start(t, cluster, lab.Options{Values: map[string]any{"speaker": map[string]any{"requireReady": true}}})
 	if err := l.ServeExec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -403,14 +403,22 @@ func TestExplain(t *testing.T) {
 			mend: onOne(one, "ip", "route", "add", "192.168.189.0/24", "via", "172.26.236.178"),
 			ask:  []string{"explain", "node", one},
 			want: "Node " + one + ": " + one + " has no route to the pods on ", has: "(PodRouteMissing)"},
-		{name: "no network plugin", make: func(t *testing.T, l *lab.Lab) { withoutNetwork(t, l, true) }, ask: svc("my-nginx"),
+		{name: "no network plugin", make: conditioned(corev1.NodeNetworkUnavailable, corev1.ConditionTrue), ask: svc("my-nginx"),
 			want: "Service default/my-nginx: ", has: "the Node has the condition NetworkUnavailable: its network plugin (CNI) " +
 				"has not set up the network (NetworkUnavailable)"},
 		{name: "no network plugin on a node", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
 			mend: func(t *testing.T, l *lab.Lab) {
-				withoutNetwork(t, l, false)
+				conditioned(corev1.NodeNetworkUnavailable, corev1.ConditionFalse)(t, l)
 				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
 			}, want: "Node " + one + ": it does not announce 172.26.236.180 and ", has: "(NetworkUnavailable)"},
+		{name: "not ready, which counts", make: conditioned(corev1.NodeReady, corev1.ConditionFalse), ask: svc("my-nginx"),
+			want: "Service default/my-nginx: ", has: "the Node is not ready, and speakers announce from ready nodes only " +
+				"(--require-ready) (NodeNotReady)"},
+		{name: "a node that is not ready", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
+			mend: func(t *testing.T, l *lab.Lab) {
+				conditioned(corev1.NodeReady, corev1.ConditionTrue)(t, l)
+				waitAnnounced(t, l, "my-nginx", "172.26.236.180")
+			}, want: "Node " + one + ": it is not ready: ", has: "(NodeNotReady)"},
 		// The other end of the cable is switched off.
 		{name: "no carrier", make: func(t *testing.T, l *lab.Lab) {
 			on("sh", "-ec", "ip link add up0 type veth peer name up1; ip link set up0 up; "+
@@ -651,15 +659,13 @@ func copySlice(t *testing.T, l *lab.Lab, from, to string) {
 	}
 }
 
-// withoutNetwork sets the condition NetworkUnavailable of each Node.
-func withoutNetwork(t *testing.T, l *lab.Lab, without bool) {
-	t.Helper()
-	status := corev1.ConditionFalse
-	if without {
-		status = corev1.ConditionTrue
-	}
-	for _, n := range l.Cluster().Nodes {
-		setNodeCondition(t, l, n.Name, corev1.NodeNetworkUnavailable, status)
+// conditioned sets a condition of each Node.
+func conditioned(kind corev1.NodeConditionType, to corev1.ConditionStatus) func(*testing.T, *lab.Lab) {
+	return func(t *testing.T, l *lab.Lab) {
+		t.Helper()
+		for _, n := range l.Cluster().Nodes {
+			setNodeCondition(t, l, n.Name, kind, to)
+		}
 	}
 }
 

@@ -237,6 +237,16 @@ func TestContract5RacksWithTwoRoutersLoseNothing(t *testing.T) {
 	}
 }
 
+// TestContract5RacksInIptablesModeLoseNothing does so with one such router in each rack, and proxies in iptables mode.
+func TestContract5RacksInIptablesModeLoseNothing(t *testing.T) {
+	values := map[string]any{"proxy": map[string]any{"mode": "iptables"}}
+	for _, policy := range []string{"Local", "Cluster"} {
+		t.Run(policy, func(t *testing.T) {
+			wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 1, Unnumbered: true}, true, policy, values)))
+		})
+	}
+}
+
 // TestContract5RacksBesideCalicoLoseNothing does so where Calico's BIRD of each node speaks with the same pair of
 // routers, which spread the pods' routes between racks.
 func TestContract5RacksBesideCalicoLoseNothing(t *testing.T) {

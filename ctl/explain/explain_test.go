@@ -618,6 +618,10 @@ func TestNode(t *testing.T) {
 		"no network": {func(w *world) {
 			w.withhold(lb.ReasonNetworkUnavailable, "n1: the Node has the condition", 3)
 		}, Wrong, "it does not announce 192.0.2.10 and 2 more: n1: the Node has the condition (NetworkUnavailable)"},
+		"not ready, which counts": {func(w *world) {
+			w.Nodes()["n1"] = Node{NotReady: "kubelet stopped"}
+			w.withhold(lb.ReasonNodeNotReady, "n1: the Node is not ready", 1)
+		}, Wrong, "it is not ready: kubelet stopped (NodeNotReady)"},
 		"a reason of the Service": {func(w *world) {
 			w.announced(false, lb.ReasonNoLocalBackends, "no endpoint on this node")
 		}, OK, "announces and"},

@@ -218,6 +218,9 @@ func NodeName(c Cluster, name string) Verdict {
 	if !n.Ready {
 		checks[0] = Check{Level: Wrong, What: "node", Text: "it is not ready: " + n.NotReady,
 			Cure: "kubectl describe node " + name}
+		if withholds(a, lb.ReasonNodeNotReady) { // speakers announce from ready nodes only
+			checks[0].Reason = lb.ReasonNodeNotReady
+		}
 	}
 	checks = append(checks, c.programs(name)...)
 	if a.Said != nil {
@@ -268,6 +271,11 @@ func withheld(a Agent) (checks []Check) {
 			Text: fmt.Sprintf("it does not announce %s: %s", what, w.Message), Cure: cureOf(w.Reason, "NODE", a.Node)})
 	}
 	return checks
+}
+
+// withholds reports whether a node does not announce an address for this reason.
+func withholds(a Agent, reason lb.Reason) bool {
+	return a.Said != nil && slices.ContainsFunc(a.Said.Withheld, func(w Withheld) bool { return w.Reason == reason })
 }
 
 // mtus finds interfaces in one subnet of Nodes that send packets of different sizes, of the nodes that
