@@ -142,6 +142,7 @@ func (a *Actor) Alarmed(node string, born uint64, by string) bool {
 	if news {
 		watched = a.state.watched(node, now)
 		verdict = a.state.judge(a.state.nodes[node], now)
+		a.standings = nil
 	}
 	a.mu.Unlock()
 	a.announce(verdict, node)
@@ -178,9 +179,6 @@ func (a *Actor) announce(verdict Verdict, node string) {
 	if verdict == Unchanged {
 		return
 	}
-	a.mu.Lock()
-	a.standings = nil
-	a.mu.Unlock()
 	a.opts.Log.Info(string(verdict), "member", node)
 	if verdict == NodeBack && a.opts.Back != nil {
 		a.opts.Back(node)
@@ -328,6 +326,7 @@ func (a *Actor) settle(answers []Answer) {
 	}
 	confirmed := a.state.confirmed
 	verdicts := a.state.Probed(answers, now)
+	a.standings = nil
 	news := a.state.confirmed.After(confirmed)
 	a.mu.Unlock()
 	for node, verdict := range verdicts {

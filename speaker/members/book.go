@@ -139,11 +139,15 @@ func (b book) claims(vip netip.Addr, standings map[string]plan.Standing) map[str
 			continue
 		}
 		var said, reserved *plan.Claim
-		if claim, ok := p.get(vip); ok {
-			said = &claim
-		}
 		if claim, ok := p.life(standing.Held).held(vip); ok {
 			reserved = &claim
+		}
+		// A process that has joined since does not count yet, as what is reserved for it is not known.
+		if known := p.life(standing.Born); known != nil {
+			p = known
+		}
+		if claim, ok := p.get(vip); ok {
+			said = &claim
 		}
 		if claim, ok := standing.Counts(said, plan.Point{Born: p.born, Seq: p.seq(vip)}, reserved); ok {
 			claims[node] = claim

@@ -183,6 +183,8 @@ func TestHeldClaimsOutliveTheNextProcess(t *testing.T) {
 	back := plan.Standing{Live: true, Born: 8, Held: 7}
 	unknown := plan.Claim{Reason: lb.ReasonFeedUnknown}
 	want("its next process has spoken", back, held, unknown)
+	want("before that is known to have joined", plan.Standing{Live: true, Born: 7}, plan.Claim{Answering: true, Weight: 5},
+		plan.Claim{Answering: true, Reason: lb.ReasonStopping})
 	b.merge(
 		update{node: "a", born: 8, entries: []entry{{vip: vip1, seq: 3, claim: plan.Claim{Reason: lb.ReasonNodeLeaving}}}})
 	want("its next process gives the address away", back, plan.Claim{Reason: lb.ReasonNodeLeaving}, unknown)
