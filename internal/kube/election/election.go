@@ -16,6 +16,7 @@ import (
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	"github.com/landfall-lb/landfall/internal/kube"
@@ -88,13 +89,20 @@ func release(ctx context.Context, leases coordinationv1.LeasesGetter, e Options,
 	ctx, cancel := context.WithTimeout(ctx, e.RetryPeriod)
 	defer cancel()
 	api := leases.Leases(e.Namespace)
-	lease, err := api.Get(ctx, e.Name, metav1.GetOptions{})
-	if err != nil || lease.Spec.HolderIdentity == nil || !of(*lease.Spec.HolderIdentity) {
-		return "", err
+	err = retry.RetryOnConflict(retry.DefaultRetry, func() error { // with a renewal that was under way
+		holder = ""
+		lease, err := api.Get(ctx, e.Name, metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil || !of(*lease.Spec.HolderIdentity) {
+			return err
+		}
+		holder = *lease.Spec.HolderIdentity
+		lease.Spec.HolderIdentity = new("")
+		_, err = api.Update(ctx, lease, metav1.UpdateOptions{})
+		return err
+	})
+	if apierrors.IsNotFound(err) {
+		return "", nil
 	}
-	holder = *lease.Spec.HolderIdentity
-	lease.Spec.HolderIdentity = new("")
-	_, err = api.Update(ctx, lease, metav1.UpdateOptions{})
 	return holder, err
 }
 
@@ -141,6 +149,9 @@ func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 	defer unwatch()
 	elector.Run(electorCtx)
 	err = t.end(e.Ending)
+	if !elector.IsLeader() { // it holds no Lease, as far as it knows
+		return err
+	}
 	own := func(holder string) bool { return holder == e.Identity }
 	if _, err := release(context.WithoutCancel(t.ctx), leases, e, own); err != nil {
 		t.log.Warn("cannot release the Lease; another candidate leads once it is over", "error", err)
@@ -148,8 +159,8 @@ func (t *term) run(leases coordinationv1.LeasesGetter, e Options) error {
 	return err
 }
 
-// leads runs lead while held lasts, then gives the Lease back.
-func (t *term) leads(held context.Context, release func()) {
+// leads runs lead while held lasts, then ends the candidacy.
+func (t *term) leads(held context.Context, stop func()) {
 	t.mu.Lock()
 	if t.over || held.Err() != nil {
 		t.mu.Unlock()
@@ -163,7 +174,7 @@ func (t *term) leads(held context.Context, release func()) {
 	defer context.AfterFunc(held, cancel)()
 	t.err = t.lead(ctx)
 	close(t.ended)
-	release()
+	stop()
 }
 
 // giveUp ends the candidacy of one that is not leading; one that is leads to the end first.

@@ -291,11 +291,41 @@ func TestEndWhileWaiting(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		var log strings.Builder
+		o.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 		a := o.run(t.Context(), "a", 0)
 		time.Sleep(10 * time.Second)
+		o.hangs.Store(true) // it has nothing to release
+		ended := time.Now()
 		a.end(t)
+		if took := time.Since(ended); took != 0 || log.Len() > 0 {
+			t.Errorf("ended after %v, and said %s", took, log.String())
+		}
 		if o.most.Load() != 0 {
 			t.Error("led although another holds the Lease")
+		}
+	})
+}
+
+// TestAConflictKeepsNoLease has the last renewal reach the API server while the Lease is released.
+func TestAConflictKeepsNoLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffice()
+		conflicts := 0
+		o.core.PrependReactor("update", "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+			lease := a.(clienttesting.UpdateAction).GetObject().(*coordinationv1.Lease)
+			if *lease.Spec.HolderIdentity != "" || conflicts > 0 {
+				return false, nil, nil
+			}
+			conflicts++
+			return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), "lease", errors.New("renewed"))
+		})
+		a := o.run(t.Context(), "a", 0)
+		time.Sleep(time.Minute)
+		a.end(t)
+		lease, err := o.core.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
+		if err != nil || *lease.Spec.HolderIdentity != "" || conflicts != 1 {
+			t.Errorf("after %d conflicts the Lease is not released: %v, %v", conflicts, lease, err)
 		}
 	})
 }
