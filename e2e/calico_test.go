@@ -190,7 +190,7 @@ func (b besideCalico) play(t *testing.T) {
 		return strings.Contains(change, "203.0.113.") || strings.Contains(change, "fd00:203:")
 	}
 	none := func(string) bool { return false }
-	step := func(name string, mayChange func(string) bool, moves int, happen func(*testing.T)) {
+	step := func(name string, mayChange func(string) bool, happen func(*testing.T)) {
 		t.Run(name, func(t *testing.T) {
 			changes := b.watch(t)
 			var flows []*flows
@@ -215,7 +215,7 @@ func (b besideCalico) play(t *testing.T) {
 			b.wantPodRoutes(t, b.Cluster().Nodes...)
 		})
 	}
-	step("Landfall drains a node", vips, 4, func(t *testing.T) {
+	step("Landfall drains a node", vips, func(t *testing.T) {
 		patchNode(t, b.Lab, bgpNode, excluded(true))
 		away(t, b.Lab)
 		patchNode(t, b.Lab, bgpNode, excluded(false))
@@ -227,16 +227,16 @@ func (b besideCalico) play(t *testing.T) {
 			time.Sleep(2 * time.Second)
 		}
 	}
-	step("the speaker stops", none, 0, restarts((*lab.Agent).Stop))
-	step("the speaker crashes", none, 0, restarts((*lab.Agent).Kill))
+	step("the speaker stops", none, restarts((*lab.Agent).Stop))
+	step("the speaker crashes", none, restarts((*lab.Agent).Kill))
 	bird := b.Calico(bgpNode)
-	crash, moves := none, 0
+	crash := none
 	if b.Cluster().ToR.Kind == lab.FRR {
 		// FRR offers Calico to keep its routes, but is itself none that restarts by default. Then BIRD drops its own from the
 		// node's kernel until it has heard them again, and Landfall withdraws what the node does not deliver.
-		crash, moves = vips, 4
+		crash = vips
 	}
-	step("Calico crashes", crash, moves, func(t *testing.T) {
+	step("Calico crashes", crash, func(t *testing.T) {
 		bird.Kill("")
 		time.Sleep(500 * time.Millisecond)
 		if err := bird.Launch(t.Context()); err != nil {
@@ -245,7 +245,7 @@ func (b besideCalico) play(t *testing.T) {
 		time.Sleep(5 * time.Second)
 	})
 	// Without its routes to the pods of others the node delivers no more, and Landfall withdraws it too.
-	step("Calico withdraws", func(change string) bool { return pods(change) || vips(change) }, 4, func(t *testing.T) {
+	step("Calico withdraws", func(change string) bool { return pods(change) || vips(change) }, func(t *testing.T) {
 		sessions := []string{"tor1_ipv4", "tor1_ipv6"}
 		tell := func(command string) {
 			for _, session := range sessions {

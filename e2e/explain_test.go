@@ -403,7 +403,8 @@ func TestExplain(t *testing.T) {
 			mend: onOne(one, "ip", "route", "add", "192.168.189.0/24", "via", "172.26.236.178"),
 			ask:  []string{"explain", "node", one},
 			want: "Node " + one + ": " + one + " has no route to the pods on ", has: "(PodRouteMissing)"},
-		{name: "no network plugin", make: conditioned(corev1.NodeNetworkUnavailable, corev1.ConditionTrue), ask: svc("my-nginx"),
+		{name: "no network plugin", make: conditioned(corev1.NodeNetworkUnavailable, corev1.ConditionTrue),
+			ask:  svc("my-nginx"),
 			want: "Service default/my-nginx: ", has: "the Node has the condition NetworkUnavailable: its network plugin (CNI) " +
 				"has not set up the network (NetworkUnavailable)"},
 		{name: "no network plugin on a node", make: func(*testing.T, *lab.Lab) {}, ask: []string{"explain", "node", one},
