@@ -22,8 +22,8 @@ const (
 	cleanupPasses = 3
 	// A cleanup that takes longer has failed: pods take up to 30 s to end.
 	cleanupTimeout = 2 * time.Minute
-	// A Service that shows the annotation alone after so many passes that took it back is written by somebody else:
-	// a speaker writes its condition along with it.
+	// A Service that shows the annotation or the finalizer without a condition after so many passes that took it back is
+	// written by somebody else: speakers and the controller write a condition along with it.
 	maxTakenBack = 3
 	// maxNamed is how many Services a line of the log names.
 	maxNamed = 10
@@ -52,10 +52,16 @@ type cleaner struct {
 	// record of who holds what: the next Landfall or MetalLB goes on with them.
 	addresses bool
 	log       *slog.Logger
-	// takenBack counts the passes that took the annotation alone from a Service.
-	takenBack map[lb.Key]int
+	// takenBack are the Services from which the last pass took the annotation or the finalizer without a condition.
+	takenBack map[lb.Key]takenBack
 	// protected are the Services of other classes that carry the finalizer, as the last pass saw them.
 	protected []lb.Key
+}
+
+// takenBack is what was taken from a Service, by so many passes.
+type takenBack struct {
+	passes                int
+	annotation, finalizer bool
 }
 
 // run waits until Landfall has ended, and then takes back until nobody writes any more. It may be
@@ -67,7 +73,7 @@ func (c *cleaner) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	total := 0
-	c.takenBack = map[lb.Key]int{}
+	c.takenBack = map[lb.Key]takenBack{}
 	for quiet := 0; quiet < cleanupPasses; {
 		written, err := c.pass(ctx)
 		switch total += written; {
@@ -93,10 +99,10 @@ func (c *cleaner) run(ctx context.Context) error {
 		case <-time.After(cleanupEvery):
 		}
 	}
-	for key, n := range c.takenBack {
-		if n > maxTakenBack {
-			c.log.Warn("somebody else goes on writing Landfall's annotation to a Service; remove it once that has ended",
-				"service", key, "annotation", lb.AnnotationAnnouncements)
+	for key, taken := range c.takenBack {
+		if taken.passes > maxTakenBack {
+			c.log.Warn("somebody else goes on writing to a Service what Landfall writes; remove it once that has ended",
+				append([]any{"service", key}, taken.names()...)...)
 		}
 	}
 	if n := len(c.protected); n > 0 {
@@ -158,6 +164,18 @@ func (c *cleaner) writtenByOthers(s lb.Service) bool {
 		delete(c.takenBack, s.Key)
 		return false
 	}
-	c.takenBack[s.Key]++
-	return c.takenBack[s.Key] > maxTakenBack
+	taken := takenBack{passes: c.takenBack[s.Key].passes + 1, annotation: s.Announcements != "", finalizer: s.Finalizer}
+	c.takenBack[s.Key] = taken
+	return taken.passes > maxTakenBack
+}
+
+// names names for the log what was taken.
+func (t takenBack) names() (names []any) {
+	if t.annotation {
+		names = append(names, "annotation", lb.AnnotationAnnouncements)
+	}
+	if t.finalizer {
+		names = append(names, "finalizer", lb.FinalizerCleanup)
+	}
+	return names
 }

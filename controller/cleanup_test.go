@@ -213,6 +213,46 @@ func TestContract11ACleanupLeavesNoFinalizer(t *testing.T) {
 	}
 }
 
+// TestACleanupNamesWhatSomebodyElseWrites has somebody put back the annotation, the finalizer, or both.
+func TestACleanupNamesWhatSomebodyElseWrites(t *testing.T) {
+	for _, puts := range []struct{ annotation, finalizer bool }{{true, false}, {false, true}, {true, true}} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newCluster()
+			s := service("a")
+			s.Class = "ours"
+			c.put(s)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				for ctx.Err() == nil {
+					c.mu.Lock()
+					s := c.services[s.Key]
+					s.Finalizer = puts.finalizer
+					if puts.annotation {
+						s.Announcements = "mine"
+					}
+					c.store(s)
+					c.mu.Unlock()
+					time.Sleep(cleanupEvery / 2)
+				}
+			}()
+			var log strings.Builder
+			cleaner := cleaner{services: c, installation: &install{}, class: "ours",
+				log: slog.New(slog.NewTextHandler(&log, nil))}
+			err := cleaner.run(t.Context())
+			cancel()
+			<-ended
+			said := log.String()
+			if err != nil || strings.Count(said, "goes on writing") != 1 ||
+				strings.Contains(said, lb.AnnotationAnnouncements) != puts.annotation ||
+				strings.Contains(said, lb.FinalizerCleanup) != puts.finalizer {
+				t.Errorf("%+v: %v; it said %s", puts, err, said)
+			}
+		})
+	}
+}
+
 // TestContract11NobodyKeepsACleanupFromItsEnd has a tenant write Landfall's annotation anew all the time.
 func TestContract11NobodyKeepsACleanupFromItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
