@@ -20,13 +20,19 @@ type crowd struct {
 	fakeGossip
 	names, live []string // sorted
 	owners      map[netip.Addr]string
+	// idle is set if every second node claims only what it owns, as with policy Local and few pods.
+	idle bool
 }
 
 func (c *crowd) Claims(vip netip.Addr, seen plan.Sight) map[string]plan.Claim {
 	claims := make(map[string]plan.Claim, len(seen.Live))
-	for _, node := range seen.Live {
-		if node != c.self {
-			claims[node] = plan.Claim{Answering: c.owners[vip] == node}
+	for i, node := range seen.Live {
+		switch owner := c.owners[vip] == node; {
+		case node == c.self:
+		case c.idle && i%2 == 0 && !owner:
+			claims[node] = plan.Claim{Reason: lb.ReasonNoBackends}
+		default:
+			claims[node] = plan.Claim{Answering: owner}
 		}
 	}
 	return claims
@@ -113,10 +119,18 @@ func TestContract11AStepGoesByOneSight(t *testing.T) {
 // BenchmarkScale is what one speaker of a large cluster costs: memory, and the processor's time of a step
 // after each of these.
 func BenchmarkScale(b *testing.B) {
-	for _, size := range []struct{ nodes, vips int }{{100, 1000}, {1000, 1000}, {100, 10_000}, {1000, 10_000}} {
-		b.Run(fmt.Sprintf("%d nodes, %d VIPs", size.nodes, size.vips), func(b *testing.B) {
+	for _, size := range []struct {
+		nodes, vips int
+		idle        bool
+	}{{100, 1000, false}, {1000, 1000, false}, {100, 10_000, false}, {1000, 10_000, false}, {1000, 10_000, true}} {
+		name := fmt.Sprintf("%d nodes, %d VIPs", size.nodes, size.vips)
+		if size.idle {
+			name += ", half of the nodes idle"
+		}
+		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				n, c := largeCluster(b, size.nodes, size.vips)
+				c.idle = size.idle
 				now, before := time.Now(), heap()
 				step := func(what string) {
 					began := cpuTime()

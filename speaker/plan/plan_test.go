@@ -555,16 +555,52 @@ func wantReport(t *testing.T, got Report, ok bool, want Report, announcement lb.
 	}
 }
 
+// TestFewThingsAreKeptOfManyNodes has a third of many nodes say something else than most, and one something else again:
+// each thing that is said is kept once, and what each node says is known.
+func TestFewThingsAreKeptOfManyNodes(t *testing.T) {
+	d, f := Decision{VIP: vip, Owner: "n000"}, Facts{Self: "n000"}
+	for i := range 300 {
+		f.Live = append(f.Live, fmt.Sprintf("n%03d", (i+100)%300)) // in any order
+	}
+	says := func(node string) saying {
+		switch {
+		case node == d.Owner:
+			return saying{told: true, claim: Claim{Answering: true}}
+		case node[3]%3 == 0:
+			return saying{told: true, claim: Claim{Reason: lb.ReasonNoBackends}}
+		}
+		return saying{told: true}
+	}
+	d.said = sayingsBy(f, says)
+	if len(d.said.kinds) != 3 {
+		t.Errorf("kept are %+v", d.said.kinds)
+	}
+	for i, node := range f.Live {
+		if got := d.said.of(i); got != says(node) {
+			t.Errorf("%s says %+v, kept is %+v", node, says(node), got)
+		}
+		if status, ok := d.Node(node); !ok || status.Node != node || status.Answering != says(node).claim.Answering {
+			t.Errorf("the status of %s is %+v, %v", node, status, ok)
+		}
+	}
+	if !d.Served() {
+		t.Error("it is not served")
+	}
+}
+
 // TestRoutesAreReportedAsData has racks of nodes announce a VIP, each to its own routers, beside
 // one that answers ARP.
 func TestRoutesAreReportedAsData(t *testing.T) {
-	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001", said: sayings{self: "n000", others: map[string]saying{}}}
+	d := Decision{VIP: vip, Reporter: "n000", Owner: "n001"}
+	f := Facts{Self: "n000"}
 	for i := range 100 {
-		node := fmt.Sprintf("n%03d", i)
-		d.said.live = append(d.said.live, node)
-		d.said.others[node] = saying{told: true, claim: Claim{Answering: node == d.Owner,
-			Routes: NewPeerNames(fmt.Sprintf("tor-%02da", i/10), fmt.Sprintf("tor-%02db", i/10))}}
+		f.Live = append(f.Live, fmt.Sprintf("n%03d", i))
 	}
+	d.said = sayingsBy(f, func(node string) saying {
+		rack := node[1:3]
+		return saying{told: true, claim: Claim{Answering: node == d.Owner,
+			Routes: NewPeerNames("tor-"+rack+"a", "tor-"+rack+"b")}}
+	})
 	report, ok := Summarize("n000", []Decision{d})
 	if !ok || len(report.Announcements) != 1 {
 		t.Fatalf("reports %+v", report)
@@ -596,17 +632,17 @@ func TestRoutesAreReportedAsData(t *testing.T) {
 func TestContract11AReportHasABound(t *testing.T) {
 	var decisions []Decision
 	for i := range lb.MaxAddresses {
-		d := Decision{VIP: netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), Reporter: "n000",
-			said: sayings{self: "n000", others: map[string]saying{}}}
+		d := Decision{VIP: netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), Reporter: "n000"}
+		f, routes := Facts{Self: "n000"}, map[string]PeerNames{}
 		for n := range 16 {
 			node := fmt.Sprintf("n%03d", n)
 			var peers []string
 			for p := range 100 {
 				peers = append(peers, fmt.Sprintf("rack-%d-%d-%s", n/2, p, strings.Repeat("x", 200)))
 			}
-			d.said.live = append(d.said.live, node)
-			d.said.others[node] = saying{told: true, claim: Claim{Routes: NewPeerNames(peers...)}}
+			f.Live, routes[node] = append(f.Live, node), NewPeerNames(peers...)
 		}
+		d.said = sayingsBy(f, func(node string) saying { return saying{told: true, claim: Claim{Routes: routes[node]}} })
 		decisions = append(decisions, d)
 	}
 	report, ok := Summarize("n000", decisions)

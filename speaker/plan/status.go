@@ -27,14 +27,17 @@ type NodeStatus struct {
 	Routed bool `json:"routed,omitempty"`
 }
 
-// sayings is what the nodes say of a VIP. In a large cluster nearly all say the same, so only the few
-// that differ are kept one by one: a status of each node for each VIP would fill the memory.
+// sayings is what the nodes say of a VIP. In a large cluster most say one of a few things, so each of these is kept
+// once: a status of each node for each VIP would fill the memory.
 type sayings struct {
 	self          string
 	live, missing []string // shared with other decisions
-	usual         saying
-	others        map[string]saying // of live nodes that say something else
+	kinds         []saying // all differ; the first is what most live nodes say
+	others        []other  // live nodes that say something else, in order
 }
+
+// other is a node that says something else than most, by its place in live, and what, by its place in kinds.
+type other struct{ node, kind int32 }
 
 // saying is what one node says; told is false for one that has said nothing yet.
 type saying struct {
@@ -45,50 +48,65 @@ type saying struct {
 // sayingsOf keeps what is known of the nodes, with what this one has decided.
 func sayingsOf(f Facts, in Input, d Decision) sayings {
 	own := d.Claim(len(in.Answering) > 0)
-	of := func(node string) saying {
+	return sayingsBy(f, func(node string) saying {
 		claim, told := in.Claims[node]
 		if node == f.Self {
 			claim, told = own, true
 		}
 		claim.Weight, claim.Parted, claim.Stale = 0, false, false
 		return saying{claim, told}
-	}
-	s := sayings{self: f.Self, live: f.Live, missing: f.Missing}
-	ahead := 0
+	})
+}
+
+// sayingsBy keeps what each live node says.
+func sayingsBy(f Facts, of func(node string) saying) sayings {
+	usual, ahead := saying{}, 0
 	for _, node := range f.Live { // what more than half of them say is left over
 		switch one := of(node); {
 		case ahead == 0:
-			s.usual, ahead = one, 1
-		case one == s.usual:
+			usual, ahead = one, 1
+		case one == usual:
 			ahead++
 		default:
 			ahead--
 		}
 	}
-	for _, node := range f.Live {
-		if one := of(node); one != s.usual {
-			if s.others == nil {
-				s.others = map[string]saying{}
-			}
-			s.others[node] = one
+	s := sayings{self: f.Self, live: f.Live, missing: f.Missing, kinds: []saying{usual}}
+	var kinds map[saying]int32
+	for i, node := range f.Live {
+		one := of(node)
+		if one == usual {
+			continue
 		}
+		kind, known := kinds[one]
+		if !known {
+			if kinds == nil {
+				kinds = map[saying]int32{}
+			}
+			kind = int32(len(s.kinds))
+			s.kinds, kinds[one] = append(s.kinds, one), kind
+		}
+		s.others = append(s.others, other{int32(i), kind})
 	}
 	return s
 }
 
-func (s sayings) of(node string) saying {
-	if one, ok := s.others[node]; ok {
-		return one
+// of returns what the live node at this place says.
+func (s sayings) of(place int) saying {
+	i, found := slices.BinarySearchFunc(s.others, int32(place),
+		func(o other, at int32) int { return cmp.Compare(o.node, at) })
+	if found {
+		return s.kinds[s.others[i].kind]
 	}
-	return s.usual
+	return s.kinds[0]
 }
 
 // Nodes returns the status of each live or missing node, sorted by name. Of the others this node
 // knows the reason only, not the details.
 func (d Decision) Nodes() []NodeStatus {
 	found := make([]NodeStatus, 0, len(d.said.live)+len(d.said.missing))
-	for _, node := range d.said.live {
-		found = append(found, d.live(node))
+	for place := range d.said.live {
+		found = append(found, d.live(place))
 	}
 	for _, node := range d.said.missing {
 		found = append(found, NodeStatus{Node: node, Reason: lb.ReasonMissing, Message: Describe(lb.ReasonMissing)})
@@ -99,29 +117,23 @@ func (d Decision) Nodes() []NodeStatus {
 
 // Node returns the status of one live node; ok is false for any other.
 func (d Decision) Node(name string) (status NodeStatus, ok bool) {
-	if !slices.Contains(d.said.live, name) {
+	place := slices.Index(d.said.live, name)
+	if place < 0 {
 		return NodeStatus{}, false
 	}
-	return d.live(name), true
+	return d.live(place), true
 }
 
 // Served reports whether a live node answers, or BGP peers hear of the VIP from one.
 func (d Decision) Served() bool {
 	serves := func(s saying) bool { return s.claim.Answering || s.claim.Routes != "" }
-	if len(d.said.others) < len(d.said.live) && serves(d.said.usual) {
-		return true
-	}
-	for _, one := range d.said.others {
-		if serves(one) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.said.kinds, serves)
 }
 
-// live returns the status of a live node.
-func (d Decision) live(node string) NodeStatus {
-	said, self := d.said.of(node), node == d.said.self
+// live returns the status of the live node at this place.
+func (d Decision) live(place int) NodeStatus {
+	node := d.said.live[place]
+	said, self := d.said.of(place), node == d.said.self
 	claim := said.claim
 	w := NodeStatus{Node: node, Reason: claim.Reason, Claims: said.told && claim.Reason == "", Answering: claim.Answering}
 	switch {
