@@ -91,6 +91,8 @@ func TestContract6DriftIsRepaired(t *testing.T) {
 		{"flush", "set", "ip", TableName, "restricted"},
 		{"flush", "set", "ip6", TableName, "source-ranges-128"},
 		{"add", "element", "ip", TableName, "tcp-backends", "{ 7:7 . 10000 : 192.0.2.77 . 8080 }"},
+		{"flush", "map", "ip", TableName, "affinity-ports"},
+		{"add", "element", "ip6", TableName, "affinity-ports", "{ 7:7 . 2001:db8::77 : 8080 }"},
 	} {
 		t.Run(strings.Join(damage, " "), func(t *testing.T) {
 			ns.Run(t, "nft", damage...)
