@@ -16,6 +16,7 @@ func TestOnlyOthersLost(t *testing.T) {
 		third   = "nexthop via 172.26.236.179 dev tor weight 1 "
 		six177  = "nexthop via fd00:172:26:236::177 dev tor weight 1 "
 		six178  = "nexthop via fd00:172:26:236::178 dev tor weight 1 "
+		six179  = "nexthop via fd00:172:26:236::179 dev tor weight 1 "
 	)
 	for _, test := range []struct {
 		name    string
@@ -24,7 +25,8 @@ func TestOnlyOthersLost(t *testing.T) {
 	}{
 		{"nothing", nil, false},
 		{"another node's", []string{v4 + touched + second, v4 + touched + second + third}, true},
-		{"another node's, IPv6", []string{"tor-1: Deleted fd00:203:0:113::180 " + six177, v6 + six177 + six178}, true},
+		{"another node's, IPv6", []string{v6 + six177 + six178, v6 + six177 + six178 + six179}, true},
+		{"all, IPv6", []string{"tor-1: Deleted fd00:203:0:113::180 " + six177, v6 + six177 + six178}, false},
 		{"its own", []string{v4 + second + third, v4 + touched + second + third}, false},
 		{"its own and another's", []string{v4 + touched + second, v4 + second + third}, false},
 		{"its own, IPv6, and another's", []string{v6 + six178, v4 + touched + second}, false},
