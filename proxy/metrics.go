@@ -206,7 +206,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	c.p.mu.Lock()
-	lost := c.p.path.Lost // never changed
+	lost := c.p.lost // never changed
 	oldest, complete, now := c.p.unapplied(), c.p.complete, c.p.now()
 	states, vips := maps.Clone(c.p.counts.states), maps.Clone(c.p.counts.vips)
 	internal, external, advised := c.p.counts.noLocal[policyInternal], c.p.counts.noLocal[policyExternal],

@@ -400,7 +400,7 @@ func TestTooLargeAndProbed(t *testing.T) {
 	b.fails("web", "10.200.1.4")
 	b.settle()
 	b.expectBackends("another one fails", "web", "10.200.1.2 10.200.1.3 10.200.1.5")
-	b.path.Lost = map[netip.Addr]*lb.Refusal{netip.MustParseAddr("10.200.1.5"): noRoute}
+	b.lost = plan.Lost{{Addr: netip.MustParseAddr("10.200.1.5"), Pod: true}: noRoute}
 	b.mark(key("web"))
 	b.settle()
 	b.expectBackends("a route is gone", "web", "10.200.1.2 10.200.1.3")

@@ -78,7 +78,8 @@ type proxy struct {
 	// clusterNodes are the Nodes as they last were.
 	clusterNodes *plan.Nodes
 	// path is what is known of the way to endpoints; walked is set once it is known, or if nothing looks.
-	path   plan.Path
+	path   plan.Path // without endpoints, see lost
+	lost   plan.Lost
 	walked bool
 	// leftOut are the endpoints that do not answer probes, by Service. probed are the Services that ask for
 	// a probe, telling those of which there may be something to tell.
@@ -229,6 +230,7 @@ func (p *proxy) look(now time.Time) bool {
 		if p.clusterNodes = plan.NewNodes(nodes); before != nil && !p.clusterNodes.Equal(before) {
 			target(p, p.records)
 			p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
+			p.markThose(p.unreaching(), now)
 			p.rerequest()
 		}
 		p.to.rescue.SetNodes(nodes[p.self].Addresses, otherNodes(nodes, p.self))
@@ -324,15 +326,15 @@ func (p *proxy) announce(keys map[lb.Key]bool) {
 	for key := range keys {
 		r := p.records[key]
 		p.counts.add(r, -1)
-		before := r.deliveries
-		r.deliveries = plan.Report(r.planned, r.applied, r.failure, p.path)
+		before, path := r.deliveries, r.along(p.path)
+		r.deliveries = plan.Report(r.planned, r.applied, r.failure, path)
 		if !p.written && r.starting() {
-			r.deliveries = unknown(r.deliveries, plan.Report(r.planned, r.planned, nil, p.path))
+			r.deliveries = unknown(r.deliveries, plan.Report(r.planned, r.planned, nil, path))
 		}
 		p.spans.told(p.now(), p.complete, r.planned.Age.UID, before, r.deliveries)
 		p.counts.add(r, 1)
 		deliveries[key] = r.deliveries
-		checks[key] = health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied, p.path)}
+		checks[key] = health.Service{Port: r.planned.HealthPort, Local: plan.Health(r.planned, r.applied, path)}
 	}
 	p.to.feed.Update(deliveries)
 	if p.to.relay != nil {

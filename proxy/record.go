@@ -43,6 +43,8 @@ type record struct {
 	// warned is the last failure that was reported.
 	warned  string
 	counted counted
+	// lost says why the kernel does not reach endpoints; nil if it reaches all.
+	lost map[netip.Addr]*lb.Refusal
 	// advice says what of the Service's wishes is not followed.
 	advice []lb.Refusal
 	// relayRefused says why its endpoints are not relayed to; "" if they are, or need not be.

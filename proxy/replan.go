@@ -112,8 +112,9 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 		}
 	}
 	live := whole
-	if len(live.VIPs) > 0 {
-		live = live.Reaching(p.path.Lost)
+	if r.lost = nil; len(live.VIPs) > 0 {
+		r.lost = p.unreached(key)
+		live = live.Reaching(r.lost)
 	}
 	live = p.answering(r, svc, endpoints, live)
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {

@@ -150,6 +150,7 @@ func (p *proxy) copies(keys []lb.Key) ([]record, plan.Path) {
 }
 
 func (r *record) status(path plan.Path) serviceStatus {
+	path = r.along(path)
 	st := serviceStatus{
 		Service: r.planned.Key.String(), State: r.state(), Advice: adviceText(r.advice), Ports: []portStatus{},
 		Probe:      r.probeStatus(),

@@ -2,6 +2,7 @@ package main
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -37,7 +38,12 @@ func (p *proxy) walk(now time.Time) map[lb.Key]bool {
 	default:
 		p.log.Info("this node delivers again", "reason", p.path.Off.Reason)
 	}
-	p.path = p.path.After(news.Lost)
+	p.lost = p.lost.After(news.Lost)
+	for key := range news.Services {
+		if r := p.records[key]; r != nil && len(r.live.VIPs) > 0 { // told at once, also if its plan has to wait
+			r.lost = p.unreached(key)
+		}
+	}
 	p.path.Off, p.path.Own = news.Off, own
 	p.markThose(slices.Collect(maps.Keys(news.Services)), now)
 	return concerned
@@ -62,6 +68,31 @@ func target[V any](p *proxy, keys map[lb.Key]V) {
 	} else {
 		p.to.targets.Begin(changes)
 	}
+}
+
+// unreached returns which endpoints of a Service the kernel does not reach, and why.
+func (p *proxy) unreached(key lb.Key) map[netip.Addr]*lb.Refusal {
+	if len(p.lost) == 0 {
+		return nil
+	}
+	endpoints, _ := p.from.slices.Get(key)
+	return p.lost.Of(p.clusterNodes.Targets(endpoints, p.self, maxTargets))
+}
+
+// unreaching returns the Services with endpoints that the kernel does not reach: which are pods, the Nodes decide too.
+func (p *proxy) unreaching() (keys []lb.Key) {
+	for key, r := range p.records {
+		if r.lost != nil {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// along returns the path behind the rules of the Service.
+func (r *record) along(path plan.Path) plan.Path {
+	path.Lost = r.lost
+	return path
 }
 
 // with returns the Services of both that have records: those whose plans have changed, and those that

@@ -41,10 +41,10 @@ func (f *fakePath) take() (path.News, bool) {
 
 // lose says that endpoints of Services are not reached, or are again.
 func (f *fakePath) lose(why *lb.Refusal, service string, addrs ...string) {
-	f.news.Lost = map[netip.Addr]*lb.Refusal{}
+	f.news.Lost = plan.Lost{}
 	f.news.Services = map[lb.Key]bool{key(service): true}
 	for _, a := range addrs {
-		f.news.Lost[netip.MustParseAddr(a)] = why
+		f.news.Lost[plan.Target{Addr: netip.MustParseAddr(a), Pod: true}] = why
 	}
 }
 
@@ -104,6 +104,27 @@ func TestContract1NothingIsSaidBeforeThePathIsKnown(t *testing.T) {
 	b.expectDelivery("web", "192.0.2.1", "refused")
 }
 
+// TestANodesAddressIsNoPod has an endpoint that is not reached as a pod turn out to be a Node.
+func TestANodesAddressIsNoPod(t *testing.T) {
+	b, f := newPathBench(t)
+	f.known = true
+	b.put("web", "192.0.2.1", "10.200.1.2")
+	b.synced()
+	settle := func() {
+		b.run()
+		b.rules.confirm()
+		b.run()
+	}
+	settle()
+	f.lose(noRoute, "web", "10.200.1.2")
+	settle()
+	b.expectDelivery("web", "192.0.2.1", "refused")
+	b.nodes.Set("new", lb.Node{Name: "new", Addresses: []netip.Addr{netip.MustParseAddr("10.200.1.2")}})
+	b.markNode("new")
+	settle()
+	b.expectDelivery("web", "192.0.2.1", "1")
+}
+
 func TestContract1ALostPathIsWithdrawnFirst(t *testing.T) {
 	b, f := newPathBench(t)
 	f.known = true
@@ -142,8 +163,8 @@ func TestContract1ALostPathIsWithdrawnFirst(t *testing.T) {
 	f.lose(nil, "web", "10.200.1.2", "10.200.1.3")
 	settle()
 	b.expectDelivery("web", "192.0.2.1", "2")
-	if len(b.path.Lost) != 0 {
-		t.Errorf("lost: %v", b.path.Lost)
+	if len(b.lost) != 0 {
+		t.Errorf("lost: %v", b.lost)
 	}
 
 	b.order = nil

@@ -89,10 +89,10 @@ func followsTheKernel(t *testing.T, c kernelCase) {
 		t.Helper()
 		for deadline := time.After(30 * time.Second); ; {
 			news, known := actor.Take()
-			for addr, why := range news.Lost {
-				lost[addr.String()] = ""
+			for target, why := range news.Lost {
+				lost[target.Addr.String()] = ""
 				if why != nil {
-					lost[addr.String()] = why.Reason
+					lost[target.Addr.String()] = why.Reason
 				}
 			}
 			if known && lost[c.own] == own && lost[c.other] == other {

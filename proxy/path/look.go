@@ -11,9 +11,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// concerned adds to what is due the addresses that the kernel's messages concern, and those whose
+// concerned adds to what is due the targets that the kernel's messages concern, and those whose
 // time has come.
-func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
+func (a *Actor) concerned(now time.Time, due map[plan.Target]bool) {
 	a.mu.Lock()
 	changes := a.changes
 	a.changes = nil
@@ -26,8 +26,8 @@ func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
 		a.pause = min(2*a.pause, settle)
 		a.settled = now.Add(a.pause)
 	}
-	for addr := range a.held {
-		due[addr] = true
+	for t := range a.held {
+		due[t] = true
 	}
 	changed, all := map[int]bool{}, false
 	for _, c := range changes {
@@ -42,8 +42,8 @@ func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
 	}
 	if all || now.Sub(a.synced) >= resync {
 		a.synced = now
-		for addr := range a.entries {
-			due[addr] = true
+		for t := range a.entries {
+			due[t] = true
 		}
 	}
 	if all { // messages may have been lost, those about interfaces too: one more look, or more if some are due already
@@ -51,65 +51,63 @@ func (a *Actor) concerned(now time.Time, due map[netip.Addr]bool) {
 		if len(a.settling) > 0 {
 			pause = soon
 		}
-		for addr := range a.entries {
-			a.settling[addr] = true
+		for t := range a.entries {
+			a.settling[t] = true
 		}
 		a.pause, a.settled = pause, now.Add(pause)
 	}
 	if len(changed) == 0 {
 		return
 	}
-	for addr, e := range a.entries {
+	for t, e := range a.entries {
 		// A route of several hops has no link of its own.
 		if changed[e.way.Link] || e.known && e.way.Link == 0 && e.way.Kind != lb.RouteNone {
-			due[addr] = true
-			a.settling[addr] = true
+			due[t] = true
+			a.settling[t] = true
 			a.pause, a.settled = soon, now.Add(soon)
 		}
 	}
 }
 
-// within adds the addresses to which a route of a prefix may lead. One to everywhere concerns only
+// within adds the targets to which a route of a prefix may lead. One to everywhere concerns only
 // those that have no other.
-func (a *Actor) within(prefix netip.Prefix, due map[netip.Addr]bool) {
+func (a *Actor) within(prefix netip.Prefix, due map[plan.Target]bool) {
 	if prefix.Bits() == 0 {
-		for addr, e := range a.entries {
-			if e.way.Kind != lb.RouteOwn && addr.Is4() == prefix.Addr().Is4() {
-				due[addr] = true
+		for t, e := range a.entries {
+			if e.way.Kind != lb.RouteOwn && t.Addr.Is4() == prefix.Addr().Is4() {
+				due[t] = true
 			}
 		}
 		return
 	}
 	if a.sorted == nil {
-		a.sorted = make([]netip.Addr, 0, len(a.entries))
-		for addr := range a.entries {
-			a.sorted = append(a.sorted, addr)
-		}
-		slices.SortFunc(a.sorted, netip.Addr.Compare)
+		a.sorted = slices.SortedFunc(maps.Keys(a.entries),
+			func(one, two plan.Target) int { return one.Addr.Compare(two.Addr) })
 	}
-	at, _ := slices.BinarySearchFunc(a.sorted, prefix.Addr(), netip.Addr.Compare)
-	for ; at < len(a.sorted) && prefix.Contains(a.sorted[at]); at++ {
+	at, _ := slices.BinarySearchFunc(a.sorted, prefix.Addr(),
+		func(t plan.Target, addr netip.Addr) int { return t.Addr.Compare(addr) })
+	for ; at < len(a.sorted) && prefix.Contains(a.sorted[at].Addr); at++ {
 		due[a.sorted[at]] = true
 	}
 }
 
 // look asks the kernel. What it does not answer stays as it was, and is asked again.
-func (a *Actor) look(due map[netip.Addr]bool) error {
+func (a *Actor) look(due map[plan.Target]bool) error {
 	var errs []error
-	for addr := range due {
-		e := a.entries[addr]
+	for t := range due {
+		e := a.entries[t]
 		if e == nil {
 			continue
 		}
-		way, err := a.deps.Look(addr)
+		way, err := a.deps.Look(t.Addr)
 		if err != nil {
-			a.retry[addr] = true
+			a.retry[t] = true
 			if len(errs) < 3 {
 				errs = append(errs, err)
 			}
 			continue
 		}
-		delete(a.retry, addr)
+		delete(a.retry, t)
 		e.way, e.known = way, true
 	}
 	return errors.Join(errs...)
@@ -154,29 +152,29 @@ func (a *Actor) see() bool {
 }
 
 // judge decides of endpoints whether they are reached, and tells what has changed.
-func (a *Actor) judge(now time.Time, due map[netip.Addr]bool, off *lb.Refusal) {
+func (a *Actor) judge(now time.Time, due map[plan.Target]bool, off *lb.Refusal) {
 	if a.see() {
-		for addr := range a.entries {
-			due[addr] = true
+		for t := range a.entries {
+			due[t] = true
 		}
 	}
-	lost, services := map[netip.Addr]*lb.Refusal{}, map[lb.Key]bool{}
-	for addr := range due {
-		e := a.entries[addr]
+	lost, services := plan.Lost{}, map[lb.Key]bool{}
+	for t := range due {
+		e := a.entries[t]
 		if e == nil || !e.known {
 			continue
 		}
-		refusal := a.refuse(e)
-		delete(a.held, addr)
+		refusal := a.refuse(t, e)
+		delete(a.held, t)
 		if wait := e.flap.step(now, refusal != nil); wait > 0 && e.told != nil {
 			refusal = e.told
-			a.held[addr] = true
+			a.held[t] = true
 		}
 		if (refusal == nil) == (e.told == nil) && (refusal == nil || *refusal == *e.told) {
 			continue
 		}
 		e.told = refusal
-		lost[addr] = refusal
+		lost[t] = refusal
 		for _, key := range e.users {
 			services[key] = true
 		}
@@ -184,15 +182,15 @@ func (a *Actor) judge(now time.Time, due map[netip.Addr]bool, off *lb.Refusal) {
 	a.tell(lost, services, off)
 }
 
-func (a *Actor) refuse(e *entry) *lb.Refusal {
-	family := lb.FamilyOf(e.target.Addr)
+func (a *Actor) refuse(t plan.Target, e *entry) *lb.Refusal {
+	family := lb.FamilyOf(t.Addr)
 	out, is := a.view.byIndex[e.way.Link]
 	return plan.Way{Kind: e.way.Kind, Local: e.way.Local, Interface: out.Name, Down: e.way.Down,
 		Unforwarded: a.view.unforwarded[family] || is && !out.Forwards(family),
-	}.Refuse(e.target, a.deps.Node, a.deps.DefaultRoute)
+	}.Refuse(t, a.deps.Node, a.deps.DefaultRoute)
 }
 
-func (a *Actor) tell(lost map[netip.Addr]*lb.Refusal, services map[lb.Key]bool, off *lb.Refusal) {
+func (a *Actor) tell(lost plan.Lost, services map[lb.Key]bool, off *lb.Refusal) {
 	a.off = off
 	a.mu.Lock()
 	changed := !a.known || len(lost) > 0 || (off == nil) != (a.news.Off == nil)
@@ -229,8 +227,8 @@ func (a *Actor) next(now time.Time) time.Duration {
 	if len(a.settling) > 0 {
 		wait = min(wait, a.settled.Sub(now))
 	}
-	for addr := range a.held {
-		wait = min(wait, a.entries[addr].flap.until.Sub(now))
+	for t := range a.held {
+		wait = min(wait, a.entries[t].flap.until.Sub(now))
 	}
 	return max(wait, time.Millisecond)
 }

@@ -74,14 +74,14 @@ type Actor struct {
 	known   bool
 
 	// What follows belongs to the step.
-	entries  map[netip.Addr]*entry
+	entries  map[plan.Target]*entry
 	of       map[lb.Key][]plan.Target
-	sorted   []netip.Addr // nil if entries came or went since
-	settling map[netip.Addr]bool
+	sorted   []plan.Target // by address; nil if entries came or went since
+	settling map[plan.Target]bool
 	settled  time.Time     // when settling is due next
 	pause    time.Duration // before that
-	held     map[netip.Addr]bool
-	retry    map[netip.Addr]bool
+	held     map[plan.Target]bool
+	retry    map[plan.Target]bool
 	synced   time.Time
 	looked   time.Time // at the table of connections
 	table    table
@@ -93,29 +93,29 @@ type Actor struct {
 // News is what has changed since the last Take.
 type News struct {
 	// Lost says for endpoints why the kernel does not reach them; nil where it does again.
-	Lost map[netip.Addr]*lb.Refusal
+	Lost plan.Lost
 	// Services are those that have such endpoints.
 	Services map[lb.Key]bool
 	// Off says why the kernel delivers nothing at all; nil if it does.
 	Off *lb.Refusal
 }
 
-// entry is an endpoint's address.
+// entry is an endpoint's address, as one or the other kind of target: what a Service says of an address does not
+// concern the others that have it.
 type entry struct {
-	target plan.Target
-	users  []lb.Key
-	way    links.Way
-	known  bool // way
-	flap   flap
-	told   *lb.Refusal
+	users []lb.Key
+	way   links.Way
+	known bool // way
+	flap  flap
+	told  *lb.Refusal
 }
 
 var _ actor.Updater[lb.Key, []plan.Target] = (*Actor)(nil)
 
 // New returns an Actor. Run starts it.
 func New(deps Deps) *Actor {
-	a := &Actor{deps: deps, entries: map[netip.Addr]*entry{}, of: map[lb.Key][]plan.Target{},
-		settling: map[netip.Addr]bool{}, held: map[netip.Addr]bool{}, retry: map[netip.Addr]bool{}}
+	a := &Actor{deps: deps, entries: map[plan.Target]*entry{}, of: map[lb.Key][]plan.Target{},
+		settling: map[plan.Target]bool{}, held: map[plan.Target]bool{}, retry: map[plan.Target]bool{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: soon, Rest: 1, MaxRest: settle, MaxBackoff: time.Second})
 	return a
 }
@@ -196,28 +196,24 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 
 // track takes in which endpoints there are, and adds new ones to what is due. It reports whether
 // they are known.
-func (a *Actor) track(due map[netip.Addr]bool) (begun bool) {
+func (a *Actor) track(due map[plan.Target]bool) (begun bool) {
 	changes, ok := a.inbox.Take()
 	for key, targets := range changes {
 		before := a.of[key]
 		for _, t := range targets { // first, as most of them are those of before
-			e := a.entries[t.Addr]
+			e := a.entries[t]
 			if e == nil {
 				e = &entry{}
-				a.entries[t.Addr], a.sorted = e, nil
-				due[t.Addr] = true
-			}
-			t.Pod = t.Pod || e.target.Pod && len(e.users) > 0
-			if e.target != t {
-				e.target, due[t.Addr] = t, true
+				a.entries[t], a.sorted = e, nil
+				due[t] = true
 			}
 			e.users = append(e.users, key)
 		}
 		for _, t := range before {
-			e := a.entries[t.Addr]
+			e := a.entries[t]
 			at := slices.Index(e.users, key)
 			if e.users = slices.Delete(e.users, at, at+1); len(e.users) == 0 {
-				a.forget(t.Addr)
+				a.forget(t)
 			}
 		}
 		if a.of[key] = targets; len(targets) == 0 {
@@ -227,14 +223,14 @@ func (a *Actor) track(due map[netip.Addr]bool) (begun bool) {
 	return ok
 }
 
-// forget drops what is remembered of an address that no Service has.
-func (a *Actor) forget(addr netip.Addr) {
-	if a.entries[addr].told != nil {
-		a.tell(map[netip.Addr]*lb.Refusal{addr: nil}, map[lb.Key]bool{}, a.off)
+// forget drops what is remembered of a target that no Service has.
+func (a *Actor) forget(t plan.Target) {
+	if a.entries[t].told != nil {
+		a.tell(plan.Lost{t: nil}, map[lb.Key]bool{}, a.off)
 	}
-	delete(a.entries, addr)
+	delete(a.entries, t)
 	a.sorted = nil
-	delete(a.settling, addr)
-	delete(a.held, addr)
-	delete(a.retry, addr)
+	delete(a.settling, t)
+	delete(a.held, t)
+	delete(a.retry, t)
 }

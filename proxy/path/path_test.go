@@ -69,13 +69,13 @@ type rig struct {
 	*kernel
 	*Actor
 	t    *testing.T
-	lost map[netip.Addr]*lb.Refusal
+	lost plan.Lost
 	off  *lb.Refusal
 }
 
 func run(t *testing.T, test func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, lost: map[netip.Addr]*lb.Refusal{}, kernel: &kernel{ways: map[string]links.Way{},
+		r := &rig{t: t, lost: plan.Lost{}, kernel: &kernel{ways: map[string]links.Way{},
 			messages: make(chan []links.RouteChange), interfaces: []lb.Interface{
 				{Index: 2, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"),
 					netip.MustParsePrefix("2001:db8::1/64")}},
@@ -132,6 +132,34 @@ func targets(addrs ...string) (all []plan.Target) {
 	return all
 }
 
+// TestContract11NobodyDecidesWhatAnothersEndpointIs has a Service name another one's external endpoint as a pod of some
+// node, and take that back: the other's verdict never changes, whoever came first.
+func TestContract11NobodyDecidesWhatAnothersEndpointIs(t *testing.T) {
+	external := netip.MustParseAddr("198.51.100.7")
+	evil := lb.Key{Namespace: "evil", Name: "x"}
+	for _, first := range []lb.Key{key, evil} {
+		run(t, func(r *rig) {
+			r.set(func() { r.ways[external.String()] = links.Way{Kind: lb.RouteDefault, Link: 2} })
+			says := map[lb.Key][]plan.Target{key: {{Addr: external}}, evil: {{Addr: external, Pod: true}}}
+			r.Begin(map[lb.Key][]plan.Target{first: says[first]})
+			r.wait()
+			r.Update(says)
+			r.wait()
+			if r.lost[says[key][0]] != nil || r.lost[says[evil][0]] == nil {
+				t.Errorf("%s came first: lost are %v", first, r.lost)
+			}
+			r.Update(map[lb.Key][]plan.Target{evil: nil})
+			r.wait()
+			r.set(func() { r.ways[external.String()] = none })
+			r.messages <- []links.RouteChange{{All: true}}
+			r.wait()
+			if r.lost[says[key][0]] == nil || r.lost[says[evil][0]] != nil {
+				t.Errorf("the route is gone: lost are %v", r.lost)
+			}
+		})
+	}
+}
+
 // wait has the actor do all that is due, and takes in its news.
 func (r *rig) wait() News {
 	synctest.Wait()
@@ -147,9 +175,9 @@ func (r *rig) expect(what string, want ...string) {
 	r.t.Helper()
 	r.wait()
 	var got []string
-	for addr, why := range r.lost {
+	for target, why := range r.lost {
 		if why != nil {
-			got = append(got, addr.String()+" "+string(why.Reason))
+			got = append(got, target.Addr.String()+" "+string(why.Reason))
 		}
 	}
 	slices.Sort(got)
@@ -228,7 +256,7 @@ func TestTheDefaultRoute(t *testing.T) {
 		if !slices.Equal(r.looks, []string{"10.2.0.2"}) {
 			t.Errorf("looked at %q", r.looks)
 		}
-		if why := r.lost[netip.MustParseAddr("10.2.0.2")]; !strings.Contains(why.Message, "default route by eth0") {
+		if why := r.lost[targets("10.2.0.2")[0]]; !strings.Contains(why.Message, "default route by eth0") {
 			t.Errorf("message %q", why.Message)
 		}
 	})
@@ -321,11 +349,11 @@ func TestLostMessages(t *testing.T) {
 
 // TestLinkAtResync looks again also after a message about an interface that comes when all is looked up in any case.
 func TestLinkAtResync(t *testing.T) {
-	a, addr := New(Deps{}), netip.MustParseAddr("10.1.0.2")
-	a.entries[addr] = &entry{way: own, known: true}
+	a, pod := New(Deps{}), targets("10.1.0.2")[0]
+	a.entries[pod] = &entry{way: own, known: true}
 	a.changes = []links.RouteChange{{Link: own.Link}}
-	due := map[netip.Addr]bool{}
-	if a.concerned(time.Now(), due); !due[addr] || !a.settling[addr] {
+	due := map[plan.Target]bool{}
+	if a.concerned(time.Now(), due); !due[pod] || !a.settling[pod] {
 		t.Errorf("%v are due, and %v settle", due, a.settling)
 	}
 }

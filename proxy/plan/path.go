@@ -8,28 +8,44 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// Path is what is known of the way behind the rules. What is not in it is reached, or unknown.
+// Path is what is known of the way behind the rules of a Service. What is not in it is reached, or unknown.
 type Path struct {
 	// Off says why the kernel delivers nothing at all; nil if it does.
 	Off *lb.Refusal
-	// Lost says for endpoints why the kernel does not reach them.
+	// Lost says for the Service's endpoints why the kernel does not reach them.
 	Lost map[netip.Addr]*lb.Refusal
 	// Own are the node's addresses.
 	Own []netip.Addr
 }
 
-// After returns the path after changes, nil for endpoints that are reached again. It leaves p as it
-// was, for those who still read it.
-func (p Path) After(changes map[netip.Addr]*lb.Refusal) Path {
+// Lost says why the kernel does not reach targets.
+type Lost map[Target]*lb.Refusal
+
+// After returns what is lost after changes, nil for targets that are reached again. It leaves l as it was, for those
+// who still read it.
+func (l Lost) After(changes Lost) Lost {
 	if len(changes) == 0 {
-		return p
+		return l
 	}
-	lost := make(map[netip.Addr]*lb.Refusal, len(p.Lost)+len(changes))
-	maps.Copy(lost, p.Lost)
+	lost := make(Lost, len(l)+len(changes))
+	maps.Copy(lost, l)
 	maps.Copy(lost, changes)
-	maps.DeleteFunc(lost, func(_ netip.Addr, why *lb.Refusal) bool { return why == nil })
-	p.Lost = lost
-	return p
+	maps.DeleteFunc(lost, func(_ Target, why *lb.Refusal) bool { return why == nil })
+	return lost
+}
+
+// Of returns which of the targets of one Service are lost, by their addresses.
+func (l Lost) Of(targets []Target) map[netip.Addr]*lb.Refusal {
+	var lost map[netip.Addr]*lb.Refusal
+	for _, t := range targets {
+		if why := l[t]; why != nil {
+			if lost == nil {
+				lost = map[netip.Addr]*lb.Refusal{}
+			}
+			lost[t.Addr] = why
+		}
+	}
+	return lost
 }
 
 // refuse returns why none of the counted endpoints is reached; nil if one is, or if there are none.

@@ -106,10 +106,16 @@ func TestReachingCopies(t *testing.T) {
 	if d := cmp.Diff(again, whole, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); d != "" {
 		t.Errorf("the plan has changed:\n%s", d)
 	}
-	before := lostTo("1", "2")
-	after := before.After(map[netip.Addr]*lb.Refusal{addr("192.168.0.1"): nil, addr("192.168.0.3"): before.Off})
-	if len(after.Lost) != 1 || len(before.Lost) != 2 {
-		t.Errorf("before %v, after %v", before.Lost, after.Lost)
+	why := lb.Refuse(lb.ReasonPodRouteMissing, "no route")
+	one, two := Target{Addr: addr("192.168.0.1"), Pod: true}, Target{Addr: addr("192.168.0.2")}
+	before := Lost{one: why, two: why}
+	after := before.After(Lost{one: nil, {Addr: addr("192.168.0.3")}: nil})
+	if len(after) != 1 || len(before) != 2 {
+		t.Errorf("before %v, after %v", before, after)
+	}
+	// What is lost as a pod is not lost as something else.
+	if lost := before.Of([]Target{{Addr: one.Addr}, two}); len(lost) != 1 || lost[two.Addr] != why {
+		t.Errorf("lost are %v", lost)
 	}
 }
 
