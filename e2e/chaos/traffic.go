@@ -114,7 +114,7 @@ func appOfPod(pod string) string { return pod[:max(0, strings.LastIndexByte(pod,
 // flow opens a connection that is to last for the round.
 func (t *traffic) flow(g target) {
 	t.group.Go(func() {
-		f := contract.Flow{Service: g.service, Relayed: g.relayed, Target: g.to, Began: time.Now()}
+		f := contract.Flow{Service: g.service, Relayed: g.relayed, Target: g.to, Client: g.client, Began: time.Now()}
 		conn, err := t.l.Dial(t.ctx, g.from, g.network, g.to.String())
 		if err != nil {
 			return // what new connections meet is judged by the samples

@@ -381,12 +381,17 @@ func affinityKeepsThePod(e Evidence) (bad []Violation) {
 			by[asked{s.Client, s.Target}] = append(by[asked{s.Client, s.Target}], s)
 		}
 	}
-	for _, samples := range by {
+	for whom, samples := range by {
 		slices.SortFunc(samples, func(a, b Sample) int { return a.Began.Compare(b.Began) })
-		// A node remembers a client from its first handshake on: requests beside it may go elsewhere, and any of these may
-		// be the one whose handshake ended first.
+		// A node remembers a client from its first handshake on: requests and connections beside it may go elsewhere, and
+		// any of these may be the one whose handshake ended first.
 		answered := slices.MinFunc(samples, func(a, b Sample) int { return a.Ended.Compare(b.Ended) }).Ended
 		var pods []string
+		for _, f := range e.Flows {
+			if f.Client == whom.client && f.Target == whom.target && !f.Began.After(answered) {
+				pods = append(pods, f.Pod)
+			}
+		}
 		for _, s := range samples {
 			switch {
 			case !s.Began.After(answered):

@@ -230,6 +230,23 @@ func TestSeenClauses(t *testing.T) {
 			t.Errorf("affinity beside the first requests, of which one ends after %s: %v", later, bad)
 		}
 	}
+	// So may be a connection that was opened beside them.
+	flow := Flow{Service: "web", Target: netip.AddrPortFrom(lan, 80), Client: client, Pod: "web-1"}
+	for _, tc := range []struct {
+		began time.Time
+		want  int
+	}{{beside.Samples[1].Began, 0}, {beside.Samples[1].Began.Add(time.Minute), 1}} {
+		e := beside
+		e.Samples = slices.Clone(e.Samples)
+		for i := 3; i < len(e.Samples); i += 2 {
+			e.Samples[i].Pod = "web-1"
+		}
+		flow.Began = tc.began
+		e.Flows = append(slices.Clone(e.Flows), flow)
+		if bad := Judge(e); len(bad) != tc.want {
+			t.Errorf("affinity beside a connection that began at %s: %v", tc.began, bad)
+		}
+	}
 	moved := calm()
 	affine(&moved)
 	for i := 2*15 + 1; i < len(moved.Samples); i += 2 { // the node is drained meanwhile

@@ -66,6 +66,7 @@ type Sample struct {
 type Flow struct {
 	Service string
 	Target  netip.AddrPort
+	Client  netip.Addr
 	Pod     string
 	// Relayed connections end with the relay that carries them, after its drain time.
 	Relayed bool
