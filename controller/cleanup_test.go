@@ -213,6 +213,27 @@ func TestContract11ACleanupLeavesNoFinalizer(t *testing.T) {
 	}
 }
 
+// meddle changes a Service again and again until end is called.
+func (c *cluster) meddle(key lb.Key, change func(*lb.Service)) (end func()) {
+	over, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c.mu.Lock()
+			s := c.services[key]
+			change(&s)
+			c.store(s)
+			c.mu.Unlock()
+			select {
+			case <-over:
+				return
+			case <-time.After(cleanupEvery / 2):
+			}
+		}
+	}()
+	return func() { close(over); <-ended }
+}
+
 // TestACleanupNamesWhatSomebodyElseWrites has somebody put back the annotation, the finalizer, or both.
 func TestACleanupNamesWhatSomebodyElseWrites(t *testing.T) {
 	for _, puts := range []struct{ annotation, finalizer bool }{{true, false}, {false, true}, {true, true}} {
@@ -221,28 +242,17 @@ func TestACleanupNamesWhatSomebodyElseWrites(t *testing.T) {
 			s := service("a")
 			s.Class = "ours"
 			c.put(s)
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				for ctx.Err() == nil {
-					c.mu.Lock()
-					s := c.services[s.Key]
-					s.Finalizer = puts.finalizer
-					if puts.annotation {
-						s.Announcements = "mine"
-					}
-					c.store(s)
-					c.mu.Unlock()
-					time.Sleep(cleanupEvery / 2)
+			end := c.meddle(s.Key, func(s *lb.Service) {
+				s.Finalizer = puts.finalizer
+				if puts.annotation {
+					s.Announcements = "mine"
 				}
-			}()
+			})
 			var log strings.Builder
 			cleaner := cleaner{services: c, installation: &install{}, class: "ours",
 				log: slog.New(slog.NewTextHandler(&log, nil))}
 			err := cleaner.run(t.Context())
-			cancel()
-			<-ended
+			end()
 			said := log.String()
 			if err != nil || strings.Count(said, "goes on writing") != 1 ||
 				strings.Contains(said, lb.AnnotationAnnouncements) != puts.annotation ||
@@ -260,19 +270,7 @@ func TestContract11NobodyKeepsACleanupFromItsEnd(t *testing.T) {
 		for _, name := range []string{"a", "b", "rewritten"} {
 			c.put(wrote(name))
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			for ctx.Err() == nil {
-				c.mu.Lock()
-				s := c.services[key("rewritten")]
-				s.Announcements = "mine"
-				c.store(s)
-				c.mu.Unlock()
-				time.Sleep(cleanupEvery / 2)
-			}
-		}()
+		end := c.meddle(key("rewritten"), func(s *lb.Service) { s.Announcements = "mine" })
 		var log strings.Builder
 		left := &install{objects: true}
 		cleaner := cleaner{services: c, installation: left, log: slog.New(slog.NewTextHandler(&log, nil))}
@@ -281,8 +279,7 @@ func TestContract11NobodyKeepsACleanupFromItsEnd(t *testing.T) {
 		if took := time.Since(began); err != nil || took > (maxTakenBack+cleanupPasses+2)*cleanupEvery || left.objects {
 			t.Errorf("%v after %v, objects are left: %v", err, took, left.objects)
 		}
-		cancel()
-		<-ended
+		end()
 		for _, name := range []string{"a", "b", "rewritten"} {
 			s := c.services[key(name)]
 			if len(s.Conditions) > 0 || s.Finalizer || s.Announcements != "" && name != "rewritten" {

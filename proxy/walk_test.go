@@ -56,6 +56,13 @@ func newPathBench(t *testing.T) (*bench, *fakePath) {
 	return b, f
 }
 
+// confirmAll runs until the kernel has confirmed the rules.
+func (b *bench) confirmAll() {
+	b.run()
+	b.rules.confirm()
+	b.run()
+}
+
 // An address that the Node gets or loses decides which endpoints the node itself is.
 func TestTheNodesOwnAddressesAreTold(t *testing.T) {
 	b := newBench(t)
@@ -110,18 +117,13 @@ func TestANodesAddressIsNoPod(t *testing.T) {
 	f.known = true
 	b.put("web", "192.0.2.1", "10.200.1.2")
 	b.synced()
-	settle := func() {
-		b.run()
-		b.rules.confirm()
-		b.run()
-	}
-	settle()
+	b.confirmAll()
 	f.lose(noRoute, "web", "10.200.1.2")
-	settle()
+	b.confirmAll()
 	b.expectDelivery("web", "192.0.2.1", "refused")
 	b.nodes.Set("new", lb.Node{Name: "new", Addresses: []netip.Addr{netip.MustParseAddr("10.200.1.2")}})
 	b.markNode("new")
-	settle()
+	b.confirmAll()
 	b.expectDelivery("web", "192.0.2.1", "1")
 }
 
@@ -131,12 +133,7 @@ func TestContract1ALostPathIsWithdrawnFirst(t *testing.T) {
 	b.put("web", "192.0.2.1", "10.200.1.2", "10.200.1.3")
 	b.put("other", "192.0.2.2", "10.200.1.2")
 	b.synced()
-	settle := func() {
-		b.run()
-		b.rules.confirm()
-		b.run()
-	}
-	settle()
+	b.confirmAll()
 	b.expectDelivery("web", "192.0.2.1", "2")
 	b.order = nil
 	f.lose(noRoute, "web", "10.200.1.2")
@@ -144,7 +141,7 @@ func TestContract1ALostPathIsWithdrawnFirst(t *testing.T) {
 	if want := []string{"feed web", "rules web"}; !slices.Equal(b.order, want) {
 		t.Errorf("order %v, want %v", b.order, want)
 	}
-	settle()
+	b.confirmAll()
 	b.expectDelivery("web", "192.0.2.1", "1")
 	if got := b.rules.wanted[key("web")].Ports[0].Backends.Local; len(got) != 1 {
 		t.Errorf("the rules deliver to %v", got)
@@ -159,9 +156,9 @@ func TestContract1ALostPathIsWithdrawnFirst(t *testing.T) {
 	if got := b.rules.wanted[key("web")].Ports[0].Backends.Local; len(got) != 2 {
 		t.Errorf("without a way to any, the rules deliver to %v", got)
 	}
-	settle()
+	b.confirmAll()
 	f.lose(nil, "web", "10.200.1.2", "10.200.1.3")
-	settle()
+	b.confirmAll()
 	b.expectDelivery("web", "192.0.2.1", "2")
 	if len(b.lost) != 0 {
 		t.Errorf("lost: %v", b.lost)

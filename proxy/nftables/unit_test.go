@@ -309,7 +309,7 @@ func TestAffinityWherePortsDiffer(t *testing.T) {
 	}
 }
 
-// differ has the endpoints of a Service listen at different numbers, one of them at two.
+// differ has the endpoints of a Service listen at different numbers.
 func differ(s *plan.Service) {
 	for i := range s.Ports {
 		s.Ports[i] = numbered(s.Ports[i])
