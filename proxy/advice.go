@@ -19,7 +19,7 @@ func (p *proxy) advise(r *record, planned plan.Service) {
 		endpoints, _ := p.from.slices.Get(r.live.Key)
 		said := plan.SchedulerIgnored(svc, endpoints, planned, p.mode == modeIptables)
 		if said == "" && p.mode != modeIptables {
-			said = cmp.Or(nftables.SchedulerIgnored(planned), plan.AffinityRefused(planned))
+			said = cmp.Or(nftables.SchedulerIgnored(planned, p.facts.config), plan.AffinityRefused(planned))
 		}
 		if said != "" {
 			advice = append(advice, lb.Refusal{Reason: lb.ReasonSchedulerIgnored, Message: said})

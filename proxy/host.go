@@ -109,10 +109,14 @@ func forwardsBy(interfaces []lb.Interface, addrs []netip.Addr, family lb.Family)
 	return all
 }
 
-// maxPodRoutes bounds how many routes are looked up at a time.
-const maxPodRoutes = 2000
+// maxPodRoutes bounds how many routes are looked up at a time: of 1,000 nodes in both families.
+const maxPodRoutes = 2000 * podsOfNode
 
-// podRoutes looks up the routes to one pod on each other node, in each family. Pods that use the
+// podsOfNode are of how many namespaces a pod on each node is looked at, in each family: what the EndpointSlices of one
+// say is not taken for the truth about a node.
+const podsOfNode = 3
+
+// podRoutes looks up the routes to some pods on each other node, in each family. Pods that use the
 // network of their node need none.
 func (h *host) podRoutes(node lb.Node, interfaces []lb.Interface, nodes map[string]lb.Node,
 	endpoints map[lb.Key][]lb.Slice) []plan.PodRoute {
@@ -133,7 +137,8 @@ func (h *host) podRoutes(node lb.Node, interfaces []lb.Interface, nodes map[stri
 	return routes
 }
 
-// otherPods returns the first pod on each other node, in each family, sorted.
+// otherPods returns pods on each other node, in each family: the first of each of the first namespaces that have any
+// there. They are sorted.
 func otherPods(node lb.Node, interfaces []lb.Interface, nodes map[string]lb.Node,
 	all map[lb.Key][]lb.Slice) []plan.PodRoute {
 	near := func(n lb.Node) bool {
@@ -154,27 +159,47 @@ func otherPods(node lb.Node, interfaces []lb.Interface, nodes map[string]lb.Node
 		node   string
 		family lb.Family
 	}
-	first := map[at]netip.Addr{}
-	for _, of := range all {
+	first := map[at][]podOf{} // sorted by namespace
+	for key, of := range all {
 		for _, slice := range of {
 			for _, e := range slice.Endpoints {
-				_, known := nodes[e.Node]
-				place := at{e.Node, lb.FamilyOf(e.Addr)}
-				if had, some := first[place]; known && e.Node != node.Name && !hosts[e.Addr] &&
-					(!some || e.Addr.Less(had)) {
-					first[place] = e.Addr
+				if _, known := nodes[e.Node]; known && e.Node != node.Name && !hosts[e.Addr] {
+					place := at{e.Node, lb.FamilyOf(e.Addr)}
+					first[place] = withPod(first[place], podOf{key.Namespace, e.Addr})
 				}
 			}
 		}
 	}
 	routes := make([]plan.PodRoute, 0, len(first))
-	for place, pod := range first {
-		routes = append(routes, plan.PodRoute{Node: place.node, Pod: pod, Near: near(nodes[place.node])})
+	for place, pods := range first {
+		for _, pod := range pods {
+			routes = append(routes, plan.PodRoute{Node: place.node, Pod: pod.addr, Near: near(nodes[place.node])})
+		}
 	}
 	slices.SortFunc(routes, func(a, b plan.PodRoute) int {
 		return cmp.Or(strings.Compare(a.Node, b.Node), a.Pod.Compare(b.Pod))
 	})
-	return routes
+	return slices.Compact(routes)
+}
+
+// podOf is a pod of a namespace.
+type podOf struct {
+	namespace string
+	addr      netip.Addr
+}
+
+// withPod adds a pod to the first ones of the first namespaces, which are sorted and at most podsOfNode.
+func withPod(first []podOf, pod podOf) []podOf {
+	i, had := slices.BinarySearchFunc(first, pod.namespace, func(p podOf, namespace string) int {
+		return strings.Compare(p.namespace, namespace)
+	})
+	switch {
+	case had && pod.addr.Less(first[i].addr):
+		first[i] = pod
+	case !had && i < podsOfNode:
+		first = slices.Insert(first, i, pod)
+	}
+	return first[:min(len(first), podsOfNode)]
 }
 
 // forwarding looks at the chains of other programs, and has them accept what they should, before

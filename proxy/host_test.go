@@ -149,6 +149,18 @@ func TestHostLooks(t *testing.T) {
 	failed = nil
 	kinds[far] = lb.RouteUnknown
 	look(true)
+	for i, namespace := range []string{"dev", "prod", "shop"} { // the first namespace is ""
+		addr := netip.AddrFrom4([4]byte{10, 244, 8, byte(i)})
+		b.slices.Set(lb.Key{Namespace: namespace}, []lb.Slice{{Endpoints: []lb.Endpoint{{Addr: addr, Node: "other"}}}})
+		kinds[addr] = lb.RouteNone
+	}
+	look(true) // what some namespaces say is no finding
+	if len(asked) != podsOfNode || asked[0] != far || asked[2] != netip.MustParseAddr("10.244.8.1") {
+		t.Errorf("asked for the routes to %v, want a pod of each of %d namespaces", asked, podsOfNode)
+	}
+	kinds[far] = lb.RouteNone
+	look(true, lb.ReasonPodRouteMissing)
+	kinds[far] = lb.RouteUnknown
 	b.found = func() []lb.Finding { return []lb.Finding{lb.Find(lb.ReasonForwardingOff, "off")} }
 	if found := b.status().Findings; len(found) != 1 || found[0].Message != "off" {
 		t.Errorf("the status has %v", found)

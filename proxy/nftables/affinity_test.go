@@ -94,7 +94,7 @@ func TestSchedulerIgnored(t *testing.T) {
 		{plan.Maglev, 1, false}, {plan.Maglev, most, false}, {plan.Maglev, most + 1, true}, {plan.SourceHash, most + 1, true},
 		{plan.RoundRobin, most + 1, true}, {plan.Random, most + 1, false},
 	} {
-		if got := SchedulerIgnored(service(c.scheduler, c.lists)); (got != "") != c.want {
+		if got := SchedulerIgnored(service(c.scheduler, c.lists), plan.Config{}); (got != "") != c.want {
 			t.Errorf("%s with %d lists: %q", c.scheduler, c.lists, got)
 		}
 	}

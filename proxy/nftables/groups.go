@@ -6,7 +6,6 @@ import (
 	"hash/fnv"
 	"maps"
 	"math"
-	"net/netip"
 	"slices"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -298,8 +297,8 @@ func (g *group) shares() int {
 }
 
 // SchedulerIgnored says why this mode does not choose a Service's backends by its scheduler, or does not keep a client
-// at its backend, "" if it does.
-func SchedulerIgnored(s plan.Service) string {
+// at its backend, "" if it does. Of the configuration it goes by where node ports are served.
+func SchedulerIgnored(s plan.Service, config plan.Config) string {
 	asks := fmt.Sprintf("scheduler %s", s.Scheduler)
 	switch {
 	case method(s.Scheduler) != 0:
@@ -309,7 +308,7 @@ func SchedulerIgnored(s plan.Service) string {
 		return ""
 	}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
-		r := renderer{family: family, nodeAddresses: []netip.Addr{{}}}
+		r := newRenderer(family, config)
 		for _, c := range r.choices(s.Key, s.Only(family), map[uint32]bool{}) {
 			for _, g := range []*group{c.cluster, c.local} {
 				switch {

@@ -82,7 +82,7 @@ func TestContract11TablesAreShared(t *testing.T) {
 		if slots > 0 != of.scheduled || slots > plan.MaxSlots || out.refusal != nil {
 			t.Errorf("%s: %d slots, refused %v", name, slots, out.refusal)
 		}
-		if said := SchedulerIgnored(s); said != "" != of.told {
+		if said := SchedulerIgnored(s, plan.Config{}); said != "" != of.told {
 			t.Errorf("%s: it says %q", name, said)
 		}
 		for _, p := range s.Ports {
@@ -353,7 +353,21 @@ func TestContract11RememberingRefusesNoService(t *testing.T) {
 	if out := newRenderer(lb.IPv4, plan.Config{}).service(s.Key, s); out.refusal != nil {
 		t.Errorf("refused: %v", out.refusal)
 	}
-	if said := SchedulerIgnored(s); said == "" {
+	if said := SchedulerIgnored(s, plan.Config{}); said == "" {
 		t.Error("it says nothing")
+	}
+	for i := range s.Ports { // node ports need room at each address of the node
+		port := s.Ports[i].Frontends[:1]
+		s.Ports[i].Frontends = append(port, plan.Frontend{Kind: plan.NodePort, Port: uint16(30000 + i)})
+	}
+	config := plan.Config{NodePortAddresses: map[lb.Family][]netip.Addr{lb.IPv4: {addr("172.31.0.1")}}}
+	if said := SchedulerIgnored(s, config); said != "" {
+		t.Errorf("at one address of the node it says %q", said)
+	}
+	for n := range byte(9) {
+		config.NodePortAddresses[lb.IPv4] = append(config.NodePortAddresses[lb.IPv4], netip.AddrFrom4([4]byte{10, 9, 0, n}))
+	}
+	if said := SchedulerIgnored(s, config); said == "" {
+		t.Error("it says nothing at ten addresses of the node")
 	}
 }

@@ -189,18 +189,32 @@ func (h Host) untunneled() []lb.Finding {
 }
 
 // unrouted finds nodes to whose pods the kernel has no route, or one that is certainly wrong: that
-// to everywhere, while there are routes to the pods of other nodes as near.
+// to everywhere, while there are routes to the pods of other nodes as near. The pods of a node have to agree: anybody
+// may say in an EndpointSlice that an address of his choice is one of them.
 func (h Host) unrouted() (found []lb.Finding) {
+	type place struct {
+		node   string
+		family lb.Family
+	}
+	at := func(r PodRoute) place { return place{r.Node, lb.FamilyOf(r.Pod)} }
+	otherWay, reached := map[place]bool{}, map[place]bool{}
+	for _, r := range h.Routes {
+		otherWay[at(r)] = otherWay[at(r)] || !r.Near || r.Kind != lb.RouteOwn
+	}
 	own := map[lb.Family]string{}
 	for _, r := range h.Routes {
-		if family := lb.FamilyOf(r.Pod); r.Near && r.Kind == lb.RouteOwn && own[family] == "" {
+		if family := lb.FamilyOf(r.Pod); !otherWay[at(r)] && own[family] == "" {
 			own[family] = r.Node
 		}
+	}
+	for _, r := range h.Routes {
+		lost := r.Kind == lb.RouteNone || r.Kind == lb.RouteDefault && r.Near && own[lb.FamilyOf(r.Pod)] != ""
+		reached[at(r)] = reached[at(r)] || !lost
 	}
 	var nodes []string
 	var first PodRoute
 	for _, r := range h.Routes {
-		if r.Kind != lb.RouteNone && (r.Kind != lb.RouteDefault || !r.Near || own[lb.FamilyOf(r.Pod)] == "") {
+		if reached[at(r)] {
 			continue
 		}
 		if !slices.Contains(nodes, r.Node) {

@@ -101,6 +101,14 @@ func TestFindings(t *testing.T) {
 			want: "PodRouteMissing: pods on b and 1 more, such as 10.0.2.9 (it takes the default route, unlike to those on a)"},
 		"the default route to all": {host: Host{Routes: []PodRoute{
 			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteDefault}, {Node: "b", Pod: pod, Near: true, Kind: lb.RouteDefault}}}},
+		"no route to what one namespace says is a pod of it": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteOwn}, {Node: "a", Pod: pod.Next(), Near: true, Kind: lb.RouteNone}}}},
+		"an address of the LAN that one namespace says is a pod": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: pod, Near: true, Kind: lb.RouteDefault}, {Node: "a", Pod: pod.Next(), Near: true, Kind: lb.RouteOwn},
+			{Node: "b", Pod: pod, Near: true, Kind: lb.RouteDefault}}}},
+		"no route to the IPv6 pods of one": {host: Host{Routes: []PodRoute{
+			{Node: "a", Pod: netip.MustParseAddr("fd00::9"), Kind: lb.RouteNone}, {Node: "a", Pod: pod, Kind: lb.RouteOwn}}},
+			want: "PodRouteMissing: n has no route to the pods on a, such as fd00::9"},
 		"routes of the other family": {host: Host{Routes: []PodRoute{
 			{Node: "a", Pod: netip.MustParseAddr("fd00::9"), Near: true, Kind: lb.RouteOwn},
 			{Node: "b", Pod: pod, Near: true, Kind: lb.RouteDefault}}}},
