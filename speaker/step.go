@@ -117,7 +117,7 @@ func (s *speaker) others() map[netip.Addr]bool {
 	for name, node := range s.from.nodes.All() {
 		for _, addr := range node.Addresses {
 			if name != s.self {
-				others[addr] = live[name]
+				others[addr] = others[addr] || live[name] // two Nodes may show one address
 			}
 		}
 	}
