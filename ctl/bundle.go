@@ -145,7 +145,7 @@ func (b *bundle) write(ctx context.Context) error {
 	b.within(ctx, "doctor.txt", func(ctx context.Context) error {
 		v, err := examine(ctx, b.gatherer, "")
 		if err == nil {
-			b.add("doctor.txt", []byte(verdictText(v, true)), "")
+			b.add("doctor.txt", []byte(verdictText(v.In(b.opts.home()), true)), "")
 		}
 		return err
 	})

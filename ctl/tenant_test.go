@@ -171,9 +171,10 @@ func TestLandfallElsewhere(t *testing.T) {
 	}
 	there := append(strings.Fields("--landfall-namespace kube-system --kubeconfig"), elsewhere.serve(t))
 	for line, want := range map[string]string{"version": "3 containers", "status": "Nothing is wrong.",
-		"explain node n0": "the speaker on n0 did not answer: pod kube-system/landfall-node-0"} {
+		"explain reason SecretMissing": "Cure: kubectl -n kube-system get secrets",
+		"explain node n0":              "the speaker on n0 did not answer: pod kube-system/landfall-node-0"} {
 		_, stdout, stderr := run(append(strings.Fields(line), there...)...)
-		if !strings.Contains(stdout+stderr, want) {
+		if !strings.Contains(stdout+stderr, want) || strings.Contains(stdout, "landfall-system") {
 			t.Errorf("%s in kube-system: %q is not in %s", line, want, stdout+stderr)
 		}
 	}
