@@ -127,7 +127,7 @@ func announcingNodes(s lb.Service, addr func(lb.Announcement) bool) (nodes []str
 
 // readPods reads where Landfall's programs run. Without them nobody can be asked.
 func (g *gatherer) readPods(ctx context.Context) (err error) {
-	if g.pods, err = landfallPods(ctx, g.client, defaultNamespace); err != nil {
+	if g.pods, err = landfallPods(ctx, g.client, g.opts.home()); err != nil {
 		return reading("pods", err)
 	}
 	if !slices.ContainsFunc(g.pods, func(p kube.PodState) bool {

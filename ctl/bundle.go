@@ -145,7 +145,7 @@ func (b *bundle) write(ctx context.Context) error {
 	b.within(ctx, "doctor.txt", func(ctx context.Context) error {
 		v, err := examine(ctx, b.gatherer, "")
 		if err == nil {
-			b.add("doctor.txt", []byte(verdictText(v, true)), "")
+			b.add("doctor.txt", []byte(verdictText(v.In(b.opts.home()), true)), "")
 		}
 		return err
 	})
@@ -201,12 +201,8 @@ func (b *bundle) add(name string, content []byte, cut string) {
 
 // objects adds the objects of each kind. Those with passwords come first, so that these are known.
 func (b *bundle) objects(ctx context.Context) {
-	namespace := defaultNamespace
-	for _, p := range b.pods {
-		namespace = p.Namespace
-	}
 	const landfall = "/apis/landfall.dev/v1beta1/"
-	in := func(group, resource string) string { return group + "/namespaces/" + namespace + "/" + resource }
+	in := func(group, resource string) string { return group + "/namespaces/" + b.opts.home() + "/" + resource }
 	for _, kind := range []struct {
 		file, path string
 		// shorten leaves out what is not of interest; nil for nothing.

@@ -53,9 +53,10 @@ func plantedCluster() fakeCluster {
 		"spec":{"peerASN":64513,"password":"%s-1"}}]}`, last, planted)
 	f.objects["/api/v1/services"] = strings.Replace(f.objects["/api/v1/services"], `"annotations":{`, fmt.Sprintf(
 		`"managedFields":[{"manager":"x"}],"annotations":{"example.com/token":"%s-2",`, planted), 1)
-	f.objects["/api/v1/namespaces/landfall-system/pods"] = fmt.Sprintf(`{"items":[{"metadata":{"name":"p"},"spec":{"containers":[
-		{"name":"c","env":[{"name":"A","value":"%[1]s-3"},{"name":"B","valueFrom":{"secretKeyRef":{"name":"s","key":"k"}}}],
-		"command":["x"],"args":["--api-token=%[1]s-4","--gossip-key-file=/keys/key"]}]}}]}`, planted)
+	f.objects[podsPath] = strings.Replace(f.objects[podsPath], `{"items":[`, fmt.Sprintf(`{"items":[{"metadata":{"name":"p"},
+		"spec":{"containers":[{"name":"c","env":[{"name":"A","value":"%[1]s-3"},
+		{"name":"B","valueFrom":{"secretKeyRef":{"name":"s","key":"k"}}}],
+		"command":["x"],"args":["--api-token=%[1]s-4","--gossip-key-file=/keys/key"]}]}},`, planted), 1)
 	f.objects["/api/v1/namespaces/landfall-system/configmaps"] = fmt.Sprintf(`{"items":[{"metadata":{"name":"settings"},
 		"data":{"the-key":"%s-5"}}]}`, planted)
 	f.objects["/api/v1/events"] = fmt.Sprintf(`{"items":[

@@ -33,12 +33,18 @@ type options struct {
 	classSet bool
 	output   string
 	files    []string
+	// landfall is the namespace of Landfall's programs; "" for the default.
+	landfall string
 }
+
+// home is the namespace of Landfall's programs. Pods elsewhere may be a tenant's, and are neither asked nor believed.
+func (o options) home() string { return cmp.Or(o.landfall, defaultNamespace) }
 
 const long = `landfallctl shows what Landfall does in a cluster, and says why something is not reachable.
 
 It needs the API server alone, and asks Landfall's programs on the nodes through it (pods/exec). What it may not
-read it names, with the RBAC rule that allows it.
+read it names, with the RBAC rule that allows it. It looks for Landfall's pods in the namespace landfall-system, or that
+of --landfall-namespace.
 
 Exit codes: 0 nothing is wrong, 1 something is wrong, 2 landfallctl cannot tell (usage, no answer, no permission).`
 
@@ -70,11 +76,19 @@ func newCommand(name string) *cobra.Command {
 		"how long to wait for answers; a number without a unit is in seconds, 0 is for ever")
 	flags.StringVar(&o.class, "load-balancer-class", "",
 		"spec.loadBalancerClass of the Services to look at (default: that of Landfall's controller)")
+	flags.StringVar(&o.landfall, "landfall-namespace", defaultNamespace,
+		"`namespace` of Landfall's programs: pods of other namespaces are not asked")
 	root.AddCommand(statusCommand(o), explainCommand(o), doctorCommand(o), verifyCommand(o), migrateCommand(o),
 		importCommand(o), versionCommand(o), drainCommand(o), undrainCommand(o), watchCommand(o), bundleCommand(o),
 		traceCommand(o), flowsCommand(o), dashboardCommand(o))
 	root.SetHelpCommand(helpCommand())
 	complete(root, "context", func(string) []string { names, _ := o.user.Contexts(); return names })
+	complete(root, "landfall-namespace", func(string) []string {
+		return o.namesNow(func(ctx context.Context, _ options, client *kube.Client) []string {
+			found, _ := lookalikeNamespaces(ctx, client)
+			return found
+		})
+	})
 	return root
 }
 
@@ -291,7 +305,7 @@ func runVersion(ctx context.Context, o options, clientOnly bool, stdout io.Write
 			return errors.Join(write(stdout, o.output, v, v.text()), err)
 		}
 		v.APIServer, v.Images = server.Version, map[string]int{}
-		pods, err := landfallPods(ctx, client, defaultNamespace)
+		pods, err := landfallPods(ctx, client, o.home())
 		if err != nil {
 			v.NotRead = err.Error()
 		}

@@ -107,7 +107,7 @@ func TestExitCodes(t *testing.T) {
 // TestStatusSaysWhatItDidNotSee: who may not read pods does not know the class, and so not all Services.
 func TestStatusSaysWhatItDidNotSee(t *testing.T) {
 	noPods := fakeWell(1)
-	noPods.refused["/api/v1/pods"], noPods.refused["/api/v1/namespaces/landfall-system/pods"] = true, true
+	noPods.refused[podsPath] = true
 	kubeconfig := noPods.serve(t)
 	code, stdout, stderr := run("status", "--kubeconfig", kubeconfig)
 	if code != 2 || stderr != "" || !strings.Contains(stdout, "Services with a class are not shown") ||

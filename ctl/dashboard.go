@@ -35,7 +35,7 @@ const (
 )
 
 func dashboardCommand(o *options) *cobra.Command {
-	port, namespace := uint16(0), ""
+	port := uint16(0)
 	cmd := &cobra.Command{
 		Use: "dashboard", Short: "Show a page with pools, addresses, sessions and problems in a browser",
 		Long: "Serve the controller's dashboard at an address of this machine's own (127.0.0.1), and print it. The " +
@@ -45,23 +45,21 @@ func dashboardCommand(o *options) *cobra.Command {
 		Example: "  landfallctl dashboard\n  landfallctl dashboard --port 8080",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runDashboard(cmd.Context(), *o, port, namespace, cmd.OutOrStdout())
+			return runDashboard(cmd.Context(), *o, port, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().Uint16Var(&port, "port", 0, "TCP `port` on 127.0.0.1 (default: any that is free)")
-	cmd.Flags().StringVar(&namespace, "landfall-namespace", defaultNamespace,
-		"`namespace` of Landfall's programs, for users who may not list the pods of all")
 	return cmd
 }
 
-func runDashboard(ctx context.Context, o options, port uint16, namespace string, stdout io.Writer) error {
+func runDashboard(ctx context.Context, o options, port uint16, stdout io.Writer) error {
 	short, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	client, _, err := o.connect(short)
 	if err != nil {
 		return err
 	}
-	way := newWay(client, namespace)
+	way := newWay(client, o.home())
 	if err := way.try(short); err != nil {
 		return o.late(short, client, err)
 	}

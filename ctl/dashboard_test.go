@@ -38,7 +38,9 @@ func (c *controllers) PodsWith(_ context.Context, namespace, _ string) ([]kube.P
 	if c.only != "" && namespace != c.only {
 		return nil, &kube.Denied{Verb: "list", Resource: "pods", Err: errors.New("forbidden")}
 	}
-	return slices.Clone(c.pods), nil
+	return slices.DeleteFunc(slices.Clone(c.pods), func(p kube.PodState) bool {
+		return namespace != "" && p.Namespace != namespace
+	}), nil
 }
 
 func (c *controllers) AccountToken(_ context.Context, account lb.Key, valid time.Duration) (string, time.Time, error) {
@@ -48,6 +50,9 @@ func (c *controllers) AccountToken(_ context.Context, account lb.Key, valid time
 		return "", time.Time{}, c.refused
 	}
 	c.tokens++
+	if account.Namespace != "landfall-system" {
+		return "a token of " + account.String(), time.Time{}, nil
+	}
 	return fmt.Sprintf("%s-%d", account.Name, c.tokens), time.Unix(1e9, 0).Add(valid), nil
 }
 
@@ -96,7 +101,7 @@ func newControllers(t *testing.T) *controllers {
 }
 
 func newTestWay(c *controllers) *way {
-	w := newWay(c, "lb")
+	w := newWay(c, "landfall-system")
 	w.now = func() time.Time { return time.Unix(1e9, 0) }
 	return w
 }
@@ -153,6 +158,23 @@ func TestDashboardHasItsOwnAddressOnly(t *testing.T) {
 	}
 }
 
+// A tenant's pod that looks like a controller is not dialed, and sees no token.
+func TestDashboardPassesTenantsBy(t *testing.T) {
+	for _, tenant := range tenants {
+		c := newControllers(t)
+		theirs := controllerPod("c-1", "deployer") // what answers in its place would be believed
+		theirs.Namespace = tenant
+		c.pods = slices.Insert(c.pods, 0, theirs)
+		w := newTestWay(c)
+		if err := w.try(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(c.dialed, []string{"c-0:7480", "c-1:7480"}) || !slices.Equal(c.seen, []string{"Bearer landfall-dashboard-1"}) {
+			t.Errorf("with a pod in %s: dialed %v with %v", tenant, c.dialed, c.seen)
+		}
+	}
+}
+
 func TestDashboardRenewsItsToken(t *testing.T) {
 	c := newControllers(t)
 	w := newTestWay(c)
@@ -173,9 +195,14 @@ func TestDashboardSaysWhatIsMissing(t *testing.T) {
 		want   string
 	}{
 		"nothing":                   {func(*controllers) {}, ""},
-		"pods of one namespace":     {func(c *controllers) { c.only = "lb" }, ""},
+		"pods of one namespace":     {func(c *controllers) { c.only = "landfall-system" }, ""},
 		"pods of another namespace": {func(c *controllers) { c.only = "web" }, `resources: ["pods"], verbs: ["list"]`},
-		"no controller":             {func(c *controllers) { c.pods = nil }, "no pod runs landfall-controller"},
+		"no controller":             {func(c *controllers) { c.pods = nil }, "no pod of Landfall is in namespace landfall-system"},
+		"no controller among the pods": {func(c *controllers) {
+			for i := range c.pods {
+				c.pods[i].Containers[0].Command[0] = "landfall-speaker"
+			}
+		}, "no pod runs landfall-controller"},
 		"off": {func(c *controllers) { c.pods = []kube.PodState{controllerPod("c-0", "")} },
 			"the dashboard is off: set controller.dashboard.enabled=true"},
 		"no token": {func(c *controllers) {

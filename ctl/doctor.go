@@ -51,7 +51,7 @@ var rivals = map[string][]string{
 
 // examine examines a node, or all if it is empty.
 func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, error) {
-	d := explain.DoctorFacts{Version: g.server.Version, Namespace: defaultNamespace}
+	d := explain.DoctorFacts{Version: g.server.Version, Namespace: g.opts.home()}
 	also := []func(context.Context) error{
 		func(ctx context.Context) (err error) {
 			d.Services, err = g.client.AllServices(ctx)
@@ -60,7 +60,7 @@ func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, er
 		func(ctx context.Context) error {
 			pods, err := g.client.PodsWith(ctx, "", "k8s-app=kube-proxy")
 			d.KubeProxy = len(pods) > 0
-			return g.unread("pods", err)
+			return g.unread(explain.OtherPods, err)
 		},
 		func(ctx context.Context) (err error) {
 			d.Mode, d.StrictARP, err = kubeProxyMode(ctx, g.client)
@@ -77,7 +77,7 @@ func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, er
 				if len(pods) > 0 && !slices.Contains(d.Others, name) {
 					d.Others = append(d.Others, name)
 				}
-				return g.unread("pods", err)
+				return g.unread(explain.OtherPods, err)
 			})
 		}
 	}
@@ -85,9 +85,6 @@ func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, er
 		return explain.Verdict{}, err
 	}
 	slices.Sort(d.Others)
-	for _, p := range g.pods {
-		d.Namespace = p.Namespace
-	}
 	labels, err := g.client.NamespaceLabels(ctx, d.Namespace)
 	if err := g.unread("namespaces", err); err != nil {
 		return explain.Verdict{}, err

@@ -145,6 +145,9 @@ func runDrain(ctx context.Context, o options, f drainFlags, node string, stdout,
 
 // readable returns what keeps landfallctl from asking the programs on a node.
 func readable(c explain.Cluster) error {
+	if c.NoPods != "" {
+		return fmt.Errorf("%s, or use --force --no-wait", c.NoPods)
+	}
 	for _, u := range c.Unread {
 		if u.What == "nodes" || u.What == "pods" {
 			return fmt.Errorf("%s: %s, or use --force --no-wait", u.Why, u.Grant)
@@ -321,7 +324,7 @@ func (s drainState) outcome(node string) error {
 // drainState asks the programs of a node what is left on it.
 func (g *gatherer) drainState(ctx context.Context, node string) (s drainState) {
 	if g.stale {
-		if pods, err := landfallPods(ctx, g.client, defaultNamespace); err == nil {
+		if pods, err := landfallPods(ctx, g.client, g.opts.home()); err == nil {
 			g.pods = pods // one that restarts is another one
 		}
 	}

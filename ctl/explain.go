@@ -128,6 +128,7 @@ func reasonCommand(o *options) *cobra.Command {
 			if !ok {
 				return fmt.Errorf("%q is none of Landfall's reasons: %s", args[0], strings.Join(names(), ", "))
 			}
+			v = v.In(o.home())
 			v.Cause = "" // the line has it
 			return write(cmd.OutOrStdout(), o.output, v, verdictText(v, false))
 		},
@@ -149,6 +150,7 @@ func runExplain(ctx context.Context, o options, stdout io.Writer,
 	if err != nil {
 		return o.late(ctx, client, err)
 	}
+	v = v.In(o.home())
 	if err := write(stdout, o.output, v, verdictText(v, o.output == "wide")); err != nil {
 		return err
 	}

@@ -101,6 +101,7 @@ func writeKubeconfig(t testing.TB, path, context, server string) {
 const (
 	servicePath = "/api/v1/namespaces/shop/services/web"
 	lists       = "/apis/landfall.dev/v1beta1/"
+	podsPath    = "/api/v1/namespaces/landfall-system/pods"
 )
 
 // fakeWell is a cluster with n nodes and one Service, of which everything is well.
@@ -127,6 +128,7 @@ func fakeWell(n int) fakeCluster {
 		servicePath:        service,
 		"/api/v1/nodes":    `{"items":[` + strings.Join(nodes, ",") + `]}`,
 		"/api/v1/pods":     `{"items":[` + strings.Join(pods, ",") + `]}`,
+		podsPath:           `{"items":[` + strings.Join(pods, ",") + `]}`,
 		"/api/v1/services": `{"items":[` + service + `]}`,
 		"/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices": `{"items":[{"metadata":{"name":"web-1","namespace":"shop",
 			"labels":{"kubernetes.io/service-name":"web"}},"addressType":"IPv4","endpoints":[{"addresses":["10.0.0.2"]}]}]}`,

@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	// componentSelector selects the pods of Landfall whatever the release is called, and maybe others.
+	// componentSelector selects the pods of Landfall whatever the release is called, and maybe others. In another
+	// namespace than Landfall's the labels prove nothing.
 	componentSelector = "app.kubernetes.io/component in (node,speaker,proxy,relay,controller)"
 	defaultNamespace  = "landfall-system"
 	// askAtOnce is how many programs are asked at a time, and askTime how long each may take.
@@ -158,8 +159,11 @@ func (g *gatherer) readCluster(ctx context.Context, group *errgroup.Group) {
 		return g.unread("events", err)
 	})
 	group.Go(func() error {
-		pods, err := landfallPods(ctx, g.client, defaultNamespace)
+		pods, err := landfallPods(ctx, g.client, g.opts.home())
 		g.pods = pods
+		if none := (*noPods)(nil); errors.As(err, &none) {
+			c.NoPods, err = none.Error(), nil
+		}
 		if err := g.unread("pods", err); err != nil {
 			return err
 		}
@@ -178,11 +182,7 @@ func absent(err error) error {
 
 // leader reads which controller leads.
 func (g *gatherer) leader(ctx context.Context) error {
-	namespace := defaultNamespace
-	for _, p := range g.pods {
-		namespace = p.Namespace
-	}
-	lease, found, err := g.client.OneLease(ctx, lb.Key{Namespace: namespace, Name: "landfall-controller"})
+	lease, found, err := g.client.OneLease(ctx, lb.Key{Namespace: g.opts.home(), Name: "landfall-controller"})
 	if found && lease.Holder != "" && g.server.Now.Before(lease.Renewed.Add(lease.Duration)) {
 		g.cluster.Leader, _, _ = strings.Cut(lease.Holder, "_")
 	}

@@ -32,7 +32,6 @@ type migrateOptions struct {
 
 func (f *migrateOptions) add(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.choices.Namespace, "landfall-namespace", "landfall-system", "`namespace` of Landfall's programs")
 	flags.BoolVar(&f.apply, "apply", false, "carry the plan out, step by step; may be given again after an interruption")
 	flags.BoolVar(&f.undo, "undo", false, "go back, from wherever --apply has come to")
 	flags.StringVar(&f.chart, "chart", "", "`chart` that helm installs with --apply; empty: Landfall is installed already")
@@ -74,6 +73,7 @@ func metallbCommand(o *options) *cobra.Command {
 			"  landfallctl migrate metallb --apply --chart charts/landfall --copy-secrets",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.choices.Namespace = o.home()
 			return runMetalLB(cmd.Context(), *o, f, cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}

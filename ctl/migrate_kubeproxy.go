@@ -29,6 +29,7 @@ func kubeProxyCommand(o *options) *cobra.Command {
 			"  landfallctl migrate kube-proxy --apply --chart charts/landfall",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.choices.Namespace = o.home()
 			return runKubeProxy(cmd.Context(), *o, f, cmd.OutOrStdout())
 		},
 	}

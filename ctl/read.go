@@ -102,7 +102,7 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	var pods []kube.PodState
 	var unknown error
 	group.Go(func() error {
-		if pods, unknown = landfallPods(ctx, client, defaultNamespace); !o.classSet {
+		if pods, unknown = landfallPods(ctx, client, o.home()); !o.classSet {
 			w.class = flagOf(pods, "landfall-controller", "load-balancer-class")
 		}
 		return nil
@@ -112,6 +112,9 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	}
 	if unseen != "" {
 		w.refused = append(w.refused, unseen)
+	}
+	if none := (*noPods)(nil); errors.As(unknown, &none) && !none.unseen && len(none.others) == 0 {
+		unknown = nil // no controller runs, as the objects show
 	}
 	if unknown != nil && !o.classSet {
 		w.refused = append(w.refused, fmt.Sprintf("Services with a class are not shown, as that of Landfall is in its "+
@@ -124,9 +127,10 @@ func read(ctx context.Context, client *kube.Client, server kube.Server, o option
 	return w, nil
 }
 
-// reading names the kind that could not be read; one that does not answer needs no name.
+// reading names the kind that could not be read; an API server that does not answer needs no name, nor do pods that
+// are not there.
 func reading(kind string, err error) error {
-	if err == nil || errors.As(err, new(*kube.Unreachable)) {
+	if err == nil || errors.As(err, new(*kube.Unreachable)) || errors.As(err, new(*noPods)) {
 		return err
 	}
 	return fmt.Errorf("read %s: %w", kind, err)
@@ -145,18 +149,55 @@ type podLister interface {
 	PodsWith(ctx context.Context, namespace, selector string) ([]kube.PodState, error)
 }
 
-// landfallPods returns the pods of Landfall, in any namespace, in the order of their names; in the one given
-// if the user may list those alone.
+// landfallPods returns the pods in Landfall's namespace that run its programs, in the order of their names. If there
+// are none, the error is a *noPods.
 func landfallPods(ctx context.Context, client podLister, namespace string) ([]kube.PodState, error) {
-	pods, err := client.PodsWith(ctx, "", componentSelector)
-	if errors.As(err, new(*kube.Denied)) {
-		if those, second := client.PodsWith(ctx, namespace, componentSelector); second == nil {
-			pods, err = those, nil
-		}
+	pods, err := lookalikes(ctx, client, namespace)
+	if err != nil || len(pods) > 0 {
+		return pods, err
 	}
+	others, err := lookalikeNamespaces(ctx, client)
+	return nil, &noPods{namespace: namespace, others: others, unseen: err != nil}
+}
+
+// lookalikes returns the pods in a namespace, or in all if it is empty, that look like Landfall's. Every tenant can
+// create such pods in namespaces of his own.
+func lookalikes(ctx context.Context, client podLister, namespace string) ([]kube.PodState, error) {
+	pods, err := client.PodsWith(ctx, namespace, componentSelector)
 	pods = slices.DeleteFunc(pods, func(p kube.PodState) bool {
 		return !slices.ContainsFunc(p.Containers, func(c kube.Container) bool { return program(c) != "" })
 	})
 	slices.SortFunc(pods, func(a, b kube.PodState) int { return a.Compare(b.Key) })
 	return pods, err
+}
+
+// lookalikeNamespaces returns the namespaces with pods that look like Landfall's.
+func lookalikeNamespaces(ctx context.Context, client podLister) ([]string, error) {
+	pods, err := lookalikes(ctx, client, "")
+	return slices.Compact(names(pods, func(p kube.PodState) string { return p.Namespace })), err
+}
+
+// noPods is the error that Landfall's namespace has no pod of Landfall.
+type noPods struct {
+	namespace string
+	// others are namespaces with pods that look like Landfall's, for the user to judge; unseen is set if the user may
+	// not list them.
+	others []string
+	unseen bool
+}
+
+// Error says how to name the right namespace.
+func (e *noPods) Error() string {
+	text := "no pod of Landfall is in namespace " + e.namespace
+	switch {
+	case e.unseen:
+		return text + "; if it is installed in another one, say --landfall-namespace"
+	case len(e.others) == 0:
+		return text + ", and none in another one looks like it"
+	case len(e.others) == 1:
+		return fmt.Sprintf("%s; pods in %[2]s look like it: if it is installed there, say --landfall-namespace %[2]s",
+			text, e.others[0])
+	}
+	return fmt.Sprintf("%s; pods in %s look like it: say --landfall-namespace with the one where it is installed", text,
+		some(e.others))
 }

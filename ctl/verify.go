@@ -16,9 +16,9 @@ import (
 
 // verifyOptions are the flags of landfallctl verify.
 type verifyOptions struct {
-	namespace, selector, service, pods string
-	port                               uint16
-	wait                               time.Duration
+	selector, service, pods string
+	port                    uint16
+	wait                    time.Duration
 }
 
 func verifyCommand(o *options) *cobra.Command {
@@ -36,7 +36,6 @@ func verifyCommand(o *options) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&v.namespace, "landfall-namespace", "landfall-system", "`namespace` of Landfall's programs")
 	f.StringVar(&v.selector, "landfall-selector", "app.kubernetes.io/name=landfall",
 		"`labels` of Landfall's Deployments and DaemonSets")
 	f.StringVar(&v.service, "service", "", "`namespace/name` of a Service to check in place of a new one")
@@ -56,7 +55,7 @@ func runVerify(ctx context.Context, o *options, flags verifyOptions, stdout io.W
 			fmt.Fprintf(stdout, "ok: %s\n", text)
 		}
 	}
-	v := verify.Options{Say: say, Namespace: flags.namespace, Selector: flags.selector, Class: o.class,
+	v := verify.Options{Say: say, Namespace: o.home(), Selector: flags.selector, Class: o.class,
 		Port: flags.port, Timeout: flags.wait, Dial: new(net.Dialer).DialContext, Listen: net.Listen}
 	if flags.service != "" {
 		namespace, name, ok := strings.Cut(flags.service, "/")

@@ -103,6 +103,7 @@ type (
 		Homepage         string         `json:"homepage"`
 		ShortDescription string         `json:"shortDescription"`
 		Description      string         `json:"description"`
+		Caveats          string         `json:"caveats"`
 		Platforms        []krewPlatform `json:"platforms"`
 	}
 	krewPlatform struct {
@@ -126,6 +127,7 @@ func (r release) plugin(archives []archive) error {
 			ShortDescription: "Show what the load balancer Landfall does",
 			Description: "Shows Landfall's pools, the addresses of Services, who announces them, and problems.\n" +
 				"Converts the objects of MetalLB.\n",
+			Caveats: "If Landfall is in another namespace than landfall-system, say --landfall-namespace NAMESPACE.\n",
 		},
 	}
 	for _, a := range archives {

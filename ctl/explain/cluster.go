@@ -35,6 +35,8 @@ type Cluster struct {
 	Leader      string
 	// Warnings are what Events say of Nodes.
 	Warnings []NodeWarning
+	// NoPods says that Landfall's namespace has none of its pods, and where to look; "" if it has some.
+	NoPods string
 	// Unread is what could not be read, and why.
 	Unread []Unread
 }
@@ -112,6 +114,8 @@ func (c Cluster) controller() Check {
 	switch {
 	case c.hasUnread("pods"):
 		check.Level, check.Text = Note, "its pods could not be read"
+	case c.NoPods != "":
+		check = c.noPods()
 	case len(c.Controllers) == 0:
 		check.Level, check.Text = Wrong, "the controller does not run: it has no pod, so no Service gets an address"
 	case len(down) == len(c.Controllers):
@@ -125,6 +129,14 @@ func (c Cluster) controller() Check {
 		check.Text = c.Leader + " leads"
 	}
 	return check
+}
+
+// noPods checks that Landfall's pods are where they are looked for.
+func (c Cluster) noPods() Check {
+	if c.NoPods == "" {
+		return Check{}
+	}
+	return Check{Level: Wrong, What: "pods", Text: c.NoPods}
 }
 
 // findings returns what is wrong with the nodes beside Landfall, the same reason once: from the
@@ -187,7 +199,7 @@ func (c Cluster) findings() []Check {
 
 // programs checks that speaker and proxy run on a node.
 func (c Cluster) programs(node string) []Check {
-	if c.hasUnread("pods") {
+	if c.hasUnread("pods") || c.NoPods != "" {
 		return nil
 	}
 	a := c.Agents[node]

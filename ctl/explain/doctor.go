@@ -30,6 +30,10 @@ type DoctorFacts struct {
 // leastMinor is the oldest Kubernetes that Landfall runs on: 1.31.
 const leastMinor = 31
 
+// OtherPods is the name, among what is unread, of pods beside Landfall's: those of kube-proxy and of other load
+// balancers.
+const OtherPods = "pods of all namespaces"
+
 // Doctor examines a cluster: before an install whether something is in Landfall's way, and after it
 // whether something is wrong.
 func Doctor(c Cluster, d DoctorFacts) Verdict {
@@ -191,6 +195,7 @@ func (c Cluster) allPrograms(d DoctorFacts) []Check {
 		}
 	}
 	switch {
+	case c.NoPods != "" && d.Refused == "": // said already
 	case len(c.Agents) == 0:
 		text := "speaker and proxy run on no node, so no address is announced"
 		if d.Refused != "" {
@@ -278,7 +283,7 @@ const labelExclude = "node.kubernetes.io/exclude-from-external-load-balancers"
 func (c Cluster) kubeProxy(d DoctorFacts) Check {
 	check := Check{Level: OK, What: "kube-proxy", Text: "does not run"}
 	switch {
-	case !d.KubeProxy && c.hasUnread("pods"):
+	case !d.KubeProxy && c.hasUnread(OtherPods):
 		return Check{}
 	case !d.KubeProxy && c.Installed && c.NoProxy:
 		check.Level, check.Text = Note, "neither kube-proxy nor Landfall's proxy runs: does another service proxy deliver?"
@@ -301,7 +306,7 @@ func (c Cluster) kubeProxy(d DoctorFacts) Check {
 
 func (c Cluster) others(d DoctorFacts) Check {
 	switch {
-	case len(d.Others) == 0 && c.hasUnread("pods"):
+	case len(d.Others) == 0 && c.hasUnread(OtherPods):
 		return Check{}
 	case len(d.Others) == 0:
 		return Check{Level: OK, What: "other load balancers", Text: "none"}
@@ -322,7 +327,7 @@ func (c Cluster) pools(services []lb.Service) []Check {
 	var checks []Check
 	for _, p := range c.Pools {
 		v := Pool(Cluster{Pools: []lb.Pool{p}, L2: c.L2, BGP: c.BGP, Controllers: c.Controllers, Leader: c.Leader,
-			Unread: c.Unread}, p.Name,
+			NoPods: c.NoPods, Unread: c.Unread}, p.Name,
 			Waiting(services, c.Class, p.Name))
 		line, _, _ := strings.Cut(strings.TrimPrefix(v.Line, "IPAddressPool "+p.Name+": "), notChecked)
 		check := Check{Level: v.Level, What: "pool " + p.Name, Reason: v.Reason, Cure: v.Cure,

@@ -59,6 +59,21 @@ type Verdict struct {
 	Checks []Check `json:"checks"`
 }
 
+// In returns the verdict about an installation in a namespace: cures are written for landfall-system.
+func (v Verdict) In(namespace string) Verdict {
+	there := strings.NewReplacer("kubectl -n landfall-system ", "kubectl -n "+namespace+" ")
+	var in func([]Check) []Check
+	in = func(checks []Check) []Check {
+		checks = slices.Clone(checks)
+		for i, c := range checks {
+			checks[i].Cure, checks[i].Parts = there.Replace(c.Cure), in(c.Parts)
+		}
+		return checks
+	}
+	v.Cure, v.Checks = there.Replace(v.Cure), in(v.Checks)
+	return v
+}
+
 // notChecked comes ahead of what could not be looked at.
 const notChecked = "; not checked: "
 

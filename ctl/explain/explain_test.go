@@ -725,7 +725,7 @@ func TestTraffic(t *testing.T) {
 // TestUnreadIsNotAbsent takes nothing that could not be read for something that is not there.
 func TestUnreadIsNotAbsent(t *testing.T) {
 	for _, kind := range []string{"bgpadvertisements", "bgppeers", "configmaps", "endpointslices", "events", "ipaddresspools",
-		"l2advertisements", "leases", "namespaces", "nodes", "nodes' programs", "pods", "services"} {
+		"l2advertisements", "leases", "namespaces", "nodes", "nodes' programs", "pods", OtherPods, "services"} {
 		w := well()
 		d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
 		switch kind {

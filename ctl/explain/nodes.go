@@ -222,7 +222,7 @@ func NodeName(c Cluster, name string) Verdict {
 			checks[0].Reason = lb.ReasonNodeNotReady
 		}
 	}
-	checks = append(checks, c.programs(name)...)
+	checks = append(append(checks, c.noPods()), c.programs(name)...)
 	if a.Said != nil {
 		checks = append(checks, c.members(a.Said)) // ahead of what waits for the others
 	}

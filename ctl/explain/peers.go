@@ -285,6 +285,6 @@ func Peer(c Cluster, name string) Verdict {
 		used.Level, used.Text = Warning, "no BGPAdvertisement announces anything to it"
 		used.Cure = "kubectl get bgpadvertisements -o yaml"
 	}
-	checks = append(append(checks, used), c.unread()...)
-	return judge(subject, check.Text, checks)
+	checks = append(append(checks, used, c.noPods()), c.unread()...)
+	return judge(subject, check.Text, slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" }))
 }

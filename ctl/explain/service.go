@@ -63,15 +63,20 @@ func (e explanation) names(pool string) []string {
 // checks lists the checks in the order of causes. One that makes the others meaningless is the
 // last.
 func (e explanation) checks() []Check {
-	checks := []Check{e.kind()}
-	if worst(checks) == Wrong {
+	var checks []Check
+	if e.NoPods != "" {
+		checks = append(checks, e.noPods()) // so the class that Landfall serves is not known either
+	}
+	kind := e.kind()
+	checks = append(checks, kind)
+	if kind.Level == Wrong {
 		return checks
 	}
 	assigned := e.assigned()
 	checks = append(checks, assigned)
 	vips := e.Service.VIPs()
 	if len(vips) == 0 {
-		if _, known := lb.FindCondition(e.Service.Conditions, lb.ConditionAssigned); !known {
+		if _, known := lb.FindCondition(e.Service.Conditions, lb.ConditionAssigned); !known && e.NoPods == "" {
 			checks = append([]Check{e.controller()}, checks...)
 		}
 		return append(checks, e.unread()...)
