@@ -252,7 +252,7 @@ func (c *cluster) refuse(key lb.Key) error {
 
 // show has s show h.
 func show(s *lb.Service, h kube.Holding) {
-	s.Ingress, s.Unread = nil, 0
+	s.Ingress, s.Unread, s.Hostnames = nil, 0, 0
 	for _, addr := range h.Addresses {
 		s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPModeVIP})
 	}

@@ -11,52 +11,64 @@ import (
 )
 
 // TestContract8ForeignStatus has another load balancer write its own address into the status
-// whenever Landfall has replaced it: each time is an Event, and they are ever further apart.
+// whenever Landfall has replaced it, or a hostname, or nothing at all: each time is an Event, and they are ever further
+// apart.
 func TestContract8ForeignStatus(t *testing.T) {
-	c := newCluster()
-	p := newProcess(c)
-	p.ticks = time.Millisecond
-	c.addPool("p", "10.0.0.0/24")
-	foreign := []lb.Ingress{{Addr: netip.MustParseAddr("172.18.0.3")}}
-	s := service("a")
-	s.Ingress = foreign
-	c.put(s)
-	p.takeOver(t)
-	begun, writes, times := p.clock, 0, []time.Duration(nil)
-	for p.clock.Sub(begun) < time.Hour {
-		p.deliver()
-		again, err := p.step(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch {
-		case !strings.HasPrefix(c.holds("a"), "172."):
-			writes++
-			times = append(times, p.clock.Sub(begun).Round(time.Second))
-			if got := c.holds("a"); got != "10.0.0.0 Assigned" {
-				t.Fatalf("replaced by %q", got)
+	for name, foreign := range map[string]lb.Service{
+		"an address": {Ingress: []lb.Ingress{{Addr: netip.MustParseAddr("172.18.0.3")}}},
+		"a hostname": {Hostnames: 1},
+		"nothing":    {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			p.ticks = time.Millisecond
+			c.addPool("p", "10.0.0.0/24")
+			writes, times := 0, []time.Duration(nil)
+			spoil := func(s lb.Service) {
+				s.Ingress, s.Hostnames = foreign.Ingress, foreign.Hostnames
+				c.put(s)
 			}
-			s := c.services[key("a")]
-			s.Ingress = foreign
-			c.put(s)
-		case again == 0:
-			t.Fatal("the address stays for ever")
-		default:
-			p.clock = p.clock.Add(again)
-		}
-	}
-	if writes < 5 || writes > 30 {
-		t.Errorf("replaced %d times in an hour, at %v", writes, times)
-	}
-	// One of them may have been sent before the Event.
-	told := 0
-	for _, e := range p.events {
-		if e == "Warning a ForeignAddress" {
-			told++
-		}
-	}
-	if told != writes {
-		t.Errorf("%d Events for %d replacements", told, writes)
+			spoil(service("a"))
+			p.takeOver(t)
+			if name == "nothing" { // nobody has taken an address away yet
+				p.settle(t)
+				spoil(c.services[key("a")])
+			}
+			begun := p.clock
+			for p.clock.Sub(begun) < time.Hour {
+				p.deliver()
+				again, err := p.step(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch {
+				case strings.HasPrefix(c.holds("a"), "10."):
+					writes++
+					times = append(times, p.clock.Sub(begun).Round(time.Second))
+					if got := c.holds("a"); got != "10.0.0.0 Assigned" || writes > 100 {
+						t.Fatalf("replaced by %q, at %v", got, times)
+					}
+					spoil(c.services[key("a")])
+				case again == 0:
+					t.Fatal("it stays for ever")
+				default:
+					p.clock = p.clock.Add(again)
+				}
+			}
+			if writes < 5 || writes > 30 {
+				t.Errorf("replaced %d times in an hour, at %v", writes, times)
+			}
+			told := 0
+			for _, e := range p.events {
+				if e == "Warning a ForeignAddress" {
+					told++
+				}
+			}
+			if told != writes {
+				t.Errorf("%d Events for %d replacements", told, writes)
+			}
+		})
 	}
 }
 
@@ -93,12 +105,20 @@ func TestContract8PoolsUnknown(t *testing.T) {
 
 func TestReplacedMessageNamesTheProgram(t *testing.T) {
 	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.9")}
-	for writer, want := range map[string]string{
-		"":    "check whether another load balancer serves this Service",
-		"k3s": `check whether "k3s", the program that wrote it, serves this Service`,
+	for _, test := range []struct {
+		service  lb.Service
+		replaced []netip.Addr
+		want     string
+	}{
+		{lb.Service{}, addrs, "removed [10.0.0.9] from the status: Landfall did not assign it; " +
+			"check whether another load balancer serves this Service"},
+		{lb.Service{Hostnames: 1, StatusWriter: "k3s"}, nil, "removed a hostname from the status: Landfall did not assign " +
+			`it; check whether "k3s", the program that wrote it, serves this Service`},
+		{lb.Service{}, nil, "the status lacked addresses that Landfall assigned: added them; " +
+			"check whether another load balancer serves this Service"},
 	} {
-		if got := replacedMessage(lb.Service{StatusWriter: writer}, addrs); !strings.HasSuffix(got, want) {
-			t.Errorf("%q: %s", writer, got)
+		if got := replacedMessage(test.service, test.replaced); got != test.want {
+			t.Errorf("%q, want %q", got, test.want)
 		}
 	}
 }

@@ -22,6 +22,8 @@ type change struct {
 	reservations map[string]lb.PendingReservation // by pool, for what it adds
 	// replaced are addresses that others wrote into the status and that this change takes out of it.
 	replaced []netip.Addr
+	// emptied is set where it adds addresses to a status that others have emptied.
+	emptied bool
 	// pool is that of the first address; "" if none contains it.
 	pool string
 	// deleted is set for a Service that is being deleted and loses its finalizer.
@@ -48,14 +50,29 @@ func (c *controller) changes(p plan.Plan) []change {
 		if !c.unwritable.allow(s) || !c.failing.allow(s) {
 			continue
 		}
-		if len(decision.Replaced)+s.Unread > 0 && !c.replaces.allow(key, c.now()) {
+		ch := change{service: s, holding: h, replaced: decision.Replaced, pool: decision.Pool, deleted: s.Deleting,
+			emptied: emptied(s, h)}
+		if (len(ch.replaced)+s.Unread > 0 || ch.emptied) && !c.replaces.allow(key, c.now()) {
 			continue
 		}
-		changes = append(changes, change{service: s, holding: h, replaced: decision.Replaced, pool: decision.Pool,
-			deleted: s.Deleting})
+		changes = append(changes, ch)
 	}
 	slices.SortFunc(changes, func(a, b change) int { return plan.Older(&a.service, &b.service) })
 	return changes
+}
+
+// emptied reports whether h gives a Service addresses that somebody has taken out of its status, or put a hostname in
+// the place of: what Landfall writes shows all that its condition confirms.
+func emptied(s lb.Service, h kube.Holding) bool {
+	lacks := func(addrs []netip.Addr) bool {
+		return slices.ContainsFunc(addrs, func(addr netip.Addr) bool {
+			return !slices.ContainsFunc(s.Ingress, func(in lb.Ingress) bool { return in.Addr == addr })
+		})
+	}
+	return lacks(h.Addresses) && (s.Hostnames > 0 && len(s.Ingress) == 0 ||
+		slices.ContainsFunc(s.Conditions, func(c lb.Condition) bool {
+			return c.Type == lb.ConditionAssigned && lacks(lb.Confirmed(c))
+		}))
 }
 
 // holding returns what a Service shall show.
@@ -221,15 +238,23 @@ func (w *write) log(log *slog.Logger, key lb.Key, err error) {
 		"service", key)
 }
 
-// replacedMessage says that addresses were removed from a Service's status, and which program wrote
-// them if the API server knows.
+// replacedMessage says what was removed from a Service's status, or added to it again, and which program wrote
+// to it if the API server knows.
 func replacedMessage(s lb.Service, addrs []netip.Addr) string {
+	var did string
+	switch {
+	case len(addrs) > 0:
+		did = fmt.Sprintf("removed %v from the status: Landfall did not assign it", addrs)
+	case s.Hostnames > 0:
+		did = "removed a hostname from the status: Landfall did not assign it"
+	default:
+		did = "the status lacked addresses that Landfall assigned: added them"
+	}
 	by := "another load balancer"
 	if s.StatusWriter != "" {
 		by = fmt.Sprintf("%.80q, the program that wrote it,", s.StatusWriter)
 	}
-	return fmt.Sprintf("removed %v from the status: Landfall did not assign it; check whether %s serves this Service",
-		addrs, by)
+	return fmt.Sprintf("%s; check whether %s serves this Service", did, by)
 }
 
 // report logs a change of decision that was written, and sends the Event and the span.
@@ -237,10 +262,10 @@ func (c *controller) report(ch serviceWrite) {
 	c.traceAssigned(ch)
 	about := kube.ServiceReference(ch.service)
 	condition := ch.holding.Condition
-	if len(ch.replaced) > 0 {
+	if len(ch.replaced) > 0 || ch.emptied {
 		message := replacedMessage(ch.service, ch.replaced)
-		c.log.Warn("removed an address that another program wrote into the status", "service", ch.service.Key, "addresses",
-			ch.replaced, "program", ch.service.StatusWriter)
+		c.log.Warn("replaced what another program wrote into the status", "service", ch.service.Key, "addresses",
+			ch.replaced, "hostnames", ch.service.Hostnames, "program", ch.service.StatusWriter)
 		c.events.Warning(about, lb.ReasonForeignAddress, message)
 	}
 	if ch.service.Unread > 0 {

@@ -68,6 +68,8 @@ func convertService(o *corev1.Service) (lb.Key, lb.Service) {
 	for _, in := range o.Status.LoadBalancer.Ingress {
 		if addr, err := lb.ParseAddr(in.IP); err == nil {
 			s.Ingress = append(s.Ingress, lb.Ingress{Addr: addr, Mode: lb.IPMode(common(deref(in.IPMode)))})
+		} else {
+			s.Hostnames++
 		}
 	}
 	if len(s.Ingress) > lb.MaxAddresses {
@@ -161,7 +163,7 @@ func convertRequestingService(o *corev1.Service, metallb bool) (lb.Key, lb.Servi
 	if s.Request.Share != "" {
 		s.Request.Selector = common(keptKey(labels.Set(o.Spec.Selector).String()))
 	}
-	if len(s.Ingress) > 0 {
+	if len(s.Ingress)+s.Hostnames > 0 {
 		s.StatusWriter = statusWriter(o.ManagedFields)
 	}
 	for _, c := range o.Status.Conditions {

@@ -63,13 +63,19 @@ func PeerReference(p lb.Peer) Reference {
 // client-go's own 4,096 of each grow to 5 MiB while Services come and go, which a soak of an hour takes for a leak.
 const remembered = 1024
 
+// unsent is an Event that waits to be sent, or to be sent again as the API server has not answered.
+type unsent struct {
+	event      *corev1.Event
+	correlated *record.EventCorrelateResult // nil before its first turn
+}
+
 // Events sends Events. Repetitions become a count on the first one, and an object that would get
 // too many gets them at a low rate (record.EventCorrelator).
 type Events struct {
 	core       kinds
 	log        *slog.Logger
 	source     corev1.EventSource
-	queue      *fairQueue[*corev1.Event] // by namespace; cluster-scoped objects have one of their own
+	queue      *fairQueue[*unsent] // by namespace; cluster-scoped objects have one of their own
 	correlator *record.EventCorrelator
 	sequence   atomic.Uint32 // tells Events of one moment apart in their names
 	pulse      loop.Pulse
@@ -89,7 +95,7 @@ func newEvents(core kinds, log *slog.Logger, component, instance string) *Events
 		core:   core,
 		log:    log,
 		source: corev1.EventSource{Component: component, Host: instance},
-		queue:  newFairQueue[*corev1.Event](eventQueue),
+		queue:  newFairQueue[*unsent](eventQueue),
 		correlator: record.NewEventCorrelatorWithOptions(record.CorrelatorOptions{
 			LRUCacheSize: remembered, Clock: clock.RealClock{}}),
 	}
@@ -106,7 +112,8 @@ func (e *Events) Warning(about Reference, reason lb.Reason, message string) {
 }
 
 func (e *Events) enqueue(about Reference, eventType string, reason lb.Reason, message string) {
-	from, lost := e.queue.add(about.Namespace, e.event(about, eventType, reason, message, time.Now()))
+	event := &unsent{event: e.event(about, eventType, reason, message, time.Now())}
+	from, lost := e.queue.add(about.Namespace, event)
 	if lost {
 		e.log.Debug("the queue of Events is full: dropping one of the namespace with most", "namespace", from)
 	}
@@ -134,47 +141,65 @@ func (e *Events) event(
 // Busy returns for how long the actor has been at one thing.
 func (e *Events) Busy() time.Duration { return e.pulse.Busy() }
 
-// Run sends Events until ctx ends.
+// Run sends Events until ctx ends. One that gets no answer waits for the next turn of its namespace, so that an
+// admission webhook which keeps those of one namespace keeps no others.
 func (e *Events) Run(ctx context.Context) error {
+	backoff := loop.Backoff{Min: minEventRetry, Max: maxEventRetry}
 	for {
 		event, ok := e.queue.next(ctx)
 		if !ok {
 			return nil
 		}
-		end := e.pulse.Begin()
-		e.send(ctx, event)
+		if !e.correlate(event) {
+			continue
+		}
+		end, began, namespace := e.pulse.Begin(), time.Now(), event.event.InvolvedObject.Namespace
+		answered := e.send(ctx, event.correlated)
 		end()
-	}
-}
-
-// send tries until the API server has answered: an answer that says no is final.
-func (e *Events) send(ctx context.Context, event *corev1.Event) {
-	result, err := e.correlator.EventCorrelate(event)
-	if err != nil || result.Skip {
-		e.log.Debug("not sending an Event: too many like it", "about", event.InvolvedObject.Name, "reason", event.Reason,
-			"error", err)
-		return
-	}
-	backoff := loop.Backoff{Min: minEventRetry, Max: maxEventRetry}
-	for {
-		e.pulse.Begin() // waits in between are no sign of a hang
-		sent, err := e.write(ctx, result)
-		var answer apierrors.APIStatus
-		switch {
-		case err == nil:
-			e.correlator.UpdateState(sent)
-			return
-		case errors.As(err, &answer):
-			e.log.Debug("the API server refuses an Event", "about", event.InvolvedObject.Name, "reason", event.Reason, "error",
-				err)
-			return
+		if !answered {
+			e.queue.putBack(namespace, event) // before later ones: a count would go back
+		}
+		e.queue.took(namespace, time.Since(began))
+		if answered {
+			backoff.Reset()
+			continue
 		}
 		select {
 		case <-ctx.Done():
-			return
 		case <-time.After(backoff.Next()):
 		}
 	}
+}
+
+// correlate finds the Event of which this one is a repetition, once, and reports whether to send it.
+func (e *Events) correlate(u *unsent) bool {
+	if u.correlated != nil {
+		return true
+	}
+	result, err := e.correlator.EventCorrelate(u.event)
+	if err != nil || result.Skip {
+		e.log.Debug("not sending an Event: too many like it", "about", u.event.InvolvedObject.Name, "reason", u.event.Reason,
+			"error", err)
+		return false
+	}
+	u.correlated = result
+	return true
+}
+
+// send reports whether the API server has answered: an answer that says no is final.
+func (e *Events) send(ctx context.Context, r *record.EventCorrelateResult) (answered bool) {
+	sent, err := e.write(ctx, r)
+	var answer apierrors.APIStatus
+	switch {
+	case err == nil:
+		e.correlator.UpdateState(sent)
+		return true
+	case errors.As(err, &answer):
+		e.log.Debug("the API server refuses an Event", "about", r.Event.InvolvedObject.Name, "reason", r.Event.Reason,
+			"error", err)
+		return true
+	}
+	return false
 }
 
 // write counts up the Event of which this one is a repetition, or creates it.

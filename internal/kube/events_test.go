@@ -184,7 +184,7 @@ func TestContract11OneNamespaceCostsNoEventOfOthers(t *testing.T) {
 		const most = 60
 		core := fake.NewClientset()
 		e := newEvents(fakeKinds{core}, slog.New(slog.DiscardHandler), "landfall-controller", "pod-1")
-		e.queue = newFairQueue[*corev1.Event](most)
+		e.queue = newFairQueue[*unsent](most)
 		about := func(namespace string, i int) Reference {
 			return ServiceReference(lb.Service{Key: lb.Key{Namespace: namespace, Name: fmt.Sprint("service-", i)}})
 		}
@@ -216,6 +216,47 @@ func TestContract11OneNamespaceCostsNoEventOfOthers(t *testing.T) {
 			t.Errorf("%d Events were sent, want %d", len(got), most)
 		}
 	})
+}
+
+// Contract clause 11: a namespace whose Events nobody answers, as a webhook that takes them hangs, costs the others
+// none of theirs, and loses none of its own.
+func TestContract11ANamespaceThatHangsHoldsUpNoEventOfOthers(t *testing.T) {
+	const each = 20
+	core := fake.NewClientset()
+	var hangs atomic.Bool
+	var others atomic.Int32
+	hangs.Store(true)
+	core.PrependReactor("*", "events", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetNamespace() != "hangs" {
+			others.Add(1)
+			return false, nil, nil
+		} else if !hangs.Load() {
+			return false, nil, nil
+		}
+		time.Sleep(eventTimeout)
+		return true, nil, context.DeadlineExceeded
+	})
+	runEvents(t, core, func(e *Events) {
+		about := func(namespace string, i int) Reference {
+			return ServiceReference(lb.Service{Key: lb.Key{Namespace: namespace, Name: fmt.Sprint("service-", i)}})
+		}
+		for range 3 {
+			e.Warning(about("hangs", 0), lb.ReasonPoolExhausted, "full")
+		}
+		for i := range each {
+			e.Normal(about("shop", i), lb.ReasonAssigned, fmt.Sprint(i))
+		}
+		e.Warning(PoolReference(lb.Pool{Name: "p"}), lb.ReasonPoolOverlaps, "of a pool")
+		time.Sleep(time.Minute)
+		if got := others.Load(); got != each+1 {
+			t.Errorf("%d Events of others were sent, want %d", got, each+1)
+		}
+		hangs.Store(false)
+		time.Sleep(time.Minute)
+	})
+	if got := sentEvents(t, core); len(got) != each+2 || got["PoolExhausted: full"].Count != 3 {
+		t.Errorf("at last there are %v", got)
+	}
 }
 
 // TestEventsNeverBlock has nobody send, and then an end while an attempt is made again and again.

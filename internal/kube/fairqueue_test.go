@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // Contract clause 11: of a queue that one fills, the others get their share.
@@ -64,4 +66,39 @@ func TestFairQueueOfMany(t *testing.T) {
 	if q.length != most || len(q.turns) != most {
 		t.Errorf("%d items of %d", q.length, len(q.turns))
 	}
+}
+
+// Contract clause 11: one whose items are slow has a turn where nobody else has, or a quarter of the time.
+func TestContract11FairQueueOfSlowOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newFairQueue[string](6)
+		next := func(want string) {
+			t.Helper()
+			if got, ok := q.next(t.Context()); !ok || got != want {
+				t.Errorf("the next is %q, want %q", got, want)
+			}
+		}
+		for _, item := range []string{"a0", "a1", "b0", "b1", "b2", "b3"} {
+			q.add(item[:1], item)
+		}
+		next("a0")
+		q.putBack("a", "a0")
+		q.took("a", 10*time.Second)
+		next("b0")
+		next("b1")
+		time.Sleep(30 * time.Second)
+		next("a0")
+		q.took("a", 10*time.Second)
+		next("b2")
+		next("b3")
+		next("a1")
+		q.putBack("a", "a1")
+		q.took("a", time.Millisecond)
+		q.add("b", "b4")
+		next("a1")
+		next("b4")
+		if len(q.waiting)+len(q.turns)+len(q.slow)+q.length > 0 {
+			t.Errorf("it still holds %v, %v, %v, %d", q.waiting, q.turns, q.slow, q.length)
+		}
+	})
 }

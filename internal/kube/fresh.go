@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,30 +24,35 @@ const (
 // was there before etcd was restored, in versions newer than all of now. It asks again while the
 // API server cannot be reached; an error means that ctx ended.
 func (s *Status) CatchUp(ctx context.Context, table *Table[lb.Key, lb.Service]) error {
-	behind, latest, err := s.listServices(ctx)
+	now, err := s.listServices(ctx)
 	if err != nil {
 		return err
 	}
+	behind := maps.Clone(now)
 	next := time.Now().Add(listEvery)
 	for {
-		dropShown(behind, latest, table)
-		if len(behind) == 0 && table.Synced() {
-			return nil
-		}
+		// Before the list: one that changes all the time is newer in the table at any look after it.
+		shown := shownOf(behind, table)
 		if time.Now().After(next) {
-			// What was deleted meanwhile will never be shown.
-			now, version, err := s.listServices(ctx)
-			if err != nil {
+			if now, err = s.listServices(ctx); err != nil {
 				return err
 			}
-			for key := range behind {
-				if _, ok := now[key]; !ok {
-					delete(behind, key)
-				} else if Older(now[key], behind[key]) {
-					behind[key] = now[key]
+			for key, version := range behind {
+				if current, ok := now[key]; !ok {
+					delete(behind, key) // what was deleted meanwhile will never be shown
+				} else if Older(current, version) {
+					behind[key] = current
 				}
 			}
-			latest, next = version, time.Now().Add(listEvery)
+			next = time.Now().Add(listEvery)
+		}
+		for key, version := range shown {
+			if !Older(now[key], version) { // else it may be from before a restore
+				delete(behind, key)
+			}
+		}
+		if len(behind) == 0 && table.Synced() {
+			return nil
 		}
 		if err := wait(ctx, lookEvery); err != nil {
 			return err
@@ -54,15 +60,15 @@ func (s *Status) CatchUp(ctx context.Context, table *Table[lb.Key, lb.Service]) 
 	}
 }
 
-// dropShown removes from behind what table shows at that version or a newer one, up to the latest
-// that the API server is known to have made.
-func dropShown(behind map[lb.Key]string, latest string, table *Table[lb.Key, lb.Service]) {
+// shownOf returns in which version table shows those of behind that it shows at that version or a newer one.
+func shownOf(behind map[lb.Key]string, table *Table[lb.Key, lb.Service]) map[lb.Key]string {
+	versions := map[lb.Key]string{}
 	for key, version := range behind {
-		shown, ok := table.Get(key)
-		if ok && (shown.Version == version || !Older(shown.Version, version) && !Older(latest, shown.Version)) {
-			delete(behind, key)
+		if shown, ok := table.Get(key); ok && !Older(shown.Version, version) {
+			versions[key] = shown.Version
 		}
 	}
+	return versions
 }
 
 // Older reports whether resource version a of an object comes before b. Resource versions are
@@ -76,8 +82,8 @@ func Older(a, b string) bool {
 }
 
 // listServices returns the version of each Service as the API server's storage has it now, not one
-// of its caches, and that of the whole.
-func (s *Status) listServices(ctx context.Context) (versions map[lb.Key]string, latest string, err error) {
+// of its caches.
+func (s *Status) listServices(ctx context.Context) (map[lb.Key]string, error) {
 	for {
 		list, err := s.core.Services(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 		if err == nil {
@@ -85,10 +91,10 @@ func (s *Status) listServices(ctx context.Context) (versions map[lb.Key]string, 
 			for i := range list.Items {
 				versions[keyOf(&list.Items[i])] = list.Items[i].ResourceVersion
 			}
-			return versions, list.ResourceVersion, nil
+			return versions, nil
 		}
 		if waitErr := wait(ctx, time.Second); waitErr != nil {
-			return nil, "", fmt.Errorf("list Services: %w", err)
+			return nil, fmt.Errorf("list Services: %w", err)
 		}
 	}
 }

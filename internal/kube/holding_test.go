@@ -212,3 +212,14 @@ func TestContract11StatusesAreReadToALimit(t *testing.T) {
 		t.Error("there is nothing to write although the status shows more")
 	}
 }
+
+// TestHostnamesInAStatusAreCounted, and who wrote them is known.
+func TestHostnamesInAStatusAreCounted(t *testing.T) {
+	o := testService()
+	o.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example.com"}}
+	o.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "theirs", Subresource: "status",
+		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)}}}
+	if _, s := convertRequestingService(o, false); s.Hostnames != 1 || len(s.Ingress) != 0 || s.StatusWriter != "theirs" {
+		t.Errorf("read %d hostnames and %v, written by %q", s.Hostnames, s.Ingress, s.StatusWriter)
+	}
+}

@@ -173,9 +173,10 @@ type Service struct {
 	// table fills it.
 	OnConflict string
 	// Ingress is status.loadBalancer.ingress: the addresses that the Service holds, as ReadIngress reads
-	// them. Unread counts those that it leaves out.
-	Ingress []Ingress
-	Unread  int
+	// them. Unread counts those that it leaves out, and Hostnames the entries that show no address but a hostname.
+	Ingress   []Ingress
+	Unread    int
+	Hostnames int
 	// Conditions are those conditions of the status that Landfall owns (type landfall.dev/…), without
 	// ConditionExternalIPs.
 	Conditions []Condition
