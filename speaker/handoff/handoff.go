@@ -213,9 +213,7 @@ func (v *vip) awaits(view View) (changed bool) {
 func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
 	n := lb.FeedUpdate{Dead: s.dead, CutOff: s.cutOff, Gates: s.gates, Previous: map[netip.Addr][]netip.Addr{},
 		Ring: map[netip.Addr][]netip.Addr{}, Unannounced: map[netip.Addr]lb.Unannounced{}}
-	for _, node := range s.dead {
-		n.Gone = append(n.Gone, s.addresses[node]...)
-	}
+	n.Gone = s.gone()
 	for addr := range vips {
 		v := s.vips[addr]
 		n.Previous[addr] = []netip.Addr{}
@@ -230,6 +228,32 @@ func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
 		}
 	}
 	return n
+}
+
+// gone returns the addresses of the nodes that are dead, but for those that a Node which is not shows too: its
+// connections are not lost with the dead one.
+func (s *State) gone() (all []netip.Addr) {
+	if len(s.dead) == 0 {
+		return nil
+	}
+	others := maps.Clone(s.addresses)
+	for _, node := range s.dead {
+		delete(others, node)
+	}
+	kept := map[netip.Addr]bool{}
+	for _, addrs := range others {
+		for _, addr := range addrs {
+			kept[addr] = true
+		}
+	}
+	for _, node := range s.dead {
+		for _, addr := range s.addresses[node] {
+			if !kept[addr] {
+				all = append(all, addr)
+			}
+		}
+	}
+	return all
 }
 
 // address returns a node's first address of a family, unless the node is dead.

@@ -231,6 +231,30 @@ func TestFacts(t *testing.T) {
 	}
 }
 
+// A machine that comes back under another name has the address of a Node that is dead, and a Node may show any
+// address. As long as one that is not dead shows it, connections of its node are still passed to it.
+func TestAddressOfALiveNodeIsNotGone(t *testing.T) {
+	var s State
+	all := nodes()
+	own := netip.MustParseAddr("10.0.0.9")
+	all["x"] = []netip.Addr{own, all["b"][0], all["c"][0], all["a"][1]}
+	events := map[netip.Addr]*View{vip1: view("a:bgp c:bgp own routable"), vip2: view("x:arp owner=x")}
+	f := Facts{Self: "b", Addresses: all, Dead: []string{"a", "x"}}
+	u, _ := s.Step(epoch, f, events)
+	want := []netip.Addr{all["a"][0], all["a"][1], own}
+	slices.SortFunc(u.Gone, netip.Addr.Compare)
+	slices.SortFunc(want, netip.Addr.Compare)
+	if got := slices.Compact(u.Gone); !slices.Equal(got, want) || said(u, vip1, all) != "; ring c x" {
+		t.Errorf("gone: %v, want %v; told %q", got, want, said(u, vip1, all))
+	}
+	all = maps.Clone(all)
+	delete(all, "c")
+	u, changed := s.Step(epoch, Facts{Self: "b", Addresses: all, Dead: f.Dead}, nil)
+	if c := nodes()["c"][0]; !changed || !slices.Contains(u.Gone, c) {
+		t.Errorf("only the dead one shows %s: told %v, gone %v", c, changed, u.Gone)
+	}
+}
+
 // TestCutOffIsTold has the node be cut off, and come back.
 func TestCutOffIsTold(t *testing.T) {
 	var s State
