@@ -261,8 +261,9 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	for at, p := range a.ports {
 		i, ok := find(desired.Interfaces, at.iface)
 		// A port is tied to the interface's index and MAC: another interface of that name, or another
-		// MAC, is a new one.
-		if !ok || wanted[at].empty() || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
+		// MAC, is a new one. What is seen of it depends on whether it has a master.
+		if !ok || wanted[at].empty() || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() ||
+			i.Enslaved != p.i.Enslaved {
 			p.shut()
 			delete(a.ports, at)
 		} else if i.Port != p.i.Port {
