@@ -37,6 +37,8 @@ type speaker struct {
 	trouble func() string
 	// candidates are the interfaces that decide something, as of the last step. Only the step uses them.
 	candidates []lb.Interface
+	// conflictLines bounds what is logged of conflicting hosts.
+	conflictLines loop.Lines
 
 	// mu guards what follows, which only the step changes; the status page and the metrics read it.
 	mu    sync.Mutex

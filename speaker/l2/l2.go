@@ -115,7 +115,7 @@ type Outcome struct {
 	// interfaces.
 	Probed map[netip.Addr]bool
 	// ConflictingHosts are the devices that use a VIP which is answered for or probed, or was a moment
-	// ago, as they were seen lately; sorted.
+	// ago, as they were seen lately; the one that was seen first comes first.
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 	// Rivals are the other nodes of ours that were the last to announce VIPs which this one answers
 	// for, a moment ago.

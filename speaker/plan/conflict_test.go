@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -162,6 +163,39 @@ func TestBadChoiceOnConflictIsNamed(t *testing.T) {
 			d.Refusal.Message,
 			`annotation landfall.dev/on-address-conflict of default/my-nginx: "yes" is neither refuse nor announce`) {
 		t.Errorf("%+v", d.Refusal)
+	}
+}
+
+// What is said of a VIP that many devices seem to use stays the same while others come and go: one device may make up
+// more and more MAC addresses.
+func TestSentencesNameOneOfManyConflictingHosts(t *testing.T) {
+	first := ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:00:09"}
+	say := func(answering bool, hosts ...ConflictingHost) string {
+		f := facts(w178)
+		f.Live = []string{w178}
+		d := Decide(f, input(func(in *Input) {
+			in.ConflictingHosts = hosts
+			if answering {
+				in.Served, in.Answering = true, []string{"eth0"}
+			}
+		}))
+		r, _ := Summarize(w178, []Decision{d})
+		status, _ := d.Node(w178)
+		return r.Message + "\n" + status.Message + "\n" + d.Uses()
+	}
+	for _, answering := range []bool{false, true} {
+		alone, before := say(answering, first), ""
+		if strings.Contains(alone, "others") || !strings.HasSuffix(alone, "\n"+first.String()) {
+			t.Errorf("of one: %s", alone)
+		}
+		for i := range 8 {
+			hosts := []ConflictingHost{first, {Interface: "eth1", MAC: fmt.Sprint("02:00:00:00:00:1", i)}, first}[:2+i%2]
+			now := say(answering, hosts...)
+			if strings.Count(now, first.String()) != 3 || strings.Count(now, "others") != 3 || before != "" && now != before {
+				t.Errorf("of %d: %s", len(hosts), now)
+			}
+			before = now
+		}
 	}
 }
 
