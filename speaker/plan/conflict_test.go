@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -210,7 +211,25 @@ func TestMACs(t *testing.T) {
 		Advertisements: map[string]lb.L2Advertisement{"lab": {Interfaces: []string{"veth2"}}},
 	}
 	if got, want := MACs(f),
-		[]string{"02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:04"}; !slices.Equal(got, want) {
+		[]string{"02:00:00:00:00:04", "02:00:00:00:00:01", "02:00:00:00:00:02"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// A node tells the others of some 80 MAC addresses at most: those of interfaces that may answer are among them,
+// however many virtual functions of a network card there are.
+func TestMACsThatMayAnswerComeFirst(t *testing.T) {
+	mac := func(i byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, i} }
+	f := Facts{
+		Interfaces: []lb.Interface{{Name: "eth0", MAC: mac(200), Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}},
+			{Name: "port", MAC: mac(200), Enslaved: true}, {Name: "named", MAC: mac(100)}},
+		Advertisements: map[string]lb.L2Advertisement{"lab": {Interfaces: []string{"named"}}},
+	}
+	for i := range byte(90) {
+		f.Interfaces = append(f.Interfaces, lb.Interface{Name: fmt.Sprint("vf", i), MAC: mac(i)})
+	}
+	got := MACs(f)
+	if len(got) != 92 || got[0] != mac(100).String() || got[1] != mac(200).String() || !slices.IsSorted(got[2:]) {
+		t.Errorf("%d: %v", len(got), got)
 	}
 }
