@@ -73,6 +73,8 @@ type phase struct {
 	restarting bool
 	wakes      uint64 // how often the process has woken up, as of the last step
 	gates      bool   // the proxy asks what is unannounced, as of the last step
+	// node is this node's object as of the last step, or, once it is deleted, as it was; nil if there never was one.
+	node *lb.Node
 }
 
 // rooms are the sub-states of the loop. Each decides from values, and knows neither the loop nor
