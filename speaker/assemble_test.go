@@ -42,7 +42,7 @@ func TestLivenessFollowsEachLoop(t *testing.T) {
 	live := map[string]func() time.Duration{}
 	watch(actors, func(loop string, busy func() time.Duration) { live[loop] = busy })
 	// Passwords have a loop for each Secret once they run; the liveness of the others says nothing.
-	looptest.WantLive(t, actors, live, "passwords", "memory", "pulse")
+	looptest.WantLive(t, actors, live, "passwords", "memory", "pulse", "address")
 	looptest.WantActors(t, actors, s.to, s.from)
 	looptest.WantPackages(t, ".", actors)
 	if actors["plan"] != s.runner {

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
+	"github.com/landfall-lb/landfall/speaker/report"
 )
 
 var conflicting = plan.ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:99:99"}
@@ -110,6 +114,88 @@ func TestForeignHolderIsReportedAndKeepsItsAddress(t *testing.T) {
 		if c, _ := r.nodes[owner].reported(nginx); !c.Status || c.Reason != lb.ReasonContested ||
 			!strings.Contains(c.Message, conflicting.MAC) {
 			t.Errorf("reports %+v", c)
+		}
+	})
+}
+
+// A device that makes up another MAC address each moment keeps nobody from reading that it uses the address, and has
+// the Service written hardly more often than one that does not.
+func TestContract10MadeUpMACsAreReported(t *testing.T) {
+	for _, kept := range []int{1, 8} { // that count at a time
+		t.Run(fmt.Sprint(kept), func(t *testing.T) {
+			inRig(t, func(r *rig) {
+				r.slow(true)
+				r.start(w177, w178, w179)
+				r.service(nginx, vip1)
+				shown, writes := lb.Service{Key: nginx}, 0
+				reporter := report.New(report.Options{Log: slog.New(slog.DiscardHandler),
+					Service: func(lb.Key) (lb.Service, bool) { return shown, true },
+					Write: func(_ context.Context, s lb.Service, status lb.AnnouncedStatus) (bool, error) {
+						s.Announcements = status.Announcements
+						s.Conditions = []lb.Condition{status.Condition, lb.Serving(status.Condition)}
+						shown, writes = s, writes+1
+						return true, nil
+					},
+					Refused: func(error) bool { return false }, Event: func(lb.Service, bool, lb.Reason, string) {}})
+				reporter.Begin(nil)
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan error)
+				go func() { done <- reporter.Run(ctx) }()
+				defer func() { cancel(); <-done }()
+				var hosts []plan.ConflictingHost
+				for i := range 200 {
+					hosts = append(hosts, plan.ConflictingHost{Interface: "eth0", MAC: fmt.Sprintf("02:00:00:00:00:%02x", i)})
+					hosts = hosts[max(0, len(hosts)-kept):]
+					r.see(vip1, hosts...)
+					for _, n := range r.nodes {
+						if status, ok := n.wrote(nginx); ok {
+							reporter.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: &status})
+						}
+					}
+					time.Sleep(1500 * time.Millisecond)
+					synctest.Wait()
+					if i == 2 && writes == 0 {
+						t.Error("nothing is written in 4.5 s")
+					}
+				}
+				if len(shown.Conditions) == 0 || shown.Conditions[0].Reason != lb.ReasonAddressConflict || writes > 12 {
+					t.Errorf("%d writes in five minutes; shown: %+v", writes, shown.Conditions)
+				}
+			})
+		})
+	}
+}
+
+// What devices of the LAN make up fills no log.
+func TestContract11LinesAboutConflictingHostsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		s := newSpeaker(w177, options{}, slog.New(slog.NewTextHandler(&log, nil)))
+		lines := func() int {
+			n := strings.Count(log.String(), "\n")
+			log.Reset()
+			return n
+		}
+		second := plan.ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:99:98"}
+		before, now := plan.Decision{VIP: vip1}, plan.Decision{VIP: vip1, ConflictingHosts: []plan.ConflictingHost{conflicting}}
+		more := plan.Decision{VIP: vip1, ConflictingHosts: []plan.ConflictingHost{conflicting, second}}
+		others := plan.Decision{VIP: vip1, ConflictingHosts: []plan.ConflictingHost{conflicting, conflicting, second}}
+		for _, d := range []plan.Decision{now, now, more, others, more, before} {
+			s.logConflict(before, d)
+			before = d
+		}
+		if n := lines(); n != 3 { // of one, of others, of none
+			t.Errorf("%d lines about one address", n)
+		}
+		time.Sleep(time.Second)
+		for range 1000 {
+			s.logConflict(before, now)
+			s.logConflict(now, before)
+		}
+		time.Sleep(time.Second)
+		s.logConflict(before, now)
+		if text := log.String(); lines() != maxConflictLines+1 || !strings.Contains(text, "leftOut=1990") {
+			t.Errorf("logged:\n%s", text)
 		}
 	})
 }

@@ -357,6 +357,9 @@ func (f *flags) assemble(rt *ops.Runtime, client *kube.Client, bind netip.Addr, 
 		"pulse":     beat, "passwords": passwords, "preflight": flight, "memory": newCalm(),
 		"BGP and BFD": outlived{sessions, watches}, "status of BGP objects": objects,
 	}
+	if !bind.IsValid() {
+		actors["address"] = moved{self: rt.NodeName, nodes: s.from.nodes, address: talk.Address, log: rt.Log}
+	}
 	if keys != nil {
 		file := newKeyFile(f.gossipKeyFile, keys, talk.SetKeys, rt.Log)
 		actors["gossip keys"] = file

@@ -370,10 +370,15 @@ func (n *fakeNode) claim(vip netip.Addr) (plan.Claim, bool) {
 }
 
 func (n *fakeNode) reported(key lb.Key) (lb.Condition, bool) {
+	status, ok := n.wrote(key)
+	return status.Condition, ok
+}
+
+func (n *fakeNode) wrote(key lb.Key) (lb.AnnouncedStatus, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	status, ok := n.reports[key]
-	return status.Condition, ok
+	return status, ok
 }
 
 type fakeFeed struct{ *fakeNode }

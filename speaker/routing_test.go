@@ -359,6 +359,7 @@ func TestAnEndForGoodLeavesNothingAtRouters(t *testing.T) {
 			node.Leaving = lb.ReasonNodeLeaving
 			r.api.nodes.Set(n.self, node)
 		},
+		"the node has left the cluster": func(r *rig, n *fakeNode) { r.api.nodes.Delete(n.self) },
 	} {
 		inRig(t, func(r *rig) {
 			r.onlyBGP()
@@ -403,6 +404,10 @@ func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
 			func(r *rig, n *fakeNode) {
 				r.api.nodes.Set(n.self, lb.Node{Name: n.self, Leaving: lb.ReasonNodeLeaving})
 			},
+			func(r *rig, n *fakeNode) { r.api.nodes.Set(n.self, lb.Node{Name: n.self}) },
+		},
+		"the Node is deleted": {
+			func(r *rig, n *fakeNode) { r.api.nodes.Delete(n.self) },
 			func(r *rig, n *fakeNode) { r.api.nodes.Set(n.self, lb.Node{Name: n.self}) },
 		},
 		"cordon, where that drains": {

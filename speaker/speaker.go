@@ -37,6 +37,8 @@ type speaker struct {
 	trouble func() string
 	// candidates are the interfaces that decide something, as of the last step. Only the step uses them.
 	candidates []lb.Interface
+	// conflictLines bounds what is logged of conflicting hosts.
+	conflictLines loop.Lines
 
 	// mu guards what follows, which only the step changes; the status page and the metrics read it.
 	mu    sync.Mutex
@@ -71,6 +73,8 @@ type phase struct {
 	restarting bool
 	wakes      uint64 // how often the process has woken up, as of the last step
 	gates      bool   // the proxy asks what is unannounced, as of the last step
+	// node is this node's object as of the last step, or, once it is deleted, as it was; nil if there never was one.
+	node *lb.Node
 }
 
 // rooms are the sub-states of the loop. Each decides from values, and knows neither the loop nor

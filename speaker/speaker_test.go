@@ -514,3 +514,41 @@ func TestContract11AnAddressInAStatusWithdrawsNothing(t *testing.T) {
 		})
 	}
 }
+
+// kubectl delete node: the Node is gone at once, and the node still serves. It leaves as a drained one does. A node that
+// has never had a Node announces nothing.
+func TestContract5ADeletedNodeLeavesAsADrainedOne(t *testing.T) {
+	inRig(t, func(r *rig) {
+		order := ranked(vip1)
+		node, _ := r.api.nodes.Get(order[1])
+		r.api.nodes.Delete(order[1])
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.wantAnswers("at first", vip1, order[0])
+		if claim, _ := r.nodes[order[1]].claim(vip1); claim.Reason != lb.ReasonNodeUnknown {
+			t.Errorf("without a Node: %+v", claim)
+		}
+		r.api.nodes.Set(order[1], node)
+		time.Sleep(time.Minute)
+		first, _ := r.api.nodes.Get(order[0])
+		r.wire.watch(vip1)
+		r.api.nodes.Delete(order[0])
+		synctest.Wait()
+		r.wantAnswers("its Node is deleted", vip1, order[1])
+		if r.wire.least[vip1] == 0 {
+			t.Error("no node answered for a moment")
+		}
+		if claim, _ := r.nodes[order[0]].claim(vip1); claim.Reason != lb.ReasonNodeLeaving {
+			t.Errorf("without its Node: %+v", claim)
+		}
+		r.api.nodes.Delete(order[1])
+		r.api.nodes.Delete(order[2])
+		time.Sleep(time.Minute)
+		if len(r.wire.who(vip1)) != 1 {
+			t.Errorf("once no Node is left, %v answer", r.wire.who(vip1))
+		}
+		r.api.nodes.Set(order[0], first)
+		time.Sleep(time.Minute)
+		r.wantAnswers("its Node is back", vip1, order[0])
+	})
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -36,6 +37,7 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	if s.phase.waiting = waiting; waiting != "" {
 		return 0 // what is dirty stays so
 	}
+	s.phase.node = s.node()
 	dirty := s.changes.take()
 	dirty.all = s.asked() || dirty.all || first
 	if dirty.links || dirty.all {
@@ -208,6 +210,20 @@ func (s *speaker) divide(now time.Time, speakers plan.Speakers, dirty map[netip.
 	return changed, again
 }
 
+// node returns this node's object, nil if there never was one. It is called with mu held. Once it is deleted, which
+// happens without a word ahead, the node leaves the cluster, and serves until others do.
+func (s *speaker) node() *lb.Node {
+	if node, ok := s.from.nodes.Get(s.self); ok {
+		return &node
+	}
+	if s.phase.node == nil {
+		return nil
+	}
+	gone := *s.phase.node
+	gone.Leaving = cmp.Or(gone.Leaving, lb.ReasonNodeLeaving)
+	return &gone
+}
+
 // facts are what this node knows that concerns all VIPs alike.
 func (s *speaker) facts() plan.Facts {
 	interfaces, _ := s.from.interfaces()
@@ -223,9 +239,7 @@ func (s *speaker) facts() plan.Facts {
 		IgnoreNetwork: s.opts.ignoreNetwork, RequireReady: s.opts.requireReady,
 		CheckForwarding: s.opts.checkForwarding && s.from.feed != nil, OnConflict: s.opts.onConflict,
 	}
-	if node, ok := s.from.nodes.Get(s.self); ok {
-		f.Node = &node
-	}
+	f.Node = s.phase.node
 	if s.from.feed != nil {
 		f.Gate = s.from.feed.Reason()
 	}

@@ -44,15 +44,12 @@ const farewellTimeout = 2 * time.Second
 
 // forGood reports whether no speaker will run on this node after this one, as far as can be known.
 func (s *speaker) forGood() bool {
-	if node, ok := s.from.nodes.Get(s.self); ok && node.Leaving != "" {
-		return true
-	}
-	if s.from.daemonSet == nil || !s.from.daemonSet.Synced() {
-		return false
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.phase.installed && !s.from.stays()
+	if node := s.node(); node != nil && node.Leaving != "" {
+		return true
+	}
+	return s.from.daemonSet != nil && s.from.daemonSet.Synced() && s.phase.installed && !s.from.stays()
 }
 
 // until waits for ok, and reports whether it came before the end of ctx.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/ownership"
@@ -30,6 +31,7 @@ func (s *speaker) tell(facts plan.Facts, without []lb.Key, decided map[netip.Add
 		}
 		if !d.Gone {
 			logChange(s.log, s.self, d.Before, d.After)
+			s.logConflict(d.Before, d.After)
 		}
 	}
 	reports := make(map[lb.Key]*lb.AnnouncedStatus, len(touched))
@@ -61,14 +63,31 @@ func logChange(log *slog.Logger, self string, before, now plan.Decision) {
 	case before.Owner != now.Owner || was != is:
 		log.Debug("decision changes", "vip", now.VIP, "owner", now.Owner, "reason", is)
 	}
-	switch {
-	case slices.Equal(before.ConflictingHosts, now.ConflictingHosts):
-	case len(now.ConflictingHosts) == 0:
-		log.Info("the conflicting host no longer uses the address", "vip", now.VIP)
-	default:
-		log.Warn("a conflicting host uses the address", "vip", now.VIP, "hosts", now.ConflictingHosts, "announced",
-			len(now.Answer) > 0)
+}
+
+// maxConflictLines is how many lines of one second say who uses addresses: whoever can send packets can make up
+// devices for thousands of them.
+const maxConflictLines = 10
+
+// logConflict logs that something else is to be said of the conflicting hosts of a VIP.
+func (s *speaker) logConflict(before, now plan.Decision) {
+	if before.Uses() == now.Uses() {
+		return
 	}
+	leftOut, ok := s.conflictLines.Admit(time.Now(), maxConflictLines)
+	if !ok {
+		return
+	}
+	log := s.log
+	if leftOut > 0 {
+		log = log.With("leftOut", leftOut)
+	}
+	if now.Uses() == "" {
+		log.Info("the conflicting host no longer uses the address", "vip", now.VIP)
+		return
+	}
+	log.Warn("a conflicting host uses the address", "vip", now.VIP, "hosts", now.ConflictingHosts, "announced",
+		len(now.Answer) > 0)
 }
 
 // announced is what is to be written to a Service; nil if it is not for this node to say.

@@ -90,7 +90,7 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonNoLocalBackends: {"externalTrafficPolicy is Local, and no endpoint on the node is usable.",
 		"run a ready pod on a node that may announce, or set externalTrafficPolicy: Cluster"},
 	lb.ReasonNodeLeaving: {"The node is about to leave the cluster, or drains.",
-		"kubectl describe node NODE   # a cordon, or a taint: ToBeDeletedByClusterAutoscaler, out-of-service"},
+		"kubectl describe node NODE   # a cordon, a taint (ToBeDeletedByClusterAutoscaler, out-of-service), or no such Node"},
 	lb.ReasonNodeDrained: {"The node has the label landfall.dev/drain: it is drained for maintenance.",
 		"landfallctl undrain NODE   # when it is back"},
 	lb.ReasonNodeExcluded: {"The node has the label node.kubernetes.io/exclude-from-external-load-balancers, as " +

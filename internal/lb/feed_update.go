@@ -31,7 +31,7 @@ type FeedUpdate struct {
 	// nothing to endpoints on them (see plan.Without of the proxy). Dead is empty unless this node
 	// sees a majority of the speakers, so that a partition empties no Service.
 	Dead []string `json:"dead,omitempty"`
-	// Gone are the addresses of the nodes in Dead.
+	// Gone are the addresses of the nodes in Dead, but for those that another node has too.
 	Gone []netip.Addr `json:"gone,omitempty"`
 	// CutOff is set while this node may be cut off from the others, and for a moment after. It is no
 	// sign of a node's end then that the node does not answer.

@@ -52,7 +52,10 @@ type View struct {
 // State is what is remembered from one step to the next. The zero value is ready.
 type State struct {
 	self      string
-	addresses map[string][]netip.Addr
+	addresses map[string][]netip.Addr // also of the nodes in deleted
+	// deleted has until when each node counts whose Node was deleted: it hands its VIPs over, and may hold
+	// connections, as one that drains.
+	deleted map[string]time.Time
 	// foreign has until when each node counts from which another product announces, or announced; the
 	// zero time for one from which it does so now.
 	foreign map[string]time.Time
@@ -125,8 +128,8 @@ func (s *State) meet(now time.Time, f Facts) (changed bool) {
 		s.forget(f.Booted)
 		s.booted, changed = f.Booted, true
 	}
-	if f.Addresses != nil && !maps.EqualFunc(s.addresses, f.Addresses, slices.Equal) {
-		s.addresses, changed = f.Addresses, true
+	if s.meetNodes(now, f) {
+		changed = true
 	}
 	if f.Addresses != nil && s.meetForeign(now, f.Foreign) {
 		changed = true
@@ -134,6 +137,51 @@ func (s *State) meet(now time.Time, f Facts) (changed bool) {
 	before := len(s.foreign)
 	maps.DeleteFunc(s.foreign, func(_ string, until time.Time) bool { return !until.IsZero() && now.After(until) })
 	return changed || len(s.foreign) != before
+}
+
+// meetNodes takes in the nodes' addresses, and reports whether they differ. Those of a node that is deleted stay for as
+// long as proxies remember a silent connection, unless it is dead, or another node has them by now.
+func (s *State) meetNodes(now time.Time, f Facts) (changed bool) {
+	if f.Addresses != nil {
+		all := maps.Clone(f.Addresses)
+		shown := shownBy(all)
+		for node, addrs := range s.addresses {
+			_, exists := all[node]
+			reused := slices.ContainsFunc(addrs, func(a netip.Addr) bool { return shown[a] })
+			if exists || reused || slices.Contains(f.Dead, node) {
+				delete(s.deleted, node)
+				continue
+			}
+			if _, known := s.deleted[node]; !known {
+				if s.deleted == nil {
+					s.deleted = map[string]time.Time{}
+				}
+				s.deleted[node] = now.Add(lb.FlowMemory)
+			}
+			all[node] = addrs
+		}
+		changed = !maps.EqualFunc(s.addresses, all, slices.Equal)
+		s.addresses = all
+	}
+	for node, until := range s.deleted {
+		if now.After(until) {
+			delete(s.deleted, node)
+			delete(s.addresses, node)
+			changed = true
+		}
+	}
+	return changed
+}
+
+// shownBy returns all addresses of some nodes.
+func shownBy(nodes map[string][]netip.Addr) map[netip.Addr]bool {
+	shown := map[netip.Addr]bool{}
+	for _, addrs := range nodes {
+		for _, addr := range addrs {
+			shown[addr] = true
+		}
+	}
+	return shown
 }
 
 // forget takes nodes out of all rings that have booted since the last step. They join again as others do:
@@ -213,9 +261,7 @@ func (v *vip) awaits(view View) (changed bool) {
 func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
 	n := lb.FeedUpdate{Dead: s.dead, CutOff: s.cutOff, Gates: s.gates, Previous: map[netip.Addr][]netip.Addr{},
 		Ring: map[netip.Addr][]netip.Addr{}, Unannounced: map[netip.Addr]lb.Unannounced{}}
-	for _, node := range s.dead {
-		n.Gone = append(n.Gone, s.addresses[node]...)
-	}
+	n.Gone = s.gone()
 	for addr := range vips {
 		v := s.vips[addr]
 		n.Previous[addr] = []netip.Addr{}
@@ -230,6 +276,27 @@ func (s *State) update(vips iter.Seq[netip.Addr]) lb.FeedUpdate {
 		}
 	}
 	return n
+}
+
+// gone returns the addresses of the nodes that are dead, but for those that a Node which is not shows too: its
+// connections are not lost with the dead one.
+func (s *State) gone() (all []netip.Addr) {
+	if len(s.dead) == 0 {
+		return nil
+	}
+	others := maps.Clone(s.addresses)
+	for _, node := range s.dead {
+		delete(others, node)
+	}
+	kept := shownBy(others)
+	for _, node := range s.dead {
+		for _, addr := range s.addresses[node] {
+			if !kept[addr] {
+				all = append(all, addr)
+			}
+		}
+	}
+	return all
 }
 
 // address returns a node's first address of a family, unless the node is dead.

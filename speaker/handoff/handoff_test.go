@@ -231,6 +231,95 @@ func TestFacts(t *testing.T) {
 	}
 }
 
+// A machine that comes back under another name has the address of a Node that is dead, and a Node may show any
+// address. As long as one that is not dead shows it, connections of its node are still passed to it.
+func TestAddressOfALiveNodeIsNotGone(t *testing.T) {
+	var s State
+	all := nodes()
+	own := netip.MustParseAddr("10.0.0.9")
+	all["x"] = []netip.Addr{own, all["b"][0], all["c"][0], all["a"][1]}
+	events := map[netip.Addr]*View{vip1: view("a:bgp c:bgp own routable"), vip2: view("x:arp owner=x")}
+	f := Facts{Self: "b", Addresses: all, Dead: []string{"a", "x"}}
+	u, _ := s.Step(epoch, f, events)
+	want := []netip.Addr{all["a"][0], all["a"][1], own}
+	slices.SortFunc(u.Gone, netip.Addr.Compare)
+	slices.SortFunc(want, netip.Addr.Compare)
+	if got := slices.Compact(u.Gone); !slices.Equal(got, want) || said(u, vip1, nodes()) != "; ring c" {
+		t.Errorf("gone: %v, want %v; told %q", got, want, said(u, vip1, nodes()))
+	}
+	all = maps.Clone(all)
+	delete(all, "c")
+	u, changed := s.Step(epoch, Facts{Self: "b", Addresses: all, Dead: f.Dead}, nil)
+	if c := nodes()["c"][0]; !changed || !slices.Contains(u.Gone, c) {
+		t.Errorf("only the dead one shows %s: told %v, gone %v", c, changed, u.Gone)
+	}
+}
+
+// A node whose Node is deleted holds connections as one that drains does.
+func TestContract5ADeletedNodeIsRemembered(t *testing.T) {
+	without := func(names ...string) map[string][]netip.Addr {
+		all := nodes()
+		for _, name := range names {
+			delete(all, name)
+		}
+		return all
+	}
+	reused := without("a")
+	reused["new"] = nodes()["a"]
+	for name, story := range map[string][]struct {
+		what      string
+		after     time.Duration
+		addresses map[string][]netip.Addr
+		dead      []string
+		want      string
+	}{
+		"for as long as connections": {
+			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
+			{what: "nothing more happens", after: lb.FlowMemory, want: "a; ring c a"},
+			{what: "it is over", after: 1, want: "; ring c"},
+		},
+		"another one is deleted": {
+			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
+			{what: "then another one", after: lb.FlowMemory, addresses: without("a", "c"), want: "a; ring c a"},
+			{what: "it is over", after: 1, want: "; ring c"},
+			{what: "its Node is back", after: 1, addresses: without("c"), want: "a; ring c a"},
+			{what: "deleted again", after: lb.FlowMemory, addresses: without("a", "c"), want: "a; ring a"},
+		},
+		"it dies": {
+			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
+			{what: "it dies", dead: []string{"a"}, want: "; ring c"},
+			{what: "a false alarm", want: "a; ring c a"},
+		},
+		"it was dead": {{what: "its Node is deleted", addresses: without("a"), dead: []string{"a"}, want: "; ring c"}},
+		"somebody else's by now": {
+			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
+			{what: "another Node shows its address", addresses: reused, want: "; ring c"},
+		},
+	} {
+		var s State
+		var u lb.FeedUpdate
+		now := epoch
+		first, _ := s.Step(now, Facts{Self: "b", Addresses: nodes()}, map[netip.Addr]*View{
+			vip1: view("a:bgp c:bgp own routable"), vip2: view("a:arp owner=a")})
+		u.Apply(first)
+		for _, c := range story {
+			now = now.Add(c.after)
+			events := map[netip.Addr]*View{vip1: view("c own routable a:bgp c:bgp")}
+			if c.addresses != nil {
+				events = nil
+			}
+			next, changed := s.Step(now, Facts{Self: "b", Addresses: c.addresses, Dead: c.dead}, events)
+			if changed {
+				u.Apply(next)
+			}
+			_, ring, _ := strings.Cut(said(u, vip1, nodes()), ";")
+			if got := said(u, vip2, nodes()) + ";" + ring; got != c.want {
+				t.Errorf("%s, %s: told %q, want %q", name, c.what, got, c.want)
+			}
+		}
+	}
+}
+
 // TestCutOffIsTold has the node be cut off, and come back.
 func TestCutOffIsTold(t *testing.T) {
 	var s State

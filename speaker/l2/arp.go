@@ -8,15 +8,14 @@ import (
 
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
-	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// listenARP opens a socket that sees the ARP packets of an interface; it needs CAP_NET_RAW.
+// listenARP opens a socket that sees the ARP packets of an interface.
 func listenARP(i lb.Interface) (net.PacketConn, error) {
-	return packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw,
-		int(ethernet.EtherTypeARP), nil)
+	return listen(i, ethernet.EtherTypeARP, bpf.RetConstant{Val: 4096})
 }
 
 // arpFrame is a received packet.

@@ -200,7 +200,7 @@ func (p *port) defend(w *work, seen seenOn, allowed *allowance, now time.Time) e
 	for vip, holders := range seen {
 		v := p.vips[vip]
 		if v != nil && !w.probes[vip] && !now.Before(v.defended.Add(defendInterval)) &&
-			slices.ContainsFunc(slices.Collect(maps.Values(holders)), v.defended.Before) {
+			slices.ContainsFunc(slices.Collect(maps.Values(holders)), func(h sighting) bool { return v.defended.Before(h.last) }) {
 			due = append(due, vip)
 		}
 	}
@@ -222,15 +222,18 @@ func (p *port) defend(w *work, seen seenOn, allowed *allowance, now time.Time) e
 // sightings are the devices that were seen to use VIPs, by MAC address, and when last.
 type sightings map[place]seenOn
 
-type seenOn map[netip.Addr]map[string]time.Time
+type seenOn map[netip.Addr]map[string]sighting
+
+// sighting is when a device was seen first and last.
+type sighting struct{ first, last time.Time }
 
 // end is when the first of the sightings counts no more, if nothing renews it; the zero time
 // without any.
 func (s sightings) end() (at time.Time) {
 	for _, vips := range s {
 		for _, holders := range vips {
-			for _, last := range holders {
-				at = earlier(at, last.Add(sightingLasts))
+			for _, h := range holders {
+				at = earlier(at, h.last.Add(sightingLasts))
 			}
 		}
 	}
@@ -263,14 +266,18 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 		s[at] = seenOn{}
 	}
 	if s[at][vip] == nil {
-		s[at][vip] = map[string]time.Time{}
+		s[at][vip] = map[string]sighting{}
 	}
 	holders := s[at][vip]
-	last, known := holders[mac]
-	if known && now.Before(last.Add(noticeEvery)) || !known && len(holders) >= hostsKept {
+	h, known := holders[mac]
+	if known && now.Before(h.last.Add(noticeEvery)) || !known && len(holders) >= hostsKept {
 		return false
 	}
-	holders[mac] = now
+	if !known {
+		h.first = now
+	}
+	h.last = now
+	holders[mac] = h
 	return true
 }
 
@@ -280,9 +287,9 @@ func (s sightings) note(at place, vip netip.Addr, mac string, now time.Time) boo
 func (s sightings) forget(now time.Time, ours map[string]string) {
 	for at, vips := range s {
 		for vip, holders := range vips {
-			maps.DeleteFunc(holders, func(mac string, last time.Time) bool {
+			maps.DeleteFunc(holders, func(mac string, h sighting) bool {
 				_, our := ours[mac]
-				return our || !now.Before(last.Add(sightingLasts))
+				return our || !now.Before(h.last.Add(sightingLasts))
 			})
 			if len(holders) == 0 {
 				delete(vips, vip)
@@ -305,7 +312,7 @@ func (s sightings) copy() sightings {
 	return c
 }
 
-// conflicts lists the sightings by VIP.
+// conflicts lists the sightings by VIP, what was seen first first.
 func (s sightings) conflicts() map[netip.Addr][]plan.ConflictingHost {
 	found := map[netip.Addr][]plan.ConflictingHost{}
 	for at, vips := range s {
@@ -315,9 +322,12 @@ func (s sightings) conflicts() map[netip.Addr][]plan.ConflictingHost {
 			}
 		}
 	}
-	for _, list := range found {
+	for vip, list := range found {
+		first := func(h plan.ConflictingHost) time.Time {
+			return s[place{h.Interface, lb.FamilyOf(vip)}][vip][h.MAC].first
+		}
 		slices.SortFunc(list, func(a, b plan.ConflictingHost) int {
-			return cmp.Or(strings.Compare(a.Interface, b.Interface), strings.Compare(a.MAC, b.MAC))
+			return cmp.Or(first(a).Compare(first(b)), strings.Compare(a.Interface, b.Interface), strings.Compare(a.MAC, b.MAC))
 		})
 	}
 	return found

@@ -326,6 +326,25 @@ func TestConflictingHostsAreBounded(t *testing.T) {
 	}
 }
 
+// The device that was seen first comes first for as long as it is seen, whatever others there are: it is the one that
+// people are told of.
+func TestTheFirstConflictingHostComesFirst(t *testing.T) {
+	s := sightings{}
+	at := place{"eth0", lb.IPv4}
+	first := "02:00:00:00:09:09"
+	s.note(at, vip, first, time.Unix(-1, 0))
+	for i := range 60 {
+		now := time.Unix(int64(i), 0)
+		s.forget(now, nil)
+		s.note(at, vip, first, now)
+		s.note(at, vip, net.HardwareAddr{2, 0, 0, 0, 1, byte(100 - i)}.String(), now)
+		s.note(place{"eth1", lb.IPv4}, vip, net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}.String(), now)
+		if got := s.conflicts()[vip]; len(got) < 3 || got[0].MAC != first {
+			t.Fatalf("after %d s: %v", i, got)
+		}
+	}
+}
+
 // Where nothing can be sent, nothing can be found out: that must not keep the address from other
 // interfaces for ever.
 func TestProbingWhereNothingCanBeSent(t *testing.T) {

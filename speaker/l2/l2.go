@@ -115,7 +115,7 @@ type Outcome struct {
 	// interfaces.
 	Probed map[netip.Addr]bool
 	// ConflictingHosts are the devices that use a VIP which is answered for or probed, or was a moment
-	// ago, as they were seen lately; sorted.
+	// ago, as they were seen lately; the one that was seen first comes first.
 	ConflictingHosts map[netip.Addr][]plan.ConflictingHost
 	// Rivals are the other nodes of ours that were the last to announce VIPs which this one answers
 	// for, a moment ago.
@@ -261,8 +261,9 @@ func (a *Actor) apply(now time.Time) time.Duration {
 	for at, p := range a.ports {
 		i, ok := find(desired.Interfaces, at.iface)
 		// A port is tied to the interface's index and MAC: another interface of that name, or another
-		// MAC, is a new one.
-		if !ok || wanted[at].empty() || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() {
+		// MAC, is a new one. What is seen of it depends on whether it has a master.
+		if !ok || wanted[at].empty() || i.Index != p.i.Index || i.MAC.String() != p.i.MAC.String() ||
+			i.Enslaved != p.i.Enslaved {
 			p.shut()
 			delete(a.ports, at)
 		} else if i.Port != p.i.Port {

@@ -338,16 +338,19 @@ func TestInterfacesAreFollowed(t *testing.T) {
 	a.Set(desire([]lb.Interface{iface("eth0", 2, 1)}, answers))
 	a.apply(now)
 	s.announced()
+	port := iface("eth0", 2, 7)
+	port.Enslaved = true
 	for _, c := range []struct {
 		name string
 		i    lb.Interface
-	}{{"the MAC changes", iface("eth0", 2, 7)}, {"the interface is another one", iface("eth0", 9, 7)}} {
+	}{{"the MAC changes", iface("eth0", 2, 7)}, {"it is a port of a bond", port},
+		{"the interface is another one", iface("eth0", 9, 7)}} {
 		a.Set(desire([]lb.Interface{c.i}, answers))
 		a.apply(now)
 		wantAnnounced(t, s, map[string]int{"eth0 172.26.236.180 02:00:00:00:00:07": 2})
 		wantOutcome(t, a, map[netip.Addr][]string{vip: {"eth0"}})
-		if got := s.open["eth0"].i.Index; got != c.i.Index {
-			t.Errorf("%s: socket is on index %d", c.name, got)
+		if got := s.open["eth0"].i; !got.Equal(c.i) {
+			t.Errorf("%s: socket is on %+v", c.name, got)
 		}
 	}
 	// A bond that sends by another port is announced on anew, at its open socket.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
-	"github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
@@ -44,23 +43,16 @@ type ndpSocket struct {
 	index int
 }
 
-// listenNDP opens a socket for the solicitations and advertisements of an interface; it needs
-// CAP_NET_RAW.
+// listenNDP opens a socket for the solicitations and advertisements of an interface.
 func listenNDP(i lb.Interface) (NDPSocket, error) {
-	filter, err := bpf.Assemble([]bpf.Instruction{
+	conn, err := listen(i, ethernet.EtherTypeIPv6,
 		bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: protocolICMPv6, SkipTrue: 4},
 		bpf.LoadAbsolute{Off: ethernetHeader + ipv6Header, Size: 1}, // type
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: solicitation, SkipTrue: 1},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: advertisement, SkipTrue: 1},
 		bpf.RetConstant{Val: 4096},
-		bpf.RetConstant{Val: 0},
-	})
-	if err != nil {
-		return nil, err
-	}
-	conn, err := packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw,
-		int(ethernet.EtherTypeIPv6), &packet.Config{Filter: filter})
+		bpf.RetConstant{Val: 0})
 	if err != nil {
 		return nil, err
 	}

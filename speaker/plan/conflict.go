@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -25,8 +24,8 @@ func conflict(f Facts, in Input) *lb.Refusal {
 	if policy == AnnounceOnConflict {
 		return nil
 	}
-	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, a conflicting host%s", in.VIP,
-		named(in.ConflictingHosts), advice)
+	return lb.Refuse(lb.ReasonAddressConflict, "%s is in use by %s, a conflicting host%s%s", in.VIP,
+		in.ConflictingHosts[0], others(in.ConflictingHosts, ", and by others"), advice)
 }
 
 // onConflict is what the Services that held the VIP first ask for, of which one that insists is
@@ -123,12 +122,19 @@ func reporters(f Facts, in Input, d Decision) []string {
 	return f.Live
 }
 
-// named lists devices in a sentence.
-func named(hosts []ConflictingHost) string {
-	var list []string
-	for _, s := range hosts {
-		list = append(list, s.String())
+// others returns words about conflicting hosts but the first, if there are any. Sentences name the first: a device
+// may make up more and more MAC addresses, and each change of a sentence is written to the Service.
+func others(hosts []ConflictingHost, words string) string {
+	if len(hosts) > 1 {
+		return words
 	}
-	slices.Sort(list)
-	return strings.Join(list, " and ")
+	return ""
+}
+
+// Uses returns what the sentences about a VIP say of its conflicting hosts; "" if there are none.
+func (d Decision) Uses() string {
+	if len(d.ConflictingHosts) == 0 {
+		return ""
+	}
+	return d.ConflictingHosts[0].String() + others(d.ConflictingHosts, " and others")
 }

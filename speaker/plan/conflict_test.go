@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -165,6 +167,39 @@ func TestBadChoiceOnConflictIsNamed(t *testing.T) {
 	}
 }
 
+// What is said of a VIP that many devices seem to use stays the same while others come and go: one device may make up
+// more and more MAC addresses.
+func TestSentencesNameOneOfManyConflictingHosts(t *testing.T) {
+	first := ConflictingHost{Interface: "eth0", MAC: "02:00:00:00:00:09"}
+	say := func(answering bool, hosts ...ConflictingHost) string {
+		f := facts(w178)
+		f.Live = []string{w178}
+		d := Decide(f, input(func(in *Input) {
+			in.ConflictingHosts = hosts
+			if answering {
+				in.Served, in.Answering = true, []string{"eth0"}
+			}
+		}))
+		r, _ := Summarize(w178, []Decision{d})
+		status, _ := d.Node(w178)
+		return r.Message + "\n" + status.Message + "\n" + d.Uses()
+	}
+	for _, answering := range []bool{false, true} {
+		alone, before := say(answering, first), ""
+		if strings.Contains(alone, "others") || !strings.HasSuffix(alone, "\n"+first.String()) {
+			t.Errorf("of one: %s", alone)
+		}
+		for i := range 8 {
+			hosts := []ConflictingHost{first, {Interface: "eth1", MAC: fmt.Sprint("02:00:00:00:00:1", i)}, first}[:2+i%2]
+			now := say(answering, hosts...)
+			if strings.Count(now, first.String()) != 3 || strings.Count(now, "others") != 3 || before != "" && now != before {
+				t.Errorf("of %d: %s", len(hosts), now)
+			}
+			before = now
+		}
+	}
+}
+
 func TestMACs(t *testing.T) {
 	named := func(name string, mac byte) lb.Interface {
 		return lb.Interface{Name: name, MAC: net.HardwareAddr{2, 0, 0, 0, 0, mac}}
@@ -176,7 +211,25 @@ func TestMACs(t *testing.T) {
 		Advertisements: map[string]lb.L2Advertisement{"lab": {Interfaces: []string{"veth2"}}},
 	}
 	if got, want := MACs(f),
-		[]string{"02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:04"}; !slices.Equal(got, want) {
+		[]string{"02:00:00:00:00:04", "02:00:00:00:00:01", "02:00:00:00:00:02"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// A node tells the others of some 80 MAC addresses at most: those of interfaces that may answer are among them,
+// however many virtual functions of a network card there are.
+func TestMACsThatMayAnswerComeFirst(t *testing.T) {
+	mac := func(i byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, i} }
+	f := Facts{
+		Interfaces: []lb.Interface{{Name: "eth0", MAC: mac(200), Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}},
+			{Name: "port", MAC: mac(200), Enslaved: true}, {Name: "named", MAC: mac(100)}},
+		Advertisements: map[string]lb.L2Advertisement{"lab": {Interfaces: []string{"named"}}},
+	}
+	for i := range byte(90) {
+		f.Interfaces = append(f.Interfaces, lb.Interface{Name: fmt.Sprint("vf", i), MAC: mac(i)})
+	}
+	got := MACs(f)
+	if len(got) != 92 || got[0] != mac(100).String() || got[1] != mac(200).String() || !slices.IsSorted(got[2:]) {
+		t.Errorf("%d: %v", len(got), got)
 	}
 }

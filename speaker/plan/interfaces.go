@@ -153,18 +153,24 @@ func matchesAny(patterns []string, name string) bool {
 }
 
 // MACs returns the link-layer addresses under which packets of this node may leave, by which the
-// others tell it from conflicting hosts; sorted. Those of ports count, as a bond may send with
-// them, and those of pods do not: each change is told to all nodes.
+// others tell it from conflicting hosts. Those of ports count, as a bond may send with
+// them, and those of pods do not: each change is told to all nodes. There may be more than the others
+// can be told of, as a network card may have a hundred virtual functions: those of interfaces that may
+// answer come first, and each part is sorted.
 func MACs(f Facts) []string {
 	names := namedBy(f.Advertisements)
-	macs := map[string]bool{}
+	first, rest := map[string]bool{}, map[string]bool{}
 	for _, i := range f.Interfaces {
 		own := len(i.MAC) > 0 && !i.Loopback && !i.Guest && !matchesAny(f.Exclude, i.Name)
-		if own || names[i.Name] && len(i.MAC) > 0 || mayAnswer(f.Exclude, names, i) {
-			macs[i.MAC.String()] = true
+		switch {
+		case mayAnswer(f.Exclude, names, i):
+			first[i.MAC.String()] = true
+		case own || names[i.Name] && len(i.MAC) > 0:
+			rest[i.MAC.String()] = true
 		}
 	}
-	return slices.Sorted(maps.Keys(macs))
+	maps.DeleteFunc(rest, func(mac string, _ bool) bool { return first[mac] })
+	return slices.Concat(slices.Sorted(maps.Keys(first)), slices.Sorted(maps.Keys(rest)))
 }
 
 // noInterface explains why none of this node's interfaces suits.

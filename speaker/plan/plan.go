@@ -90,7 +90,7 @@ type Input struct {
 	Clear []string
 	// Proving is set while this node announces the VIP because of that, and probes it once more.
 	Proving bool
-	// ConflictingHosts are the conflicting hosts that were seen lately.
+	// ConflictingHosts are the conflicting hosts that were seen lately; the one seen first comes first.
 	ConflictingHosts []ConflictingHost
 }
 

@@ -149,7 +149,8 @@ func (d Decision) live(place int) NodeStatus {
 	case node == d.Owner && claim.Answering:
 		w.Reason, w.Message = lb.ReasonAnnounced, Describe(lb.ReasonAnnounced)
 		if self && len(d.ConflictingHosts) > 0 {
-			w.Message += ", which " + named(d.ConflictingHosts) + " uses too"
+			w.Message += fmt.Sprintf(", which %s uses too%s", d.ConflictingHosts[0],
+				others(d.ConflictingHosts, ", and others do"))
 		}
 	case node == d.Owner && len(d.Probe) > 0:
 		w.Reason, w.Message = lb.ReasonProbing, Describe(lb.ReasonProbing)
@@ -428,8 +429,8 @@ func (d Decision) ownerAnswers(self string, w NodeStatus, a *lb.Announcement) st
 	}
 	if len(d.ConflictingHosts) > 0 {
 		a.Reason = lb.ReasonContested
-		sentence += fmt.Sprintf("; %s is in use by %s, too, which is not one of the speakers' nodes", d.VIP,
-			named(d.ConflictingHosts))
+		sentence += fmt.Sprintf("; %s is in use by %s, too, which is not one of the speakers' nodes%s", d.VIP,
+			d.ConflictingHosts[0], others(d.ConflictingHosts, ", and by others"))
 	}
 	return sentence
 }

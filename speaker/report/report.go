@@ -18,9 +18,9 @@ import (
 
 // Times of the actor.
 const (
-	// settleGood and settleBad are how long a report must stay the same before it is written: an owner
-	// that changes twice in a moment is written once, and a gap while one hands over to another is not
-	// written at all.
+	// settleGood and settleBad are how long a report must stay the same, whatever its words, before it is
+	// written: an owner that changes twice in a moment is written once, and a gap while one hands over to
+	// another is not written at all.
 	settleGood = 300 * time.Millisecond
 	settleBad  = 2 * time.Second
 	// quiet is the least time between two writes to one Service; it doubles with each up to maxQuiet,
@@ -30,7 +30,8 @@ const (
 	maxQuiet = time.Minute
 	calm     = 5 * time.Minute
 	// maxOwnQuiet is the most while the Service still shows what this node wrote last: nobody disagrees,
-	// and the longer it waits, the longer the Service says what is so no more.
+	// and the longer it waits, the longer the Service says what is so no more. It is not for other words:
+	// a device that makes up MAC addresses must not have thousands of Services written all the time.
 	maxOwnQuiet = 8 * time.Second
 	// writeTimeout bounds one write.
 	writeTimeout = 10 * time.Second
@@ -81,7 +82,7 @@ var _ actor.Updater[lb.Key, *lb.AnnouncedStatus] = (*Reporter)(nil)
 // item is what shall be written to one Service.
 type item struct {
 	status  lb.AnnouncedStatus
-	since   time.Time // the status is the same since then
+	since   time.Time // the status is the same since then, whatever its words
 	due     bool      // may differ from what the Service shows
 	writing bool      // a write waits for its turn, or is under way
 	written time.Time // last write
@@ -185,10 +186,10 @@ func (r *Reporter) set(now time.Time, key lb.Key, status *lb.AnnouncedStatus) {
 		i = &item{since: now, status: *status}
 		r.wanted[key] = i
 	}
-	if i.status != *status {
-		i.status, i.since = *status, now
+	if !alike(i.status, *status) {
+		i.since = now
 	}
-	i.due = true
+	i.status, i.due = *status, true
 }
 
 // next returns when a Service is to be written; ok is false when there is nothing to do.
@@ -205,7 +206,7 @@ func (r *Reporter) next(key lb.Key) (at time.Time, ok bool) {
 		at = i.since.Add(settleGood)
 	}
 	wait := i.quiet
-	if i.wrote != nil && i.wrote.ShownBy(service) {
+	if i.wrote != nil && i.wrote.ShownBy(service) && !alike(*i.wrote, i.status) {
 		wait = min(wait, maxOwnQuiet)
 	}
 	for _, free := range []time.Time{i.written.Add(wait), r.restsUntil(key.Namespace)} {
@@ -224,12 +225,22 @@ func (i *item) pause(now time.Time) {
 	i.written, i.quiet = now, min(max(2*i.quiet, quiet), maxQuiet)
 }
 
+// alike reports whether two statuses say the same, if in other words.
+func alike(a, b lb.AnnouncedStatus) bool {
+	a.Condition.Message, b.Condition.Message = "", ""
+	return a == b
+}
+
 // worthAnEvent leaves out that a reason has found other words.
-func worthAnEvent(before *lb.Condition, now lb.Condition) bool {
-	if before == nil {
+func worthAnEvent(s lb.Service, now lb.AnnouncedStatus) bool {
+	before, c := find(s, now.Condition.Type), now.Condition
+	switch {
+	case before == nil || before.Status != c.Status || before.Reason != c.Reason:
 		return true
+	case c.Reason == lb.ReasonContested: // a device may make up MAC addresses
+		return s.Announcements != now.Announcements
 	}
-	return before.Status != now.Status || before.Reason != now.Reason || now.Status && before.Message != now.Message
+	return c.Status && before.Message != c.Message
 }
 
 func find(s lb.Service, conditionType string) *lb.Condition {

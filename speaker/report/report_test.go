@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -175,12 +176,17 @@ func TestContract10AChangeIsWrittenOnceItHasLasted(t *testing.T) {
 // while the first is written: writing thousands takes minutes, and old owners must not be shown then.
 func TestWhatComesDuringAWriteCounts(t *testing.T) {
 	second := lb.Key{Namespace: nginx.Namespace, Name: "second"}
+	words := announced("a")
+	words.Condition.Message = "in other words"
 	for what, c := range map[string]struct {
-		news *lb.AnnouncedStatus
-		want []string
+		news       *lb.AnnouncedStatus
+		once, want []string // once are those at once
 	}{
-		"another node reports": {nil, nil},
-		"another owner":        {announced("b"), []string{"write second: announced from b", "event second: Announced true"}},
+		"another node reports": {nil, nil, nil},
+		"another owner": {announced("b"), nil,
+			[]string{"write second: announced from b", "event second: Announced true"}},
+		"other words": {words, []string{"write second: announced from a", "event second: Announced true"},
+			[]string{"write second: in other words", "event second: Announced true"}},
 	} {
 		story(t, func(t *testing.T, s *server, r *Reporter) {
 			s.set(lb.Service{Key: second})
@@ -192,7 +198,7 @@ func TestWhatComesDuringAWriteCounts(t *testing.T) {
 			r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: announced("a"), second: announced("a")})
 			time.Sleep(settleGood)
 			t.Log(what)
-			want(t, s, "write my-nginx: announced from a", "event my-nginx: Announced true")
+			want(t, s, append([]string{"write my-nginx: announced from a", "event my-nginx: Announced true"}, c.once...)...)
 			time.Sleep(time.Minute)
 			want(t, s, c.want...)
 		})
@@ -308,6 +314,45 @@ func TestContract10WhatThisNodeWroteIsNotWrongForLong(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The words of a report change all the time, as where a device makes up MAC addresses. What it says is written as soon
+// as it has lasted, and other words for it seldom, and without an Event.
+func TestContract10OtherWordsHoldNothingUp(t *testing.T) {
+	contested := func(words string) *lb.AnnouncedStatus {
+		status := announced("a")
+		status.Condition.Reason, status.Condition.Message = lb.ReasonContested, "in use by "+words+", too"
+		return status
+	}
+	conflict := func(words string) *lb.AnnouncedStatus {
+		return silent(lb.ReasonAddressConflict, "in use by "+words)
+	}
+	for name, say := range map[string]func(words string) *lb.AnnouncedStatus{
+		"contested": contested, "conflict": conflict,
+	} {
+		t.Run(name, func(t *testing.T) {
+			story(t, func(t *testing.T, s *server, r *Reporter) {
+				writes, events := 0, 0
+				for i := range 400 {
+					r.Update(map[lb.Key]*lb.AnnouncedStatus{nginx: say(fmt.Sprint(i))})
+					time.Sleep(1500 * time.Millisecond)
+					for _, line := range s.took() {
+						if strings.HasPrefix(line, "write ") {
+							writes++
+						} else {
+							events++
+						}
+					}
+					if i == 1 && (writes == 0 || events == 0) {
+						t.Error("nothing is written in 3 s")
+					}
+				}
+				if events != 1 || writes < 5 || writes > 20 {
+					t.Errorf("%d writes and %d Events in ten minutes", writes, events)
+				}
+			})
+		})
+	}
 }
 
 // The API server is back after an hour: what waits is written soon.

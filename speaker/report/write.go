@@ -44,7 +44,7 @@ func (r *Reporter) withdraw(changes map[lb.Key]*lb.AnnouncedStatus) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, status := range changes {
-		if asked, ok := r.asked[key]; ok && (status == nil || *status != asked) {
+		if asked, ok := r.asked[key]; ok && (status == nil || !alike(*status, asked)) {
 			delete(r.asked, key)
 		}
 	}
@@ -100,7 +100,7 @@ func (r *Reporter) write(ctx context.Context, key lb.Key, status lb.AnnouncedSta
 	if wrote, err = r.opts.Write(ctx, service, status); err != nil || !wrote {
 		return false, err
 	}
-	if c := status.Condition; worthAnEvent(find(service, c.Type), c) {
+	if c := status.Condition; worthAnEvent(service, status) {
 		r.opts.Event(service, c.Status && c.Reason != lb.ReasonContested, c.Reason, c.Message)
 	}
 	return true, nil
