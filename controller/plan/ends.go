@@ -27,7 +27,7 @@ func left(s *lb.Service, class string) bool {
 // have changed.
 func asAssigned(s *lb.Service) bool {
 	shown := shownAddresses(s)
-	return !slices.ContainsFunc(s.Ingress, func(in lb.Ingress) bool {
+	return s.Hostnames == 0 && !slices.ContainsFunc(s.Ingress, func(in lb.Ingress) bool {
 		return !slices.Contains(shown, in.Addr)
 	})
 }
@@ -100,11 +100,12 @@ func (e *entry) farewell() Decision {
 // need it.
 func (e *entry) end() Decision {
 	var d Decision
-	if e.Type == lb.LoadBalancer {
+	theirs := e.Type == lb.LoadBalancer && len(e.Ingress)+e.Hostnames > 0
+	if theirs {
 		for _, in := range e.Ingress {
 			d.Addresses = append(d.Addresses, in.Addr)
 		}
 	}
-	d.Release = Protected(&e.Service) && len(d.Addresses) == 0
+	d.Release = Protected(&e.Service) && !theirs
 	return d
 }

@@ -19,7 +19,7 @@ const (
 	ReasonAddressTaken   Reason = "AddressTaken"   // another Service holds the requested address
 	ReasonHeldOutside    Reason = "HeldOutside"    // the Service keeps an address that no pool contains any more
 	ReasonDuplicate      Reason = "Duplicate"      // a Service that comes first holds the same address
-	// the status showed an address that no pool contains and that Landfall did not assign
+	// another program wrote addresses or a hostname into the status, or removed what Landfall assigned
 	ReasonForeignAddress Reason = "ForeignAddress"
 	// the status shows more addresses than a Service can hold
 	ReasonTooManyAddresses Reason = "TooManyAddresses"
