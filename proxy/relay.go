@@ -119,7 +119,7 @@ func relayProgram(f *relayFlags) ops.Program {
 		Name:    relayName,
 		Summary: "ends connections to Services on this node, and tries another backend when one does not answer",
 		Usage:   relayUsage, MetricsBindAddress: "localhost:7483", StatusSocket: "/run/landfall/relay-status.sock",
-		Flags: f.add, Run: f.run, Succeeds: func() bool { return f.options.HandOver != "" },
+		ProbeSocket: true, Flags: f.add, Run: f.run, Succeeds: func() bool { return f.options.HandOver != "" },
 	}
 }
 

@@ -60,6 +60,7 @@ func main() {
 		Summary:            "announces external addresses of Services from this node while the node's kernel delivers them",
 		MetricsBindAddress: "localhost:7481",
 		StatusSocket:       "/run/landfall/speaker.sock",
+		ProbeSocket:        true,
 		Flags:              f.add,
 		Run:                f.run,
 	}))

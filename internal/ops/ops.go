@@ -318,8 +318,8 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	}
 	if p.ProbeSocket {
 		flags.StringVar(&c.probeSocket, "probe-socket", "",
-			"Unix socket on which the argument alive, with the same flag, asks whether the running program hangs: clients "+
-				"that flood its port of metrics cannot lock out that probe (default: none)")
+			"Unix socket on which the argument alive, with the same flag, asks whether the running program hangs: clients and "+
+				"processes of the node that flood its port of metrics cannot lock out that probe (default: none)")
 	}
 	flags.StringVar(&c.pprofAddress, "pprof-address", "",
 		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+
