@@ -4,13 +4,17 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/landfall-lb/landfall/internal/listen"
 )
 
 // Limits of questions to the API server about who may read metrics, or what else is guarded.
@@ -83,6 +87,43 @@ type prover struct {
 	latest  time.Time // when it brought an unknown token, asked about or not
 }
 
+// connection is a connection of a client, on which HTTP/1.1 brings one request after the other.
+type connection struct {
+	// accepted is set while the last token on it was. It then has a place before other connections, and the next new token
+	// needs no turn: a client that tries tokens from the same address cannot keep out the one that has replaced a token.
+	accepted bool
+	keep     func(bool)
+}
+
+// connectionKey is that of a connection in the context of its requests.
+type connectionKey struct{}
+
+// withConnection adds a connection to the context of its requests.
+func withConnection(ctx context.Context, c net.Conn) context.Context {
+	if secure, ok := c.(*tls.Conn); ok {
+		c = secure.NetConn()
+	}
+	from := &connection{keep: func(bool) {}}
+	if limited, ok := c.(*listen.Conn); ok {
+		from.keep = limited.Keep
+	}
+	return context.WithValue(ctx, connectionKey{}, from)
+}
+
+// connectionOf returns the connection of a request.
+func connectionOf(r *http.Request) *connection {
+	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		return c
+	}
+	return &connection{keep: func(bool) {}}
+}
+
+// brought takes note of whether the token of a request was accepted.
+func (c *connection) brought(accepted bool) {
+	c.accepted = accepted
+	c.keep(accepted)
+}
+
 // lane bounds questions.
 type lane struct {
 	underWay int
@@ -128,7 +169,11 @@ func (g *gatekeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"ServiceAccount. "+g.Hint), http.StatusUnauthorized)
 		return
 	}
-	v, err := g.judge(r, token)
+	from := connectionOf(r)
+	v, err := g.judge(r, token, from.accepted)
+	if err == nil {
+		from.brought(v.allowed)
+	}
 	switch {
 	case err != nil:
 		http.Error(w, fmt.Sprintf("cannot check the token: %v; try again later", err), http.StatusServiceUnavailable)
@@ -143,8 +188,8 @@ func (g *gatekeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// judge returns what is known about a token, or asks.
-func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
+// judge returns what is known about a token, or asks: at any time if the last one on the connection was accepted.
+func (g *gatekeeper) judge(r *http.Request, token string, accepted bool) (verdict, error) {
 	key := sha256.Sum256([]byte(token))
 	g.mu.Lock()
 	known, ok := g.verdicts[key]
@@ -159,7 +204,7 @@ func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
 	case review == nil:
 		refusal = errors.New("the program has not connected to the API server yet")
 	default:
-		if lane = g.mayAsk(clientOf(r), trusted, now); lane == nil {
+		if lane = g.mayAsk(clientOf(r), trusted || accepted, now); lane == nil {
 			refusal = errBusy
 		}
 	}
@@ -176,8 +221,8 @@ func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
 	return v, err
 }
 
-// mayAsk returns the lane in which a client may ask about a token now, nil if it may not ask. About a trusted token
-// it may ask at any time.
+// mayAsk returns the lane in which a client may ask about a token now, nil if it may not ask. About a trusted token, or
+// on a connection with an accepted one, it may ask at any time.
 func (g *gatekeeper) mayAsk(from netip.Prefix, trusted bool, now time.Time) *lane {
 	l := &g.unsuspected
 	c, known := g.clients[from]

@@ -38,7 +38,12 @@ func newDoor() *door {
 }
 
 func (d *door) get(client, authorization string) (code int, body string) {
-	r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+	return d.getOn(context.Background(), client, authorization)
+}
+
+// getOn sends a request on the connection that a context has.
+func (d *door) getOn(ctx context.Context, client, authorization string) (code int, body string) {
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", nil)
 	r.RemoteAddr = client + ":1"
 	if authorization != "" {
 		r.Header.Set("Authorization", authorization)
@@ -162,6 +167,39 @@ func TestContract11ManyClientsWithUnknownTokensKeepNoNewScraperOut(t *testing.T)
 		if len(d.clients) > maxClients {
 			t.Errorf("%d clients are remembered", len(d.clients))
 		}
+	}
+}
+
+// TestContract11AClientWithForgedTokensKeepsOutNoNewTokenOfANeighbor has a pod with the address of Prometheus, as those on
+// its node have where network plugins translate addresses, try tokens all the time.
+func TestContract11AClientWithForgedTokensKeepsOutNoNewTokenOfANeighbor(t *testing.T) {
+	d := newDoor()
+	const shared = "10.0.0.66"
+	scraper, other := withConnection(t.Context(), nil), withConnection(t.Context(), nil)
+	if code, body := d.getOn(scraper, shared, "Bearer good"); code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	for i := range 600 {
+		asked := len(d.asked)
+		for j := range 10 {
+			d.getOn(other, shared, fmt.Sprintf("Bearer forged-%d-%d", i, j))
+		}
+		if got := len(d.asked) - asked; got > 1 {
+			t.Fatalf("%d questions about forged tokens in a second", got)
+		}
+		if i%30 == 29 {
+			token := fmt.Sprint("rotated-", i)
+			d.answers[token] = verdict{user: "prometheus", allowed: true}
+			if code, body := d.getOn(scraper, shared, "Bearer "+token); code != 200 {
+				t.Fatalf("a new token after %d s: %d %s", i, code, body)
+			}
+		}
+		d.clock = d.clock.Add(time.Second)
+	}
+	// Whoever had one token accepted has one question for it.
+	d.getOn(scraper, shared, "Bearer forged")
+	if code, body := d.getOn(scraper, shared, "Bearer forged too"); code != 503 {
+		t.Errorf("the second forged token on the connection: %d %s", code, body)
 	}
 }
 

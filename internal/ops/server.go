@@ -29,7 +29,8 @@ const (
 	readTimeout = 5 * time.Second
 	// writeTimeout bounds the time for an answer; Prometheus gives up after 10 s.
 	writeTimeout = 15 * time.Second
-	idleTimeout  = time.Minute
+	// idleTimeout is as long as Prometheus keeps a connection between two scrapes.
+	idleTimeout = 5 * time.Minute
 )
 
 func newRegistry() *prometheus.Registry {
@@ -98,7 +99,8 @@ func (s *server) run(ctx context.Context, listeners []net.Listener) error {
 func (s *server) serve(ctx context.Context, listener net.Listener, handler http.Handler, write time.Duration) error {
 	srv := &http.Server{
 		Handler: handler, ReadTimeout: readTimeout, WriteTimeout: write, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong is no news
+		ConnContext: withConnection,
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong is no news
 	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
