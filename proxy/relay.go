@@ -141,7 +141,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	// Only who reads metrics with --metrics-secure has the relay ask the API server.
 	if client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers,
 		UserAgent: relayName, Log: rt.Log}); err == nil {
-		rt.ReviewMetrics(client.ReviewMetrics)
+		rt.ReviewMetrics(client.ReviewMetrics, client.Size)
 	}
 	deps := relay.NewDeps(rt.Log)
 	deps.Succeeded = rt.StopMetrics

@@ -269,7 +269,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	s, actors := f.assemble(rt, client, bind, keys, profile)
 	rt.Status(s.writeStatus)
-	rt.ReviewMetrics(client.ReviewMetrics)
+	rt.ReviewMetrics(client.ReviewMetrics, client.Size)
 	rt.Ready("speaker", s.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,

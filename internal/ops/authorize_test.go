@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -33,7 +34,7 @@ func newDoor() *door {
 	d.use(func(_ context.Context, token string) (string, bool, error) {
 		d.asked = append(d.asked, token)
 		return d.answers[token].user, d.answers[token].allowed, d.err
-	})
+	}, nil)
 	return d
 }
 
@@ -62,7 +63,7 @@ func (d *door) want(t *testing.T, client, authorization string, code int, text s
 
 func TestMetricsNeedATokenThatTheAPIServerAccepts(t *testing.T) {
 	d := newDoor()
-	d.use(nil)
+	d.use(nil, nil)
 	d.want(t, "10.0.0.1", "Bearer good", 503, "has not connected to the API server yet")
 	d = newDoor()
 	for i, test := range []struct {
@@ -203,10 +204,55 @@ func TestContract11AClientWithForgedTokensKeepsOutNoNewTokenOfANeighbor(t *testi
 	}
 }
 
+// TestContract11ProgramsOnManyNodesAskLittleTogether has many clients send new tokens to a program of which each node has
+// one. Those that are trusted stay so, also while clients take turns that rest in between.
+func TestContract11ProgramsOnManyNodesAskLittleTogether(t *testing.T) {
+	for nodes, rate := range map[int]int{0: 1, 3: maxReviewRate, 100: 2, 5000: 1} {
+		d := newDoor()
+		d.nodes = func() int { return nodes }
+		d.want(t, "172.16.0.1", "Bearer good", 200, "")
+		const clients = 300
+		token := 0
+		flood := func(n int) {
+			for range n {
+				token++
+				d.get(fmt.Sprintf("10.0.%d.%d", token%clients/250, token%clients%250), fmt.Sprintf("Bearer forged-%d", token))
+			}
+		}
+		for second := range 30 * 60 {
+			asked := len(d.asked)
+			flood(rate)
+			if second%60 == 0 {
+				flood(clients)
+			}
+			if got := len(d.asked) - asked; got > 2*rate {
+				t.Fatalf("%d nodes: %d questions in a second, want at most %d", nodes, got, 2*rate)
+			}
+			if second%20 == 0 {
+				d.want(t, "172.16.0.1", "Bearer good", 200, "")
+			}
+			d.clock = d.clock.Add(time.Second)
+		}
+		d.answers["new"] = verdict{user: "prometheus", allowed: true}
+		flood(clients)
+		d.want(t, "172.16.0.2", "Bearer new", 200, "")
+		for second := range 180 { // clients of which nothing was refused take all questions of such
+			for i := range rate {
+				d.get(fmt.Sprintf("10.1.%d.%d", second, i), fmt.Sprintf("Bearer %d-%d", second, i))
+			}
+			d.want(t, "172.16.0.1", "Bearer good", 200, "")
+			d.clock = d.clock.Add(time.Second)
+		}
+		if age := d.clock.Sub(d.verdicts[sha256.Sum256([]byte("good"))].at); age > trustFor {
+			t.Errorf("%d nodes: what is trusted was last asked about %v ago", nodes, age)
+		}
+	}
+}
+
 // TestTokensOfClientsThatGoAwayCountAsRefused has a client close its connections before the API server answers.
 func TestTokensOfClientsThatGoAwayCountAsRefused(t *testing.T) {
 	d := newDoor()
-	d.use(func(ctx context.Context, _ string) (string, bool, error) { return "", false, ctx.Err() })
+	d.use(func(ctx context.Context, _ string) (string, bool, error) { return "", false, ctx.Err() }, nil)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	r := httptest.NewRequestWithContext(gone, http.MethodGet, "/metrics", nil)
@@ -257,7 +303,7 @@ func TestAHangingAPIServerHoldsFewRequests(t *testing.T) {
 		started <- struct{}{}
 		<-hang
 		return "", false, errors.New("hung")
-	})
+	}, nil)
 	ended := make(chan struct{})
 	for i := range maxReviews {
 		go func() { d.get(fmt.Sprintf("10.0.0.%d", i), "Bearer x"); ended <- struct{}{} }()

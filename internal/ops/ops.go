@@ -101,10 +101,11 @@ func (rt *Runtime) Live(loop string, busy func() time.Duration) {
 func (rt *Runtime) StopMetrics() { rt.stopMetrics() }
 
 // ReviewMetrics has review decide who reads metrics, where --metrics-secure is set. Until it is
-// called, nobody does.
-func (rt *Runtime) ReviewMetrics(review Review) {
+// called, nobody does. The more nodes the program runs on, the less often it asks about unknown tokens; nodes returns 0
+// while that is not known, and is nil for a program that runs on few.
+func (rt *Runtime) ReviewMetrics(review Review, nodes func() int) {
 	if rt.server.gatekeeper != nil {
-		rt.server.gatekeeper.use(review)
+		rt.server.gatekeeper.use(review, nodes)
 	}
 }
 
@@ -115,7 +116,7 @@ func (rt *Runtime) Serve(flag string, what Guarded, handler http.Handler, review
 		return Usagef("--%s needs --metrics-secure, by which the API server says who may see %s", flag, what.Name)
 	}
 	guard := newGatekeeper(what, handler)
-	guard.use(review)
+	guard.use(review, nil)
 	rt.server.tcp.Handle("GET "+what.URL+"/", guard)
 	return nil
 }

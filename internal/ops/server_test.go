@@ -94,7 +94,7 @@ func TestSecureMetrics(t *testing.T) {
 	s.secure(c)
 	s.gatekeeper.use(func(_ context.Context, token string) (string, bool, error) {
 		return "prometheus", token == "good", nil
-	})
+	}, nil)
 	address := serving(t, s)
 	for i, test := range []struct {
 		path, token string
@@ -199,7 +199,7 @@ func TestContract11AFloodLeavesPrometheusItsConnection(t *testing.T) {
 	s.secure(c)
 	s.gatekeeper.use(func(_ context.Context, token string) (string, bool, error) {
 		return "prometheus", token == "good", nil
-	})
+	}, nil)
 	address := serving(t, s)
 	scraper := client("127.0.0.66")
 	scraper.Transport.(*http.Transport).DisableKeepAlives = false
