@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -494,7 +495,11 @@ func (s *speaker) ready() error {
 	case waiting != "":
 		return fmt.Errorf("waiting for %s", waiting)
 	case !s.from.members.Joined():
-		return fmt.Errorf("has not met the other speakers yet%s", s.from.members.Trouble())
+		err := errors.New("has not met the other speakers yet")
+		if trouble := s.from.members.Trouble(); trouble != "" {
+			return ops.Detailed{Err: err, Detail: trouble}
+		}
+		return err
 	case s.from.feed != nil && s.from.feed.Reason() != "":
 		return fmt.Errorf("waiting for the proxy: %s", s.from.feed.Reason())
 	}

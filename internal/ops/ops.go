@@ -76,7 +76,7 @@ type Runtime struct {
 }
 
 // Ready adds a check to /readyz: the program is ready when there is a check and none returns an error.
-// The check must not block.
+// The check must not block. Whoever reaches the port reads what it returns, but for what is Detailed.
 func (rt *Runtime) Ready(name string, check func() error) { rt.server.ready.add(name, check) }
 
 // liveFor is how long a loop may be at one thing without progress before /healthz fails. The

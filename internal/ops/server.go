@@ -60,8 +60,8 @@ func newServer(log *slog.Logger, registry *prometheus.Registry) *server {
 	s := &server{log: log, tcp: http.NewServeMux(), local: http.NewServeMux(), metrics: newScraper(registry),
 		ready: checks{none: "starting"}}
 	for _, mux := range []*http.ServeMux{s.tcp, s.local} {
-		mux.Handle("GET /healthz", &s.live)
-		mux.Handle("GET /readyz", &s.ready)
+		mux.Handle("GET /healthz", s.live.handler(true))
+		mux.Handle("GET /readyz", s.ready.handler(mux == s.local))
 	}
 	s.local.Handle("GET /metrics", s.metrics)
 	s.tcp.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
@@ -110,6 +110,16 @@ func (s *server) serve(ctx context.Context, listener net.Listener, handler http.
 	return nil
 }
 
+// Detailed is an error with a detail that is only for root on the node: a check has it cut where everybody may ask.
+type Detailed struct {
+	Err    error
+	Detail string
+}
+
+func (d Detailed) Error() string { return d.Err.Error() + ": " + d.Detail }
+
+func (d Detailed) Unwrap() error { return d.Err }
+
 // checks answers 200 if all of its checks pass, else 503 with one line for each that fails.
 type checks struct {
 	// none is why it answers 503 while there is no check yet; "" if it does not.
@@ -129,7 +139,12 @@ func (c *checks) add(name string, check func() error) {
 	c.named = append(c.named, namedCheck{name, check})
 }
 
-func (c *checks) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+// handler answers with what is Detailed or without.
+func (c *checks) handler(details bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { c.answer(w, details) }
+}
+
+func (c *checks) answer(w http.ResponseWriter, details bool) {
 	c.mu.Lock()
 	named := c.named[:len(c.named):len(c.named)]
 	c.mu.Unlock()
@@ -138,7 +153,11 @@ func (c *checks) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		wrong.WriteString(c.none)
 	}
 	for _, n := range named {
-		if err := n.check(); err != nil {
+		err := n.check()
+		if detailed := (Detailed{}); !details && errors.As(err, &detailed) {
+			err = detailed.Err
+		}
+		if err != nil {
 			fmt.Fprintf(&wrong, "%s: %v\n", n.name, err)
 		}
 	}

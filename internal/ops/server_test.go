@@ -393,6 +393,23 @@ func TestContract11ProbesOnTheSocketPassAFullPort(t *testing.T) {
 	}
 }
 
+// TestContract11ReadinessTellsDetailsToRootOnly has everybody ask at the port who may not know which other nodes there are.
+func TestContract11ReadinessTellsDetailsToRootOnly(t *testing.T) {
+	rt := &Runtime{server: newServer(slog.New(slog.DiscardHandler), bigRegistry(1))}
+	rt.Ready("speaker", func() error { return fmt.Errorf("waits: %w", Detailed{errors.New("met nobody"), "n2, n3 refuse"}) })
+	rt.Ready("rules", func() error { return errors.New("still waiting") })
+	for what, mux := range map[string]*http.ServeMux{
+		"speaker: met nobody\nrules: still waiting\n":                       rt.server.tcp,
+		"speaker: waits: met nobody: n2, n3 refuse\nrules: still waiting\n": rt.server.local,
+	} {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		if w.Code != 503 || w.Body.String() != what {
+			t.Errorf("%d %q, want %q", w.Code, w.Body.String(), what)
+		}
+	}
+}
+
 func TestHealthFollowsTheLoops(t *testing.T) {
 	rt := &Runtime{server: newServer(slog.New(slog.DiscardHandler), bigRegistry(1))}
 	var rules, plan time.Duration
