@@ -158,44 +158,62 @@ func TestProbes(t *testing.T) {
 		if p := c.StartupProbe; p.FailureThreshold != 7 || p.PeriodSeconds != 1 {
 			t.Errorf("%s: startup probe %+v", c.Name, p)
 		}
-		if p := c.StartupProbe; c.Name != "controller" && (p.HTTPGet.Path != "/healthz" ||
-			p.HTTPGet.Port != c.LivenessProbe.HTTPGet.Port) {
-			t.Errorf("%s: startup probe %+v", c.Name, p)
-		}
 		if p := c.LivenessProbe; p.FailureThreshold != 6 || p.PeriodSeconds != 10 {
 			t.Errorf("%s: liveness probe %+v", c.Name, p)
 		}
 	}
 }
 
-// Clients with enough addresses take all places of the controller's port, so the kubelet must not restart a controller
-// because of that port. The container has the socket on which it asks instead.
-func TestContract11TheControllerLivesWhileItsPortIsFull(t *testing.T) {
+// Clients with enough addresses take all places of a port of metrics, and processes of a node those that the kubelet has
+// there, so the kubelet must not restart a program because of that port. Each container has the socket on which it asks
+// instead, in memory.
+func TestContract11ProgramsLiveWhileTheirPortsAreFull(t *testing.T) {
 	t.Parallel()
-	objects := render(t, `metrics.certSecret="tls"`)
-	pod := as[appsv1.Deployment](t, objects, "Deployment landfall-controller").Spec.Template.Spec
-	c := pod.Containers[0]
-	for name, p := range map[string]*corev1.Probe{"startup": c.StartupProbe, "liveness": c.LivenessProbe} {
-		if p.HTTPGet != nil || p.Exec == nil {
-			t.Errorf("the %s probe asks at the port: %+v", name, p)
-			continue
+	for _, set := range [][]string{{}, {"node.separatePods=true"}, {"relay.ownPods=true"}} {
+		objects := render(t, append(set, `metrics.certSecret="tls"`, "relay.enabled=true")...)
+		programs := 0
+		for id := range objects {
+			var pod corev1.PodSpec
+			switch kind, _, _ := strings.Cut(id, " "); kind {
+			case "Deployment":
+				pod = as[appsv1.Deployment](t, objects, id).Spec.Template.Spec
+			case "DaemonSet":
+				pod = as[appsv1.DaemonSet](t, objects, id).Spec.Template.Spec
+			}
+			for _, c := range pod.Containers {
+				programs++
+				asksOnItsOwnSocket(t, pod, c, "startup", c.StartupProbe)
+				asksOnItsOwnSocket(t, pod, c, "liveness", c.LivenessProbe)
+			}
 		}
-		command := p.Exec.Command
-		if len(command) != 3 || command[0] != c.Command[0] || command[1] != "alive" || !slices.Contains(c.Args, command[2]) {
-			t.Errorf("the %s probe runs %q; the arguments are %q", name, command, c.Args)
-			continue
+		if programs != 4 {
+			t.Errorf("%v: %d programs, want 4", set, programs)
 		}
-		folder := filepath.Dir(strings.TrimPrefix(command[2], "--probe-socket="))
-		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == folder && !m.ReadOnly })
-		if i < 0 {
-			t.Errorf("nothing is mounted at %s: %+v", folder, c.VolumeMounts)
-			continue
-		}
-		if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
-			return v.Name == c.VolumeMounts[i].Name && v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
-		}) {
-			t.Errorf("the volumes are %+v", pod.Volumes)
-		}
+	}
+}
+
+func asksOnItsOwnSocket(t *testing.T, pod corev1.PodSpec, c corev1.Container, name string, p *corev1.Probe) {
+	t.Helper()
+	if p.HTTPGet != nil || p.Exec == nil {
+		t.Errorf("%s: the %s probe asks at the port: %+v", c.Name, name, p)
+		return
+	}
+	argument, rest := len(c.Command), p.Exec.Command
+	if len(rest) != argument+2 || !slices.Equal(rest[:argument], c.Command) || rest[argument] != "alive" ||
+		!slices.Contains(c.Args, rest[argument+1]) {
+		t.Errorf("%s: the %s probe runs %q; the arguments are %q", c.Name, name, rest, c.Args)
+		return
+	}
+	folder := filepath.Dir(strings.TrimPrefix(rest[argument+1], "--probe-socket="))
+	i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == folder && !m.ReadOnly })
+	if i < 0 {
+		t.Errorf("%s: nothing is mounted at %s: %+v", c.Name, folder, c.VolumeMounts)
+		return
+	}
+	if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool {
+		return v.Name == c.VolumeMounts[i].Name && v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory
+	}) {
+		t.Errorf("%s: the volumes are %+v", c.Name, pod.Volumes)
 	}
 }
 

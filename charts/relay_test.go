@@ -33,7 +33,7 @@ func TestRelayOwnPods(t *testing.T) {
 		if len(pod.Containers) != 1 || relay.Name != "relay" || len(relay.Ports) > 0 || !pod.HostNetwork {
 			t.Errorf("the pod is %+v", pod)
 		}
-		if relay.ReadinessProbe.Exec == nil || relay.LivenessProbe.HTTPGet == nil ||
+		if relay.ReadinessProbe.Exec == nil || relay.LivenessProbe.Exec == nil ||
 			!slices.Contains(relay.Args, "--hand-over-socket=/run/landfall/hand-over/relay.sock") {
 			t.Errorf("probes %+v %+v, arguments %q", relay.ReadinessProbe, relay.LivenessProbe, relay.Args)
 		}

@@ -248,7 +248,7 @@ func run(ctx context.Context, rt *ops.Runtime, o options) error {
 	c = newController(d)
 	client.OnSync(c.poke)
 	rt.Ready("watches", ready(d))
-	rt.ReviewMetrics(client.ReviewMetrics)
+	rt.ReviewMetrics(client.ReviewMetrics, nil)
 
 	watch(c, client, events, rt.Live)
 	group, ctx := errgroup.WithContext(ctx)

@@ -232,6 +232,10 @@ func eventsAreOfTheirNode(t *testing.T, l *lab.Lab) {
 	}
 	half := event(self, "landfall-speaker", self)
 	half.ReportingController = "kubelet"
+	long, longest := event(self, "landfall-speaker", self), event(self, "landfall-speaker", self)
+	long.Message, longest.Message = strings.Repeat("é", 1025), strings.Repeat("é", 1024)
+	longReason := event(self, "landfall-speaker", self)
+	longReason.Reason = strings.Repeat("x", 129)
 	ofService := event("my-nginx", "landfall-speaker", self)
 	ofService.InvolvedObject.Kind = "Service"
 	create := func(e *corev1.Event) func(kubernetes.Interface) error {
@@ -250,8 +254,9 @@ func eventsAreOfTheirNode(t *testing.T, l *lab.Lab) {
 	const cured, unsigned = `{"message":"no longer: made up"}`, `{"source":null,"reportingComponent":"x"}`
 	reported := event(other, "landfall-proxy", other)
 	reported.Name = "reported"
-	const another, signature, noNode = "may write Events about its own Node only",
-		"may sign Events with the names of its speaker and proxy only", "the token names no node"
+	const another, signature, noNode, size = "may write Events about its own Node only",
+		"may sign Events with the names of its speaker and proxy only", "the token names no node",
+		"a message of at most 1024 characters"
 	for _, test := range []struct {
 		what, who string
 		do        func(kubernetes.Interface) error
@@ -265,9 +270,13 @@ func eventsAreOfTheirNode(t *testing.T, l *lab.Lab) {
 		{"its own Node in another's name", self, create(event(self, "landfall-speaker", other)), signature},
 		{"in the controller's name", self, create(event(self, "landfall-controller", self)), signature},
 		{"in two names", self, create(half), signature},
+		{"as much as it may", self, create(longest), ""},
+		{"more than it may", self, create(long), size},
+		{"a reason that is longer than any", self, create(longReason), size},
 		{"what another reports", other, create(reported), ""},
 		{"a change of what another reports", self, patch(reported.Name, cured), another},
 		{"a stranger's change of it", "stranger", patch(reported.Name, cured), noNode},
+		{"its own change of it, of more than it may", other, patch(reported.Name, `{"message":"`+long.Message+`"}`), size},
 		{"a stranger's change of the signature", "stranger", patch(reported.Name, unsigned), noNode},
 		{"its own change of it", other, patch(reported.Name, cured), ""},
 		{"a stranger in the name of a speaker", "stranger", create(event(self, "landfall-speaker", self)), noNode},

@@ -415,7 +415,7 @@ func (a *assembly) leaveVRFs() {
 // show has the program say what it does.
 func (a *assembly) show() {
 	a.rt.Status(a.proxy.writeStatus)
-	a.rt.ReviewMetrics(a.client.ReviewMetrics)
+	a.rt.ReviewMetrics(a.client.ReviewMetrics, a.client.Size)
 	a.rt.Ready("proxy", a.proxy.ready)
 	a.rt.Log.Info("starting", "version", ops.BuildVersion(), "node", a.rt.NodeName, "api", a.client.Host(),
 		"mode", a.kernel.mode, "families", a.proxy.families)

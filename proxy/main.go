@@ -45,6 +45,7 @@ func main() {
 			"delivers",
 		MetricsBindAddress: metrics,
 		StatusSocket:       statusSocket,
+		ProbeSocket:        true,
 		Flags:              f.add,
 		Usage:              lookUsage,
 		Run:                f.run,

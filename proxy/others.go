@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"strings"
+
+	"github.com/landfall-lb/landfall/internal/links"
 )
 
 // markPrefix begins the name of the abstract Unix socket that each proxy of Landfall has while it
@@ -34,7 +36,8 @@ func newMark() (mark, error) {
 // Close takes the mark away.
 func (m mark) Close() error { return m.listener.Close() }
 
-// others returns how many other proxies run on this node.
+// others returns how many other proxies run on this node. Whoever runs a program there could make up such names: those of
+// users that are not root do not count, where the kernel tells them.
 func (m mark) others() (int, error) {
 	const list = "/proc/thread-self/net/unix"
 	text, err := os.ReadFile(list)
@@ -50,5 +53,15 @@ func (m mark) others() (int, error) {
 	if !names[m.name] {
 		return 0, fmt.Errorf("look for other proxies: %s does not list this one", list)
 	}
-	return len(names) - 1, nil
+	delete(names, m.name)
+	owners, err := links.UnixOwners(markPrefix)
+	if err != nil {
+		return len(names), nil //nolint:nilerr // all of them count
+	}
+	for name := range names {
+		if uid, ok := owners[name]; ok && uid != 0 && uid != uint32(os.Geteuid()) {
+			delete(names, name)
+		}
+	}
+	return len(names), nil
 }

@@ -20,7 +20,8 @@ kubectl -n landfall-system exec daemonset/landfall-node -c relay -- landfall-pro
 The relay ends TCP connections to Services that ask for it, and tries another backend when one does not answer
 ([the relay](../guide/relay.md)). It is a process of its own, in a container beside the proxy. With the argument
 `+"`status`"+` it prints the state of the relay that runs in the pod. With `+"`ready`"+` it fails until that has taken over
-from the relay before ([upgrades](../guide/relay.md#upgrades-without-a-broken-connection)).
+from the relay before ([upgrades](../guide/relay.md#upgrades-without-a-broken-connection)), and `+"`alive`"+` says whether
+the relay that serves `+"`--probe-socket`"+` hangs.
 
 `+reference.Program(t, "relay", program.FlagSet(), newRelayCollector(nil)))
 }
@@ -28,7 +29,7 @@ from the relay before ([upgrades](../guide/relay.md#upgrades-without-a-broken-co
 // TestReference compares docs/reference/proxy.md with what the sources make of it.
 func TestReference(t *testing.T) {
 	program := ops.Program{Name: name, MetricsBindAddress: "localhost:7482", StatusSocket: "/run/landfall/proxy.sock",
-		Flags: (&flags{}).add}
+		ProbeSocket: true, Flags: (&flags{}).add}
 	metrics := reference.Recorder{newCollector(nil, nil), rescued(nil), rescueDropped(nil), rescueRefused(nil), &relayRules{},
 		rescueTargets(nil), newCountersCollector(nil), newLoadsCollector(nil),
 		preflight.Collector("landfall_proxy_node_findings", nil)}
@@ -42,7 +43,8 @@ kubectl -n landfall-system exec daemonset/landfall-node -c proxy -- landfall-pro
 The proxy programs its node's kernel to forward connections to Services, in place of kube-proxy or beside it. With the
 argument `+"`status`"+` it prints the state of the proxy that runs in the pod ([status](../guide/metrics.md#status)), with
 `+"`trace`"+` and `+"`flows`"+` what the kernel does with a packet and has in conntrack
-([landfallctl](../guide/landfallctl.md#trace)), with `+"`cleanup`"+` it removes all of Landfall's rules from the node.
+([landfallctl](../guide/landfallctl.md#trace)), with `+"`cleanup`"+` it removes all of Landfall's rules from the node, and
+with `+"`alive`"+` it says whether the proxy that serves `+"`--probe-socket`"+` hangs.
 
 `+"```\n"+lookUsage+"\n```"+`
 

@@ -119,7 +119,7 @@ func relayProgram(f *relayFlags) ops.Program {
 		Name:    relayName,
 		Summary: "ends connections to Services on this node, and tries another backend when one does not answer",
 		Usage:   relayUsage, MetricsBindAddress: "localhost:7483", StatusSocket: "/run/landfall/relay-status.sock",
-		Flags: f.add, Run: f.run, Succeeds: func() bool { return f.options.HandOver != "" },
+		ProbeSocket: true, Flags: f.add, Run: f.run, Succeeds: func() bool { return f.options.HandOver != "" },
 	}
 }
 
@@ -141,7 +141,7 @@ func (f *relayFlags) run(ctx context.Context, rt *ops.Runtime) error {
 	// Only who reads metrics with --metrics-secure has the relay ask the API server.
 	if client, err := kube.Connect(kube.Options{Kubeconfig: rt.Kubeconfig, Servers: rt.APIServers,
 		UserAgent: relayName, Log: rt.Log}); err == nil {
-		rt.ReviewMetrics(client.ReviewMetrics)
+		rt.ReviewMetrics(client.ReviewMetrics, client.Size)
 	}
 	deps := relay.NewDeps(rt.Log)
 	deps.Succeeded = rt.StopMetrics

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
@@ -310,6 +311,15 @@ func TestOtherProxies(t *testing.T) {
 		count(first, 1)
 		count(second, 1)
 		second.Close()
+		count(first, 0)
+		// Another user takes such a name: this thread makes a socket as that user.
+		unix.RawSyscall(unix.SYS_SETFSUID, 65534, 0, 0)
+		made, err := newMark()
+		unix.RawSyscall(unix.SYS_SETFSUID, 0, 0, 0)
+		if err != nil {
+			return err
+		}
+		defer made.Close()
 		count(first, 0)
 		if _, err := elsewhere.others(); err == nil {
 			t.Error("a proxy that is not listed itself knows the others")

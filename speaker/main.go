@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -60,6 +61,7 @@ func main() {
 		Summary:            "announces external addresses of Services from this node while the node's kernel delivers them",
 		MetricsBindAddress: "localhost:7481",
 		StatusSocket:       "/run/landfall/speaker.sock",
+		ProbeSocket:        true,
 		Flags:              f.add,
 		Run:                f.run,
 	}))
@@ -268,7 +270,7 @@ func (f *flags) run(ctx context.Context, rt *ops.Runtime) error {
 	}
 	s, actors := f.assemble(rt, client, bind, keys, profile)
 	rt.Status(s.writeStatus)
-	rt.ReviewMetrics(client.ReviewMetrics)
+	rt.ReviewMetrics(client.ReviewMetrics, client.Size)
 	rt.Ready("speaker", s.ready)
 
 	rt.Log.Info("starting", "version", ops.BuildVersion(), "node", rt.NodeName, "api", client.Host(), "gate", f.gate,
@@ -496,7 +498,11 @@ func (s *speaker) ready() error {
 	case waiting != "":
 		return fmt.Errorf("waiting for %s", waiting)
 	case !s.from.members.Joined():
-		return fmt.Errorf("has not met the other speakers yet%s", s.from.members.Trouble())
+		err := errors.New("has not met the other speakers yet")
+		if trouble := s.from.members.Trouble(); trouble != "" {
+			return ops.Detailed{Err: err, Detail: trouble}
+		}
+		return err
 	case s.from.feed != nil && s.from.feed.Reason() != "":
 		return fmt.Errorf("waiting for the proxy: %s", s.from.feed.Reason())
 	}

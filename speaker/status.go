@@ -203,7 +203,7 @@ func (s *speaker) describe(vips []netip.Addr) []vipStatus {
 func (s *speaker) membersStatus() membersStatus {
 	seen := s.from.liveness.Sight()
 	st := membersStatus{Joined: s.from.members.Joined(), Live: seen.Live, Missing: seen.Missing, Dead: seen.Dead,
-		Majority: seen.Majority, Trouble: strings.TrimPrefix(s.from.members.Trouble(), ": ")}
+		Majority: seen.Majority, Trouble: s.from.members.Trouble()}
 	for node := range s.from.nodes.All() {
 		if !slices.Contains(seen.Live, node) && !slices.Contains(seen.Missing, node) {
 			st.Strange = append(st.Strange, node)

@@ -117,8 +117,8 @@ type Client struct {
 	nodes   func() int // how many the cluster has, as far as this client watches all of them; may be nil
 }
 
-// size returns how many nodes the cluster has; 0 if that is not known.
-func (c *Client) size() int {
+// Size returns how many nodes the cluster has; 0 if that is not known.
+func (c *Client) Size() int {
 	c.mu.Lock()
 	nodes := c.nodes
 	c.mu.Unlock()

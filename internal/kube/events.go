@@ -25,6 +25,10 @@ import (
 // is a courtesy, and sending it must not block. Namespaces share the queue fairly.
 const eventQueue = 1000
 
+// maxEventMessage is how many bytes of a message are sent. With "(combined from similar events): ", which the correlator puts
+// before some, these are the 1,024 characters that the chart's policy takes of a node.
+const maxEventMessage = 990
+
 // Waits between attempts to send an Event while the API server cannot be reached.
 const (
 	minEventRetry = 500 * time.Millisecond
@@ -132,7 +136,7 @@ func (e *Events) event(
 			APIVersion: about.APIVersion, Kind: about.Kind, Namespace: about.Namespace, Name: about.Name,
 			UID: types.UID(about.UID),
 		},
-		Type: eventType, Reason: string(reason), Message: message,
+		Type: eventType, Reason: string(reason), Message: lb.Shortened(message, maxEventMessage),
 		Count: 1, FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now),
 		Source: e.source, ReportingController: e.source.Component, ReportingInstance: e.source.Host,
 	}

@@ -40,7 +40,7 @@ func (c *Client) register(r resource, store cache.TransformingStore) {
 
 // watch returns a watch on r that fills store.
 func (c *Client) watch(r resource, store cache.TransformingStore) *watch {
-	watch := &watch{log: c.log, host: c.host, resource: r.name, told: c.answered, size: c.size,
+	watch := &watch{log: c.log, host: c.host, resource: r.name, told: c.answered, size: c.Size,
 		backoff:  loop.Backoff{Min: minRetry, Max: maxRetry},
 		failures: loop.Failures{Repeat: repeatAfter},
 	}

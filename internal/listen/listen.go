@@ -51,7 +51,7 @@ func (l *limited) Accept() (net.Conn, error) {
 	if full {
 		out.Close()
 	}
-	return &conn{Conn: accepted, leave: func() { room.Leave(place) }}, nil
+	return &Conn{Conn: accepted, room: room, place: place}, nil
 }
 
 // isOwn reports whether a connection comes from the address that it was sent to.
@@ -61,17 +61,21 @@ func isOwn(c net.Conn) bool {
 	return ok && also && remote.IP.Equal(local.IP)
 }
 
-// conn is an accepted connection.
-type conn struct {
+// Conn is a connection that a listener of Limit has accepted.
+type Conn struct {
 	net.Conn
-	leave func()
+	room  *Room[net.Conn]
+	place *Place[net.Conn]
 }
 
 // Close closes the connection.
-func (c *conn) Close() error {
-	c.leave()
+func (c *Conn) Close() error {
+	c.room.Leave(c.place)
 	return c.Conn.Close()
 }
+
+// Keep says whether the connection has proved to be of somebody who may have one: it is then closed after all others.
+func (c *Conn) Keep(keep bool) { c.room.Keep(c.place, keep) }
 
 // client returns what stands for the machine at the other end of a connection.
 func client(address net.Addr) netip.Prefix {

@@ -92,6 +92,43 @@ func TestAFullListenerClosesTheOldestOfTheGreediestClient(t *testing.T) {
 	}
 }
 
+// A client that has proved who it is keeps its connections, whoever floods the room: the same client, or many. It keeps no
+// more than four against others.
+func TestContract11ARoomIsLeftLastByWhatIsKept(t *testing.T) {
+	for _, clients := range []int{1, 100} {
+		room, out := NewRoom[int](16), map[int]bool{}
+		enter := func(client, thing int) *Place[int] {
+			place, left, full := room.Enter(Client(netip.AddrFrom4([4]byte{10, 0, 0, byte(client)})), thing)
+			if full {
+				out[left] = true
+			}
+			return place
+		}
+		var places []*Place[int]
+		for i := range 6 {
+			places = append(places, enter(0, i))
+			room.Keep(places[i], true)
+		}
+		for i := range 200 {
+			enter(i%clients, 100+i)
+		}
+		for i := range 6 {
+			if out[i] != (i >= maxKept) {
+				t.Errorf("%d clients: thing %d has left: %v", clients, i, out[i])
+			}
+		}
+		room.Keep(places[0], false) // what was refused, and what has left, is kept no more
+		room.Leave(places[1])
+		enter(0, 300)
+		for i := range 200 {
+			enter(i%clients, 400+i)
+		}
+		if !out[0] || out[2] || out[3] || len(room.kept) != 1 {
+			t.Errorf("%d clients: left are %v %v %v, kept are %v", clients, out[0], out[2], out[3], room.kept)
+		}
+	}
+}
+
 // Clients with more addresses than there are places close no connection of the machine itself, which has an end too.
 func TestContract11ManyClientsLeaveTheKubeletItsPlace(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")

@@ -4,13 +4,17 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/landfall-lb/landfall/internal/listen"
 )
 
 // Limits of questions to the API server about who may read metrics, or what else is guarded.
@@ -28,15 +32,22 @@ const (
 	// reviewTimeout bounds one question.
 	reviewTimeout = 5 * time.Second
 	// maxReviews is how many questions are under way at a time, and maxReviewRate how many begin in a second: each for
-	// clients of which no token was refused of late, and again for the others.
+	// tokens and connections that are trusted, for other clients of which no token was refused of late, and for the rest.
+	// Of a program that runs on many nodes all begin clusterReviewRate, or one a second each, of the latter two: one user
+	// asks for all, whom the API server slows down as a whole.
 	maxReviews    = 4
 	maxReviewRate = 16
+
+	clusterReviewRate = 256
 	// minClientGap is the least time between questions about unknown tokens of one client. It doubles with each token
 	// that is refused up to maxClientGap, and is minClientGap again once the client has brought none for as long.
 	minClientGap = time.Second
 	maxClientGap = 32 * time.Second
 	// maxClients is how many clients are remembered.
 	maxClients = 4096
+	// suspectFor is how long a client that sends nothing counts as one of which a token was refused: even with one question
+	// a second, that many clients do not take all questions of others by turns.
+	suspectFor = maxClients * time.Second
 )
 
 // Review asks the API server about a token: whom it belongs to, "" if it is not valid, and whether
@@ -71,16 +82,56 @@ type gatekeeper struct {
 	review   Review // nil until the program has connected
 	verdicts map[[sha256.Size]byte]verdict
 	clients  map[netip.Prefix]prover // those that asked of late about an unknown token
+	// nodes returns on how many nodes the program runs, 0 if that is not known; nil if on few.
+	nodes func() int
 	// Clients of which a token was refused of late ask in a lane of their own: however many they are, they take none of
-	// the questions of others.
-	unsuspected, suspected lane
+	// the questions of others. No client takes those about what is trusted.
+	trusted, unsuspected, suspected lane
 }
 
 // prover is what is remembered of one that asked about unknown tokens.
 type prover struct {
 	refused int       // how many of its tokens were refused in a row
+	suspect bool      // one was refused of late
 	next    time.Time // when it may ask again
 	latest  time.Time // when it brought an unknown token, asked about or not
+}
+
+// connection is a connection of a client, on which HTTP/1.1 brings one request after the other.
+type connection struct {
+	// accepted is set while the last token on it was. It then has a place before other connections, and the next new token
+	// needs no turn: a client that tries tokens from the same address cannot keep out the one that has replaced a token.
+	accepted bool
+	keep     func(bool)
+}
+
+// connectionKey is that of a connection in the context of its requests.
+type connectionKey struct{}
+
+// withConnection adds a connection to the context of its requests.
+func withConnection(ctx context.Context, c net.Conn) context.Context {
+	if secure, ok := c.(*tls.Conn); ok {
+		c = secure.NetConn()
+	}
+	from := &connection{keep: func(bool) {}}
+	if limited, ok := c.(*listen.Conn); ok {
+		from.keep = limited.Keep
+	}
+	return context.WithValue(ctx, connectionKey{}, from)
+}
+
+// connectionOf returns the connection of a request.
+func connectionOf(r *http.Request) *connection {
+	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok {
+		return c
+	}
+	return &connection{keep: func(bool) {}}
+}
+
+// brought takes note of whether the token of a request was accepted.
+func (c *connection) brought(accepted bool) {
+	c.accepted = accepted
+	c.keep(accepted)
 }
 
 // lane bounds questions.
@@ -90,12 +141,12 @@ type lane struct {
 	begun    int       // in it
 }
 
-// enter reports whether one more question may be asked now; gatekeeper.asked must follow.
-func (l *lane) enter(now time.Time) bool {
+// enter reports whether one more question may be asked now, at most so many in a second; gatekeeper.asked must follow.
+func (l *lane) enter(now time.Time, rate int) bool {
 	if now.Sub(l.second) >= time.Second {
 		l.second, l.begun = now, 0
 	}
-	if l.underWay >= maxReviews || l.begun >= maxReviewRate {
+	if l.underWay >= maxReviews || l.begun >= rate {
 		return false
 	}
 	l.underWay++
@@ -128,7 +179,11 @@ func (g *gatekeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"ServiceAccount. "+g.Hint), http.StatusUnauthorized)
 		return
 	}
-	v, err := g.judge(r, token)
+	from := connectionOf(r)
+	v, err := g.judge(r, token, from.accepted)
+	if err == nil {
+		from.brought(v.allowed)
+	}
 	switch {
 	case err != nil:
 		http.Error(w, fmt.Sprintf("cannot check the token: %v; try again later", err), http.StatusServiceUnavailable)
@@ -143,8 +198,8 @@ func (g *gatekeeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// judge returns what is known about a token, or asks.
-func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
+// judge returns what is known about a token, or asks: at any time if the last one on the connection was accepted.
+func (g *gatekeeper) judge(r *http.Request, token string, accepted bool) (verdict, error) {
 	key := sha256.Sum256([]byte(token))
 	g.mu.Lock()
 	known, ok := g.verdicts[key]
@@ -159,7 +214,7 @@ func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
 	case review == nil:
 		refusal = errors.New("the program has not connected to the API server yet")
 	default:
-		if lane = g.mayAsk(clientOf(r), trusted, now); lane == nil {
+		if lane = g.mayAsk(clientOf(r), trusted || accepted, now); lane == nil {
 			refusal = errBusy
 		}
 	}
@@ -176,27 +231,44 @@ func (g *gatekeeper) judge(r *http.Request, token string) (verdict, error) {
 	return v, err
 }
 
-// mayAsk returns the lane in which a client may ask about a token now, nil if it may not ask. About a trusted token
-// it may ask at any time.
+// mayAsk returns the lane in which a client may ask about a token now, nil if it may not ask. About a trusted token, or
+// on a connection with an accepted one, it may ask at any time.
 func (g *gatekeeper) mayAsk(from netip.Prefix, trusted bool, now time.Time) *lane {
-	l := &g.unsuspected
+	if trusted {
+		if !g.trusted.enter(now, maxReviewRate) {
+			return nil
+		}
+		return &g.trusted
+	}
 	c, known := g.clients[from]
-	switch {
-	case trusted, !now.Before(c.next) && now.Sub(c.latest) >= maxClientGap:
-		c = prover{}
-	case c.refused > 0:
+	if rest := now.Sub(c.latest); !now.Before(c.next) && rest >= maxClientGap {
+		c = prover{suspect: c.suspect && rest < suspectFor}
+	}
+	l := &g.unsuspected
+	if c.suspect {
 		l = &g.suspected
 	}
-	if now.Before(c.next) || !l.enter(now) {
+	if now.Before(c.next) || !l.enter(now, g.rate()) {
 		l = nil
 	}
-	if !trusted && (known || l != nil) {
+	if known || l != nil {
 		if c.latest = now; l != nil {
 			c.next = now.Add(minClientGap)
 		}
 		g.note(from, c)
 	}
 	return l
+}
+
+// rate is how many questions of a lane begin in a second.
+func (g *gatekeeper) rate() int {
+	if g.nodes == nil {
+		return maxReviewRate
+	}
+	if n := g.nodes(); n > 0 {
+		return max(1, min(maxReviewRate, clusterReviewRate/n))
+	}
+	return 1
 }
 
 // note remembers a client, in the place of one with few refused tokens if there are too many.
@@ -237,6 +309,7 @@ func (g *gatekeeper) asked(l *lane, from netip.Prefix, key [sha256.Size]byte, v 
 	c := g.clients[from]
 	c.next = v.at.Add(min(minClientGap<<min(c.refused, 16), maxClientGap))
 	c.refused++
+	c.suspect = true
 	g.note(from, c)
 }
 
@@ -262,9 +335,9 @@ func older(a, b verdict) bool {
 	return a.at.Before(b.at)
 }
 
-// use has the gatekeeper ask with review from now on.
-func (g *gatekeeper) use(review Review) {
+// use has the gatekeeper ask with review from now on, for a program on so many nodes.
+func (g *gatekeeper) use(review Review, nodes func() int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.review = review
+	g.review, g.nodes = review, nodes
 }

@@ -2,6 +2,7 @@ package ops
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -33,12 +34,17 @@ func newDoor() *door {
 	d.use(func(_ context.Context, token string) (string, bool, error) {
 		d.asked = append(d.asked, token)
 		return d.answers[token].user, d.answers[token].allowed, d.err
-	})
+	}, nil)
 	return d
 }
 
 func (d *door) get(client, authorization string) (code int, body string) {
-	r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+	return d.getOn(context.Background(), client, authorization)
+}
+
+// getOn sends a request on the connection that a context has.
+func (d *door) getOn(ctx context.Context, client, authorization string) (code int, body string) {
+	r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/metrics", nil)
 	r.RemoteAddr = client + ":1"
 	if authorization != "" {
 		r.Header.Set("Authorization", authorization)
@@ -57,7 +63,7 @@ func (d *door) want(t *testing.T, client, authorization string, code int, text s
 
 func TestMetricsNeedATokenThatTheAPIServerAccepts(t *testing.T) {
 	d := newDoor()
-	d.use(nil)
+	d.use(nil, nil)
 	d.want(t, "10.0.0.1", "Bearer good", 503, "has not connected to the API server yet")
 	d = newDoor()
 	for i, test := range []struct {
@@ -165,10 +171,88 @@ func TestContract11ManyClientsWithUnknownTokensKeepNoNewScraperOut(t *testing.T)
 	}
 }
 
+// TestContract11AClientWithForgedTokensKeepsOutNoNewTokenOfANeighbor has a pod with the address of Prometheus, as those on
+// its node have where network plugins translate addresses, try tokens all the time.
+func TestContract11AClientWithForgedTokensKeepsOutNoNewTokenOfANeighbor(t *testing.T) {
+	d := newDoor()
+	const shared = "10.0.0.66"
+	scraper, other := withConnection(t.Context(), nil), withConnection(t.Context(), nil)
+	if code, body := d.getOn(scraper, shared, "Bearer good"); code != 200 {
+		t.Fatalf("%d %s", code, body)
+	}
+	for i := range 600 {
+		asked := len(d.asked)
+		for j := range 10 {
+			d.getOn(other, shared, fmt.Sprintf("Bearer forged-%d-%d", i, j))
+		}
+		if got := len(d.asked) - asked; got > 1 {
+			t.Fatalf("%d questions about forged tokens in a second", got)
+		}
+		if i%30 == 29 {
+			token := fmt.Sprint("rotated-", i)
+			d.answers[token] = verdict{user: "prometheus", allowed: true}
+			if code, body := d.getOn(scraper, shared, "Bearer "+token); code != 200 {
+				t.Fatalf("a new token after %d s: %d %s", i, code, body)
+			}
+		}
+		d.clock = d.clock.Add(time.Second)
+	}
+	// Whoever had one token accepted has one question for it.
+	d.getOn(scraper, shared, "Bearer forged")
+	if code, body := d.getOn(scraper, shared, "Bearer forged too"); code != 503 {
+		t.Errorf("the second forged token on the connection: %d %s", code, body)
+	}
+}
+
+// TestContract11ProgramsOnManyNodesAskLittleTogether has many clients send new tokens to a program of which each node has
+// one. Those that are trusted stay so, also while clients take turns that rest in between.
+func TestContract11ProgramsOnManyNodesAskLittleTogether(t *testing.T) {
+	for nodes, rate := range map[int]int{0: 1, 3: maxReviewRate, 100: 2, 5000: 1} {
+		d := newDoor()
+		d.nodes = func() int { return nodes }
+		d.want(t, "172.16.0.1", "Bearer good", 200, "")
+		const clients = 300
+		token := 0
+		flood := func(n int) {
+			for range n {
+				token++
+				d.get(fmt.Sprintf("10.0.%d.%d", token%clients/250, token%clients%250), fmt.Sprintf("Bearer forged-%d", token))
+			}
+		}
+		for second := range 10 * 60 {
+			asked := len(d.asked)
+			flood(rate)
+			if second%60 == 0 {
+				flood(clients)
+			}
+			if got := len(d.asked) - asked; got > 2*rate {
+				t.Fatalf("%d nodes: %d questions in a second, want at most %d", nodes, got, 2*rate)
+			}
+			if second%20 == 0 {
+				d.want(t, "172.16.0.1", "Bearer good", 200, "")
+			}
+			d.clock = d.clock.Add(time.Second)
+		}
+		d.answers["new"] = verdict{user: "prometheus", allowed: true}
+		flood(clients)
+		d.want(t, "172.16.0.2", "Bearer new", 200, "")
+		for second := range 180 { // clients of which nothing was refused take all questions of such
+			for i := range rate {
+				d.get(fmt.Sprintf("10.1.%d.%d", second, i), fmt.Sprintf("Bearer %d-%d", second, i))
+			}
+			d.want(t, "172.16.0.1", "Bearer good", 200, "")
+			d.clock = d.clock.Add(time.Second)
+		}
+		if age := d.clock.Sub(d.verdicts[sha256.Sum256([]byte("good"))].at); age > trustFor {
+			t.Errorf("%d nodes: what is trusted was last asked about %v ago", nodes, age)
+		}
+	}
+}
+
 // TestTokensOfClientsThatGoAwayCountAsRefused has a client close its connections before the API server answers.
 func TestTokensOfClientsThatGoAwayCountAsRefused(t *testing.T) {
 	d := newDoor()
-	d.use(func(ctx context.Context, _ string) (string, bool, error) { return "", false, ctx.Err() })
+	d.use(func(ctx context.Context, _ string) (string, bool, error) { return "", false, ctx.Err() }, nil)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	r := httptest.NewRequestWithContext(gone, http.MethodGet, "/metrics", nil)
@@ -219,7 +303,7 @@ func TestAHangingAPIServerHoldsFewRequests(t *testing.T) {
 		started <- struct{}{}
 		<-hang
 		return "", false, errors.New("hung")
-	})
+	}, nil)
 	ended := make(chan struct{})
 	for i := range maxReviews {
 		go func() { d.get(fmt.Sprintf("10.0.0.%d", i), "Bearer x"); ended <- struct{}{} }()

@@ -76,7 +76,7 @@ type Runtime struct {
 }
 
 // Ready adds a check to /readyz: the program is ready when there is a check and none returns an error.
-// The check must not block.
+// The check must not block. Whoever reaches the port reads what it returns, but for what is Detailed.
 func (rt *Runtime) Ready(name string, check func() error) { rt.server.ready.add(name, check) }
 
 // liveFor is how long a loop may be at one thing without progress before /healthz fails. The
@@ -101,10 +101,11 @@ func (rt *Runtime) Live(loop string, busy func() time.Duration) {
 func (rt *Runtime) StopMetrics() { rt.stopMetrics() }
 
 // ReviewMetrics has review decide who reads metrics, where --metrics-secure is set. Until it is
-// called, nobody does.
-func (rt *Runtime) ReviewMetrics(review Review) {
+// called, nobody does. The more nodes the program runs on, the less often it asks about unknown tokens; nodes returns 0
+// while that is not known, and is nil for a program that runs on few.
+func (rt *Runtime) ReviewMetrics(review Review, nodes func() int) {
 	if rt.server.gatekeeper != nil {
-		rt.server.gatekeeper.use(review)
+		rt.server.gatekeeper.use(review, nodes)
 	}
 }
 
@@ -115,7 +116,7 @@ func (rt *Runtime) Serve(flag string, what Guarded, handler http.Handler, review
 		return Usagef("--%s needs --metrics-secure, by which the API server says who may see %s", flag, what.Name)
 	}
 	guard := newGatekeeper(what, handler)
-	guard.use(review)
+	guard.use(review, nil)
 	rt.server.tcp.Handle("GET "+what.URL+"/", guard)
 	return nil
 }
@@ -318,8 +319,8 @@ func (p Program) addCommon(flags *pflag.FlagSet, env environment) *commonFlags {
 	}
 	if p.ProbeSocket {
 		flags.StringVar(&c.probeSocket, "probe-socket", "",
-			"Unix socket on which the argument alive, with the same flag, asks whether the running program hangs: clients "+
-				"that flood its port of metrics cannot lock out that probe (default: none)")
+			"Unix socket on which the argument alive, with the same flag, asks whether the running program hangs: clients and "+
+				"processes of the node that flood its port of metrics cannot lock out that probe (default: none)")
 	}
 	flags.StringVar(&c.pprofAddress, "pprof-address", "",
 		"loopback address:port that serves Go's profiles below /debug/pprof/ to every process of the node, such as "+

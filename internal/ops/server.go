@@ -29,7 +29,8 @@ const (
 	readTimeout = 5 * time.Second
 	// writeTimeout bounds the time for an answer; Prometheus gives up after 10 s.
 	writeTimeout = 15 * time.Second
-	idleTimeout  = time.Minute
+	// idleTimeout is as long as Prometheus keeps a connection between two scrapes.
+	idleTimeout = 5 * time.Minute
 )
 
 func newRegistry() *prometheus.Registry {
@@ -59,8 +60,8 @@ func newServer(log *slog.Logger, registry *prometheus.Registry) *server {
 	s := &server{log: log, tcp: http.NewServeMux(), local: http.NewServeMux(), metrics: newScraper(registry),
 		ready: checks{none: "starting"}}
 	for _, mux := range []*http.ServeMux{s.tcp, s.local} {
-		mux.Handle("GET /healthz", &s.live)
-		mux.Handle("GET /readyz", &s.ready)
+		mux.Handle("GET /healthz", s.live.handler(true))
+		mux.Handle("GET /readyz", s.ready.handler(mux == s.local))
 	}
 	s.local.Handle("GET /metrics", s.metrics)
 	s.tcp.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
@@ -98,7 +99,8 @@ func (s *server) run(ctx context.Context, listeners []net.Listener) error {
 func (s *server) serve(ctx context.Context, listener net.Listener, handler http.Handler, write time.Duration) error {
 	srv := &http.Server{
 		Handler: handler, ReadTimeout: readTimeout, WriteTimeout: write, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong is no news
+		ConnContext: withConnection,
+		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // what clients do wrong is no news
 	}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
@@ -107,6 +109,16 @@ func (s *server) serve(ctx context.Context, listener net.Listener, handler http.
 	}
 	return nil
 }
+
+// Detailed is an error with a detail that is only for root on the node: a check has it cut where everybody may ask.
+type Detailed struct {
+	Err    error
+	Detail string
+}
+
+func (d Detailed) Error() string { return d.Err.Error() + ": " + d.Detail }
+
+func (d Detailed) Unwrap() error { return d.Err }
 
 // checks answers 200 if all of its checks pass, else 503 with one line for each that fails.
 type checks struct {
@@ -127,7 +139,12 @@ func (c *checks) add(name string, check func() error) {
 	c.named = append(c.named, namedCheck{name, check})
 }
 
-func (c *checks) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+// handler answers with what is Detailed or without.
+func (c *checks) handler(details bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { c.answer(w, details) }
+}
+
+func (c *checks) answer(w http.ResponseWriter, details bool) {
 	c.mu.Lock()
 	named := c.named[:len(c.named):len(c.named)]
 	c.mu.Unlock()
@@ -136,7 +153,11 @@ func (c *checks) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		wrong.WriteString(c.none)
 	}
 	for _, n := range named {
-		if err := n.check(); err != nil {
+		err := n.check()
+		if detailed := (Detailed{}); !details && errors.As(err, &detailed) {
+			err = detailed.Err
+		}
+		if err != nil {
 			fmt.Fprintf(&wrong, "%s: %v\n", n.name, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -93,7 +94,7 @@ func TestSecureMetrics(t *testing.T) {
 	s.secure(c)
 	s.gatekeeper.use(func(_ context.Context, token string) (string, bool, error) {
 		return "prometheus", token == "good", nil
-	})
+	}, nil)
 	address := serving(t, s)
 	for i, test := range []struct {
 		path, token string
@@ -185,6 +186,56 @@ func TestClientsThatDoNotReadHarmNobody(t *testing.T) {
 		t.Errorf("the clients hold %d MB", most>>20)
 	}
 	t.Logf("the clients held %d MB at most", most>>20)
+}
+
+// TestContract11AFloodLeavesPrometheusItsConnection has clients flood a port, first one with the address of Prometheus and
+// then many: Prometheus goes on with the connection that it has.
+func TestContract11AFloodLeavesPrometheusItsConnection(t *testing.T) {
+	s := newServer(slog.New(slog.DiscardHandler), bigRegistry(1))
+	c, err := newCertificate(nil, "", "", []string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.secure(c)
+	s.gatekeeper.use(func(_ context.Context, token string) (string, bool, error) {
+		return "prometheus", token == "good", nil
+	}, nil)
+	address := serving(t, s)
+	scraper := client("127.0.0.66")
+	scraper.Transport.(*http.Transport).DisableKeepAlives = false
+	defer scraper.CloseIdleConnections()
+	scrape := func() (again bool) {
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+			GotConn: func(got httptrace.GotConnInfo) { again = got.Reused }})
+		r, _ := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/metrics", nil)
+		r.Header.Set("Authorization", "Bearer good")
+		response, err := scraper.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		if _, err := io.Copy(io.Discard, response.Body); err != nil || response.StatusCode != 200 {
+			t.Errorf("%s %v", response.Status, err)
+		}
+		return again
+	}
+	scrape()
+	for _, addresses := range []int{1, 200} {
+		for i := range 200 {
+			from := net.ParseIP("127.0.0.66")
+			if addresses > 1 {
+				from = net.ParseIP(fmt.Sprintf("127.0.1.%d", i%addresses+1))
+			}
+			conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}).Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+		}
+		if !scrape() {
+			t.Errorf("a flood of %d addresses has ended the connection of Prometheus", addresses)
+		}
+	}
 }
 
 func heap() int64 {
@@ -339,6 +390,23 @@ func TestContract11ProbesOnTheSocketPassAFullPort(t *testing.T) {
 	}}
 	if got := runProgram(p, nil, "--probe-socket="+socket, "--metrics-bind-address="+address); got.code != 0 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// TestContract11ReadinessTellsDetailsToRootOnly has everybody ask at the port who may not know which other nodes there are.
+func TestContract11ReadinessTellsDetailsToRootOnly(t *testing.T) {
+	rt := &Runtime{server: newServer(slog.New(slog.DiscardHandler), bigRegistry(1))}
+	rt.Ready("speaker", func() error { return fmt.Errorf("waits: %w", Detailed{errors.New("met nobody"), "n2, n3 refuse"}) })
+	rt.Ready("rules", func() error { return errors.New("still waiting") })
+	for what, mux := range map[string]*http.ServeMux{
+		"speaker: met nobody\nrules: still waiting\n":                       rt.server.tcp,
+		"speaker: waits: met nobody: n2, n3 refuse\nrules: still waiting\n": rt.server.local,
+	} {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		if w.Code != 503 || w.Body.String() != what {
+			t.Errorf("%d %q, want %q", w.Code, w.Body.String(), what)
+		}
 	}
 }
 

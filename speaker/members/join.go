@@ -414,14 +414,11 @@ func (m *Members) Met() time.Time {
 	return m.lastMet
 }
 
-// Trouble says which other speakers cannot be joined, as ": ..."; "" for none.
+// Trouble says which other speakers cannot be joined; "" for none.
 func (m *Members) Trouble() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.trouble == "" {
-		return ""
-	}
-	return ": " + m.trouble
+	return m.trouble
 }
 
 // met notes that this node knows the others as well as it can, since a call that began then.

@@ -225,9 +225,10 @@ runs, as JSON: those of the value, or those that the Service has when helm insta
 {{- $name -}}
 {{- end -}}
 
-{{/* Probes on the metrics port, of a container on the node's network or not. Startup: the program serves. Liveness: all
-loops run. Readiness: the first work is done. ready is a command that asks for that in place of the port, and alive one
-for the others. */}}
+{{/* Probes of a container on the node's network or not. Startup: the program serves. Liveness: all loops run. alive is the
+command that asks for these, and not at the metrics port: clients with many addresses can take all places there, and on
+the network of a node its processes those of the kubelet, which would restart the container. Readiness, which ends
+nothing: the first work is done. It is asked for at the port, or with the command ready. */}}
 {{- define "landfall.probes" -}}
 {{- $scheme := ternary "HTTPS" "HTTP" .root.Values.metrics.secure -}}
 {{- $host := ternary "127.0.0.1" "" (and .node (eq .root.Values.metrics.listen "localhost")) -}}
