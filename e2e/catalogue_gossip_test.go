@@ -250,6 +250,9 @@ func udpGossip(t *testing.T, key, wrong []byte) []gossipRow {
 			[]string{"Failed to decompress payload"}},
 		{"with the key: a ping that makes no sense", with(0, 0xc1), []string{"Failed to decode ping request"}},
 		{"with the key: an alive that makes no sense", with(4, 0xc1), []string{"Failed to decode alive message"}},
+		{"with the key: an alive of other versions", with(append([]byte{4, 0x86}, "\xabIncarnation\x01\xa4Node\xa1n"+
+			"\xa4Addr\xa4\x7f\x09\x00\x01\xa4Port\xcd\x1f\x0b\xa4Meta\xa0\xa3Vsn\xa6\x01\x05\x02\x01\x01\x01"...)...),
+			[]string{"ignoring alive message for 'n': it speaks the versions 2, from 1 to 5, and 1, from 1 to 1"}},
 		{"with the key: a dead that makes no sense", with(5, 0xc1), []string{"Failed to decode dead message"}},
 		{"with the key: a suspect that makes no sense", with(3, 0xc1), []string{"Failed to decode suspect message"}},
 		{"with the key: no claims", user(), []string{unread, "empty message"}},
@@ -267,6 +270,8 @@ func udpGossip(t *testing.T, key, wrong []byte) []gossipRow {
 			[]string{unread, "word 7 of 0"}},
 		{"with the key: a reason that a terminal obeys", user(1, 1, 'n', 1, 0, 1, 4, 'X', 0x1b, '[', 'm', 0),
 			[]string{unread, "is neither a reason nor the name of a BGPPeer"}},
+		{"with the key: a word of 5 kB", user(append([]byte{1, 1, 'n', 1, 0, 1, 0x88, 0x27},
+			append(bytes.Repeat([]byte("tor\n"), 1250), 0)...)...), []string{unread, "a word of 5000 bytes, it may have 4096"}},
 		{"with the key: a peer as the reason", user(1, 1, 'n', 1, 0, 1, 3, 't', 'o', 'r', 1, 0, 10, 0, 0, 1, 1, 1),
 			[]string{unread, "is a list of BGPPeers, and no reason"}},
 		{"with the key: a weight of 32 bits", user(1, 1, 'n', 1, 0, 0, 1, 8, 10, 0, 0, 1, 1, 0, 0xff, 0xff, 0xff, 0x0f),

@@ -99,7 +99,8 @@ func TestLongFindings(t *testing.T) {
 	e.Finding("n1", finding, true)
 	var sent []corev1.Event
 	for range 2 {
-		event, _ := e.queue.next(t.Context())
+		next, _ := e.queue.next(t.Context())
+		event := next.event
 		if most := len("(combined from similar events): ") + len(event.Message); most > 1024 {
 			t.Errorf("%d bytes", most)
 		}

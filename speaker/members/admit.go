@@ -35,6 +35,9 @@ func (m *Members) admits(n *memberlist.Node) error {
 	switch {
 	case n.Name == m.opts.Self:
 		return nil // memberlist does not let others speak for it
+	case !speaksAlike(n):
+		return fmt.Errorf("it speaks the versions %d, from %d to %d, and %d, from %d to %d", n.PCur, n.PMin, n.PMax,
+			n.DCur, n.DMin, n.DMax)
 	case m.peers == nil && live == nil && len(m.live) >= maxUnknown:
 		return errTooMany
 	case m.peers == nil:
@@ -50,6 +53,14 @@ func (m *Members) admits(n *memberlist.Node) error {
 		return nil
 	}
 	return errors.New("the cluster has no such node")
+}
+
+// speaksAlike reports whether a member speaks the versions that this node speaks, of memberlist's protocol and of the
+// messages in it. As long as one member does not, memberlist lets no two of them exchange states.
+func speaksAlike(n *memberlist.Node) bool {
+	const protocol, messages = memberlist.ProtocolVersion2Compatible, 0 // as memberlist.DefaultLANConfig has them
+	return n.PCur == protocol && n.PMin <= protocol && protocol <= n.PMax &&
+		n.DCur == messages && n.DMin <= messages && messages <= n.DMax
 }
 
 // knows reports whether a node is one of the cluster, or was one until its Node was deleted and

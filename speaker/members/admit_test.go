@@ -196,8 +196,10 @@ func TestALiveNodeThatBecomesOneOfTheCluster(t *testing.T) {
 func TestAdmission(t *testing.T) {
 	b4, b6, other := netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2"), netip.MustParseAddr("192.0.2.9")
 	m := New(Options{Self: "a", Port: 7947})
+	ours := m.config(b4).BuildVsnArray()
 	for _, c := range []struct {
-		unknown bool // which nodes the cluster has
+		unknown bool    // which nodes the cluster has
+		speaks  []uint8 // the least, the greatest and the used version of two protocols; nil for those of this node
 		name    string
 		addr    netip.Addr
 		port    uint16
@@ -215,6 +217,14 @@ func TestAdmission(t *testing.T) {
 		{name: "deleted", addr: other, port: 7947},
 		{name: "deleted", addr: b4, port: 7947, want: "no such node"},
 		{unknown: true, name: "x", addr: other, port: 9},
+		{name: "b", addr: b4, port: 7947, speaks: []uint8{1, 9, 2, 0, 3, 0}},
+		{name: "b", addr: b4, port: 7947, speaks: []uint8{1, 5, 2, 1, 1, 1}, want: "versions 2, from 1 to 5, and 1, from 1 to 1"},
+		{name: "b", addr: b4, port: 7947, speaks: []uint8{3, 5, 2, 0, 0, 0}, want: "versions"},
+		{name: "b", addr: b4, port: 7947, speaks: []uint8{1, 1, 2, 0, 0, 0}, want: "versions"},
+		{name: "b", addr: b4, port: 7947, speaks: []uint8{1, 5, 3, 0, 0, 0}, want: "versions"},
+		{name: "b", addr: b4, port: 7947, speaks: []uint8{1, 5, 2, 0, 1, 1}, want: "versions"},
+		{unknown: true, name: "x", addr: other, port: 9, speaks: []uint8{1, 5, 2, 1, 1, 1}, want: "versions"},
+		{name: "a", addr: other, port: 1, speaks: []uint8{1, 5, 2, 1, 1, 1}},
 	} {
 		m.peers = map[string][]netip.Addr{"b": {b4, b6}, "no address yet": nil}
 		m.live["deleted"] = &memberlist.Node{Addr: other.AsSlice(), Port: 7947}
@@ -222,10 +232,37 @@ func TestAdmission(t *testing.T) {
 		if c.unknown {
 			m.peers = nil
 		}
-		err := m.admits(&memberlist.Node{Name: c.name, Addr: c.addr.AsSlice(), Port: c.port})
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s at %s port %d: %v, want %q", c.name, c.addr, c.port, err, c.want)
+		v := c.speaks
+		if v == nil {
+			v = ours
 		}
+		err := m.admits(&memberlist.Node{Name: c.name, Addr: c.addr.AsSlice(), Port: c.port, PMin: v[0], PMax: v[1],
+			PCur: v[2], DMin: v[3], DMax: v[4], DCur: v[5]})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s at %s port %d, versions %d: %v, want %q", c.name, c.addr, c.port, v, err, c.want)
+		}
+	}
+}
+
+// A member of versions that no speaker has would keep all others from exchanging states.
+func TestAMemberOfOtherVersionsHoldsUpNobody(t *testing.T) {
+	r := newRig(t, "a", "b", "x0")
+	a := r.start("a", patient)
+	r.start("b", patient)
+	r.introduce("a")
+	r.introduce("b")
+	r.eventually("a sees b", func() bool { return a.Joined() && slices.Equal(a.Live(), []string{"a", "b"}) })
+	const alive = 4
+	at, port := r.peers["x0"][0], testPort()
+	message := append([]byte{alive}, packed("Incarnation", 1, "Node", "x0", "Addr", string(at.AsSlice()), "Port", port,
+		"Meta", "", "Vsn", "\x01\x05\x02\x01\x01\x01")...)
+	packet := append(append([]byte{typeLabel, byte(len("landfall"))}, "landfall"...), message...)
+	a.cable.inject(&memberlist.Packet{Buf: packet, From: net.UDPAddrFromAddrPort(netip.AddrPortFrom(at, uint16(port))),
+		Timestamp: time.Now()})
+	said := time.Now()
+	r.eventually("a has heard b since", func() bool { a.Seek(time.Now()); return a.Met().After(said) })
+	if slices.Contains(kept(a.Members), "x0") {
+		t.Error("a has taken it for a member")
 	}
 }
 
@@ -233,27 +270,145 @@ func TestAdmission(t *testing.T) {
 func TestABookIsBounded(t *testing.T) {
 	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
 		Changed: func([]netip.Addr) {}})
-	peers := map[string][]netip.Addr{"b": nil}
+	peers := map[string][]netip.Addr{"b": nil, "wordy": nil, "gone": nil}
 	for i := range 4 {
 		peers[madeUp(i)] = nil
 	}
 	m.SetPeers(peers)
 	m.learn(encode(update{node: "b", born: 9, entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}}}}))
+	wordy, gone := update{node: "wordy", born: 1}, update{node: "gone", born: 1}
+	routes := plan.PeerNames(strings.Repeat("x", 250))
+	for range 4 {
+		routes += "\n" + routes[:250]
+	}
+	for i := range maxVIPs {
+		wordy.entries = append(wordy.entries, entry{vip: numbered(20, i), seq: uint64(i + 1),
+			claim: plan.Claim{Weight: uint16(i), Routes: routes}})
+		gone.entries = append(gone.entries, entry{vip: numbered(30, i), seq: uint64(i + 2), gone: true})
+	}
+	messages := [][]byte{encode(wordy), encode(gone)}
+	for i := range gone.entries {
+		gone.entries[i].vip, gone.entries[i].seq = numbered(31, i), uint64(i+2+maxVIPs)
+	}
+	messages = append(messages, encode(gone))
 	for i := range 4 {
 		message := crowded(1, maxVIPs, func(int) string { return madeUp(i) })
 		message[9] += byte(i) // 10.x.0.0
+		messages = append(messages, message)
+	}
+	for i, message := range messages {
 		if _, ok := m.learn(message); !ok {
-			t.Fatal("it cannot be read")
+			t.Fatalf("message %d cannot be read", i)
 		}
-		_, cells := m.book.all()
-		if x := m.book.index; max(len(x.vips), len(x.claims)) > maxIndexed || cells > maxBook {
-			t.Fatalf("the book has %d VIPs, %d claims and %d cells", len(x.vips), len(x.claims), cells)
+		pages, cells := m.book.all()
+		if x := m.book.index; max(len(x.vips), len(x.claims)) > maxIndexed || x.words > maxWords || cells > maxBook {
+			t.Fatalf("message %d: the book has %d VIPs, %d claims with %d bytes of words, and %d cells", i, len(x.vips),
+				len(x.claims), x.words, cells)
 		}
-		if len(m.book.pages) < 2 {
-			t.Error("everything was forgotten")
+		for _, p := range pages {
+			if len(p.said) > maxVIPs || len(p.seen) > maxSeen {
+				t.Fatalf("message %d: a page remembers %d changes and has seen %d", i, len(p.said), len(p.seen))
+			}
+		}
+		if m.book.pages["b"] == nil {
+			t.Errorf("message %d: everything was forgotten", i)
 		}
 	}
 	if claim, ok := m.book.pages["b"].get(vip1); !ok || !claim.Answering {
 		t.Errorf("of b it knows %v, %+v", ok, claim)
+	}
+}
+
+// numbered is one of 65,536 addresses.
+func numbered(net byte, i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{net, 0, byte(i >> 8), byte(i)})
+}
+
+// Of a book that has too many words, the page goes that has them, and not one of more VIPs.
+func TestTheWordiestPageGoes(t *testing.T) {
+	wordy, honest := update{node: "wordy", born: 1}, update{node: "honest", born: 1}
+	routes := plan.NewPeerNames(slices.Repeat([]string{strings.Repeat("x", 250)}, 16)...)
+	for i := range 2 * maxWords / len(routes) {
+		honest.entries = append(honest.entries, entry{vip: numbered(10, i), seq: uint64(i + 1)})
+		if i%2 == 0 {
+			wordy.entries = append(wordy.entries, entry{vip: numbered(20, i), seq: uint64(i/2 + 1),
+				claim: plan.Claim{Weight: uint16(i), Routes: routes}})
+		}
+	}
+	extra := entry{vip: vip1, seq: uint64(len(wordy.entries) + 1), claim: plan.Claim{Routes: routes[1:]}}
+	wordy.entries = append(wordy.entries, extra, entry{vip: vip2, seq: extra.seq + 1, claim: plan.Claim{Routes: routes[2:]}})
+	b := newBook()
+	b.merge(honest)
+	vips, _ := b.merge(wordy)
+	if b.pages["wordy"] != nil || b.pages["honest"] == nil || len(vips) != len(wordy.entries) || b.index.words != 0 {
+		t.Errorf("the book has pages %v with %d bytes of words; %d VIPs changed, want %d",
+			slices.Sorted(maps.Keys(b.pages)), b.index.words, len(vips), len(wordy.entries))
+	}
+}
+
+// Changes after a gap that all pages together have no room for wait for the exchange of states.
+func TestChangesAfterGapsAreBounded(t *testing.T) {
+	b := newBook()
+	many := map[uint64]bool{}
+	for i := range uint64(maxSeen) {
+		many[i+100] = true
+	}
+	for i := range maxLoose/(maxSeen-fewLoose) + 1 {
+		p := newPage(1, b.index)
+		p.seen = many // as if it had them
+		b.pages[madeUp(i)] = p
+	}
+	node := journalOf("n", 4*fewLoose)
+	all := node.full()
+	gap := update{node: "n", born: all.born, entries: slices.Clone(all.entries[1:])}
+	b.merge(gap)
+	if n := b.pages["n"].remembered(); n < fewLoose || n > fewLoose+1 {
+		t.Errorf("the page remembers %d changes", n)
+	}
+	b.merge(all)
+	if p := b.pages["n"]; len(p.vips()) != len(all.entries) || p.loose() > 0 || !p.whole() {
+		t.Errorf("the page has %d VIPs of %d, and remembers %d changes", len(p.vips()), len(all.entries), p.remembered())
+	}
+}
+
+// journalOf is a node that has said something of so many VIPs, one after the other.
+func journalOf(node string, vips int) *journal {
+	j := newJournal(node, 1)
+	claims := map[netip.Addr]*plan.Claim{}
+	for i := range vips {
+		claims[numbered(10, i)] = &plan.Claim{Answering: true}
+	}
+	j.set(claims)
+	return j
+}
+
+// What others say of this node's earlier processes is bounded like what they say of others.
+func TestThePastIsBounded(t *testing.T) {
+	m := New(Options{Self: "a", Born: time.Unix(0, 100), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func([]netip.Addr) {}})
+	seq := map[uint64]uint64{9: 1, 10: 0} // of one a change is missing
+	for round := range 3 {
+		for born := range seq {
+			u := update{node: "a", born: born}
+			for i := range maxVIPs {
+				seq[born]++
+				u.entries = append(u.entries, entry{vip: numbered(byte(born)<<3|byte(round), i), seq: seq[born], gone: born == 9,
+					claim: plan.Claim{Answering: born == 10}})
+			}
+			m.learn(encode(u))
+			if n := len(m.past.index.vips); n > maxIndexed {
+				t.Errorf("round %d: it remembers %d VIPs of the past", round, n)
+			}
+			for _, p := range m.past.pages {
+				if len(p.said) > maxVIPs || len(p.cells) > maxIndexed {
+					t.Errorf("round %d: of process %d it remembers %d changes and has %d cells", round, p.born, len(p.said), len(p.cells))
+				}
+			}
+		}
+		m.Restarted(vip1, plan.Sight{Previous: 10})
+	}
+	m.learn(encode(update{node: "a", born: 11, entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Answering: true}}}}))
+	if !m.Restarted(vip1, plan.Sight{Previous: 11}) {
+		t.Error("it does not know what its last process announced")
 	}
 }

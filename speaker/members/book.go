@@ -19,7 +19,7 @@ func newBook() book { return book{index: newIndex(), pages: map[string]*page{}} 
 // merge takes in updates and returns the VIPs of which something else is known now, and whether a node
 // that announced one of them says that it cannot any more.
 func (b book) merge(updates ...update) (vips []netip.Addr, ended bool) {
-	m := merging{index: b.index}
+	m := merging{book: b}
 	for _, u := range updates {
 		b.mergeOne(u, &m)
 	}
@@ -58,27 +58,51 @@ func (b book) mergeOne(u update, m *merging) {
 	p.merge(u, m)
 }
 
-// Limits of a book: how many VIPs and claims all pages name, and how many cells they have.
+// Limits of a book: how many VIPs and claims all pages name, how many bytes the words of the claims
+// have, and how many cells the pages have.
 const (
 	maxIndexed = 2 * maxVIPs
+	maxWords   = 1 << 26
 	maxBook    = 1 << 25
 )
 
 // tidy bounds what the book remembers of VIPs that are gone. A book that is too large even so loses
 // its largest pages, whose VIPs it returns: nodes that are live are called if they have none.
 func (b book) tidy() (lost []netip.Addr) {
-	pages, cells := b.all()
+	pages, _ := b.all()
 	b.index.tidy(pages)
-	for first := true; max(len(b.index.vips), len(b.index.claims)) > maxIndexed || cells > maxBook; first = false {
-		if !first { // there may be enough that no page names
-			lost = append(lost, b.drop()...)
-			pages, _ = b.all()
-		}
-		b.index.kept = 0
-		b.index.tidy(pages)
-		pages, cells = b.all()
+	if !b.over(8) {
+		return nil
+	}
+	b.squeeze()
+	for b.over(7) { // a book that stays full would be squeezed with each message
+		lost = append(lost, b.drop()...)
+		b.squeeze()
 	}
 	return lost
+}
+
+// squeeze forgets VIPs and claims of which no page says anything.
+func (b book) squeeze() {
+	b.index.kept = 0
+	pages, _ := b.all()
+	b.index.tidy(pages)
+}
+
+// over reports whether the book has more than so many eighths of what it may have.
+func (b book) over(eighths int) bool {
+	_, cells := b.all()
+	return max(len(b.index.vips), len(b.index.claims)) > maxIndexed/8*eighths || b.index.words > maxWords/8*eighths ||
+		cells > maxBook/8*eighths
+}
+
+// loose returns how many changes the pages remember, beside a few of each: see maxLoose.
+func (b book) loose() (n int) {
+	pages, _ := b.all()
+	for _, p := range pages {
+		n += p.loose()
+	}
+	return n
 }
 
 // all returns all pages, and how many cells they have.
@@ -94,18 +118,19 @@ func (b book) all() (pages []*page, cells int) {
 
 // drop forgets the node of which the most is known, and returns the VIPs that it names.
 func (b book) drop() []netip.Addr {
+	const ofCell = 64 // some bytes for a VIP and a claim, beside its words
 	largest, most := "", -1
 	for node, p := range b.pages {
-		named := 0
+		size := 0
 		for ; p != nil; p = p.before {
 			for _, number := range p.cells {
 				if number != 0 {
-					named++
+					size += ofCell + wordsOf(b.index.claim(number))
 				}
 			}
 		}
-		if named > most {
-			largest, most = node, named
+		if size > most {
+			largest, most = node, size
 		}
 	}
 	vips := b.pages[largest].vips()
@@ -114,7 +139,7 @@ func (b book) drop() []netip.Addr {
 }
 
 // updates returns all that is known of the live nodes, and what is reserved for those that are
-// expected back. They stay as they are when the book changes.
+// expected back, entries in any order. They stay as they are when the book changes.
 func (b book) updates(standings map[string]plan.Standing) []update {
 	var updates []update
 	all := b.index.sheet // which only grows at its ends, or is replaced

@@ -1,6 +1,7 @@
 package members
 
 import (
+	"bytes"
 	"encoding/binary"
 	"log/slog"
 	"maps"
@@ -66,8 +67,42 @@ func TestAShortMessageCostsLittle(t *testing.T) {
 				t.Errorf("%s: the book has a page of %s", name, node)
 			}
 		}
-		if len(m.past) > maxLives {
-			t.Errorf("%s: %d earlier processes are remembered", name, len(m.past))
+		if len(m.past.pages) > maxLives {
+			t.Errorf("%s: %d earlier processes are remembered", name, len(m.past.pages))
+		}
+	}
+}
+
+// Nor can a long one, of what takes many times its bytes once it is read.
+func TestALongMessageCostsNoMultiple(t *testing.T) {
+	many := func(n int, head, one []byte, tail ...byte) []byte {
+		return append(append(binary.AppendUvarint(head, uint64(n)), bytes.Repeat(one, n)...), tail...)
+	}
+	for name, c := range map[string]struct {
+		most    int
+		message func(n int) []byte
+	}{
+		"nodes": {maxUpdates, func(n int) []byte {
+			return append([]byte{wireVersion}, bytes.Repeat([]byte{1, 'n', 1, 0, 0, 0}, n)...)
+		}},
+		"nodes in little space": {maxUpdates, func(n int) []byte {
+			return append([]byte{compactVersion, 0, 0, 0, 0}, bytes.Repeat([]byte{1, 'n', 1, 0, 0, 0}, n)...)
+		}},
+		"claims": {maxIndexed, func(n int) []byte {
+			return many(n, []byte{compactVersion, 0}, []byte{0, 0}, 0, 0)
+		}},
+		"words": {maxStrings, func(n int) []byte {
+			return many(n, []byte{compactVersion}, []byte{1, 'x'}, 0, 0, 0)
+		}},
+		"words of a node": {maxStrings, func(n int) []byte {
+			return many(n, []byte{wireVersion, 1, 'n', 1, 0}, []byte{1, 'x'}, 0)
+		}},
+	} {
+		if _, err := decode(c.message(c.most)); err != nil {
+			t.Errorf("%s: as many as there may be: %v", name, err)
+		}
+		if _, err := decode(c.message(c.most + 1)); err == nil {
+			t.Errorf("%s: more than there may be are read", name)
 		}
 	}
 }
@@ -172,6 +207,68 @@ func TestALargeStateCanBeRead(t *testing.T) {
 	message := state(update{node: "a", born: 1}, others, true, maxState)
 	if updates, err := decode(message); err != nil || len(updates) < len(others)/4 || len(updates) >= len(others) {
 		t.Errorf("%d of %d nodes are read: %v", len(updates), len(others), err)
+	}
+}
+
+// Nor does a node that says too much make the states of others unreadable.
+func TestAStateOfABookThatIsFullCanBeRead(t *testing.T) {
+	live := map[string]plan.Standing{"x": {Live: true}, "y": {Live: true}}
+	own := update{node: "a", born: 100, floor: 1, entries: []entry{{vip: vip1, seq: 1, claim: plan.Claim{Parted: true}}}}
+	// all says something of 65,536 VIPs as entries, with such numbers, or as a row.
+	all := func(node string, net byte, seq uint64, gone bool) update {
+		u := update{node: node, born: 1}
+		for i := range maxVIPs {
+			u.entries = append(u.entries, entry{vip: numbered(net, i), seq: seq + uint64(i), gone: gone})
+		}
+		return u
+	}
+	row := func(u update) update { u.floor = maxVIPs; return u.compacted() }
+	kinds := func(u update, answering bool) update {
+		for i := range u.entries {
+			u.entries[i].claim = plan.Claim{Weight: uint16(i), Answering: answering}
+		}
+		return u
+	}
+	for name, updates := range map[string][]update{
+		"more that is gone than a node may have": {all("x", 10, 2, true), all("x", 11, maxVIPs+2, true)},
+		"a row, and more that is gone":           {row(all("x", 10, 1, false)), all("x", 11, maxVIPs+2, true)},
+		"as many VIPs as all may have":           {row(all("x", 10, 1, false)), row(all("y", 11, 1, false))},
+		"as many claims":                         {row(kinds(all("x", 10, 1, false), true)), row(kinds(all("y", 10, 1, false), false))},
+	} {
+		b := newBook()
+		b.merge(updates...)
+		for _, compact := range []bool{false, true} {
+			got, err := decode(state(own, b.updates(live), compact, maxState))
+			if err != nil || len(got) == 0 || got[0].node != "a" {
+				t.Errorf("%s, compact %v: %d updates are read: %v", name, compact, len(got), err)
+			}
+		}
+	}
+}
+
+// Nor do pages of so many kinds of claims that no row follows that of another node.
+func TestAStateOfManyPatternsCanBeRead(t *testing.T) {
+	const vips, nodes, kinds, claims = maxIndexed, maxCells/maxIndexed - 2, 128, 2 * maxCounts / 128
+	s := &sheet{}
+	for i := range vips {
+		s.vips = append(s.vips, numbered(byte(10+i>>16), i))
+	}
+	few, many := make([]uint32, vips), make([]uint32, vips)
+	for i := range vips {
+		few[i], many[i] = uint32(i*kinds/vips+1), uint32(i*claims/vips+1)
+	}
+	for i := range claims {
+		s.claims = append(s.claims, plan.Claim{Weight: uint16(i)})
+	}
+	said := func(node string, cells []uint32) update {
+		return update{node: node, born: 1, floor: 1, sheet: s, row: row{cells: cells}}
+	}
+	others := []update{said("x", many)}
+	for i := range nodes {
+		others = append(others, said(madeUp(i), few))
+	}
+	if got, err := decode(state(said("a", few), others, true, maxState)); err != nil || len(got) == 0 {
+		t.Errorf("%d updates are read: %v", len(got), err)
 	}
 }
 

@@ -14,9 +14,12 @@ import (
 // node, how many cells in all, and how many of them for each byte of the message if it has more
 // patterns than a speaker makes without need. A node that has just started knows of no VIPs, so
 // that what it knows cannot be a limit. All nodes together may name maxIndexed: at the limit they
-// may not agree for a moment which VIPs are within.
+// may not agree for a moment which VIPs are within. Of what takes more memory than bytes of the message
+// there is no more than states need: updates, claims, and the words of each update and of all claims.
 const (
 	maxVIPs      = plan.MaxVIPs
+	maxUpdates   = 1 << 16
+	maxStrings   = 3 * maxIndexed
 	maxCells     = 1 << 24
 	cellsOfAByte = 64
 )
@@ -24,7 +27,7 @@ const (
 // compact reads the message that encodeCompact writes, after its version.
 func (r *reader) compact() []update {
 	words := r.words()
-	s := &sheet{claims: make([]plan.Claim, 0, r.count(2))}
+	s := &sheet{claims: make([]plan.Claim, 0, r.few(2, maxIndexed))}
 	for range cap(s.claims) {
 		flags := r.flags()
 		s.claims = append(s.claims, r.claim(flags, words))
@@ -55,7 +58,10 @@ func (r *reader) compact() []update {
 }
 
 // fits reports whether a compact message may describe so many nodes and VIPs.
-func fits(nodes, vips int) bool { return nodes*vips <= maxCells }
+func fits(nodes, vips int) bool { return nodes*vips <= maxCells && nodes <= maxUpdates }
+
+// suits reports whether a compact message of this size may have so many patterns, for so many VIPs.
+func suits(patterns, vips, size int) bool { return (patterns-maxPatterns)*vips <= size*cellsOfAByte }
 
 func (r *reader) compactEntry(s *sheet) entry {
 	flags := r.flags()
@@ -127,7 +133,7 @@ func (r *reader) row(s *sheet, patterns []*pattern) (row, []*pattern) {
 	case form == 0:
 		return row{}, patterns
 	case form == 1:
-		if (len(patterns)+1-maxPatterns)*len(s.vips) > r.size*cellsOfAByte {
+		if !suits(len(patterns)+1, len(s.vips), r.size) {
 			r.fail(fmt.Errorf("%d patterns for %d addresses", len(patterns)+1, len(s.vips)))
 			return row{}, patterns
 		}

@@ -289,7 +289,7 @@ func TestOfManyProcessesAFewAreRemembered(t *testing.T) {
 		for born := many; born > 1; born-- { // the oldest last
 			m.learn(encode(update{node: "a", born: uint64(born)}))
 		}
-		if n := len(m.past); n > maxPast+1 {
+		if n := len(m.past.pages); n > maxPast+1 {
 			t.Errorf("%s: %d processes are remembered, want %d at most", c.name, n, maxPast+1)
 		}
 		// In two parts, of a process that is older than all that are remembered.

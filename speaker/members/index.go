@@ -23,11 +23,12 @@ type index struct {
 	vipAt   map[netip.Addr]int
 	claimAt map[plan.Claim]uint32
 	kept    int // VIPs and claims after the last call of tidy
+	words   int // bytes of all words of the claims, those of each counted for itself
 }
 
 // merging is what updates that are merged together share.
 type merging struct {
-	index   *index
+	book
 	changed []bool // VIPs of the index of which something else is known now
 	ended   bool   // one of them was announced by a node that says now that it cannot
 	known   map[*sheet]*translation
@@ -87,8 +88,14 @@ func (x *index) number(claim plan.Claim) uint32 {
 		x.claims = append(x.claims, claim)
 		n = uint32(len(x.claims))
 		x.claimAt[claim] = n
+		x.words += wordsOf(claim)
 	}
 	return n
+}
+
+// wordsOf returns how many bytes the words of a claim have.
+func wordsOf(claim plan.Claim) int {
+	return len(claim.Reason) + len(claim.Routes) + len(claim.Unrouted)
 }
 
 // tidy forgets VIPs and claims of which no page says anything, once there may be many.

@@ -348,12 +348,19 @@ func some(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// call exchanges states with one node, at the first of its addresses that answers.
+// call exchanges states with one node, at the first of its addresses that answers. At this node's own address, which
+// another Node may show, it would hear itself.
 func (m *Members) call(ml *memberlist.Memberlist, bind netip.Addr, name string, addrs []netip.Addr) finding {
+	addrs = slices.DeleteFunc(slices.Clone(addrs), func(addr netip.Addr) bool {
+		return addr.Is4() != bind.Is4() // gossip is bound to an address of one family
+	})
+	if len(addrs) == 1 && addrs[0] == bind {
+		return nobody
+	}
 	found := silent
 	for _, addr := range addrs {
-		if addr.Is4() != bind.Is4() {
-			continue // gossip is bound to an address of one family
+		if addr == bind {
+			continue
 		}
 		target := netip.AddrPortFrom(addr, uint16(m.opts.Port)).String()
 		began, before := time.Now(), m.understood.Load()

@@ -93,6 +93,35 @@ func TestASingleNodeQueuesNothing(t *testing.T) {
 	r.eventually("nothing is queued for those who have gone", func() bool { return a.queue.NumQueued() == 0 })
 }
 
+// A node that hears itself has met nobody: another Node may show its address.
+func TestANodeDoesNotMeetItself(t *testing.T) {
+	r := newRig(t, "a", "b")
+	a := r.start("a", func(s *setup) { s.pace = pace{every: time.Hour, alone: time.Hour, silent: time.Hour, soon: time.Hour} })
+	own := r.peers["a"][0]
+	r.eventually("gossip has begun", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.ml != nil })
+	a.SetPeers(map[string][]netip.Addr{"x": {own}, "y": {own, r.peers["b"][0]}})
+	a.Seek(time.Now())
+	for range 3 {
+		if _, err := a.joinStep(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.Joined() || !a.Met().IsZero() || a.understood.Load() > 0 {
+		t.Errorf("joined %v, met %s, and read %d states of its own", a.Joined(), a.Met(), a.understood.Load())
+	}
+	a.SetPeers(map[string][]netip.Addr{"x": {own, r.peers["b"][0]}})
+	r.start("b")
+	r.introduce("b")
+	r.eventually("it meets another one at the other address", func() bool { a.join.Poke(); return a.Joined() })
+
+	// No speaker runs there, so that it is alone soon.
+	p := pace{every: 50 * time.Millisecond, alone: 100 * time.Millisecond, silent: time.Hour, soon: 50 * time.Millisecond}
+	r = &rig{t: t, members: map[string]*rigged{}, peers: map[string][]netip.Addr{"c": {own.Prev()}}}
+	c := r.start("c", func(s *setup) { s.pace = p })
+	c.SetPeers(map[string][]netip.Addr{"x": {own.Prev()}})
+	r.eventually("it takes itself for the only one", c.Joined)
+}
+
 // A node that may have been cut off calls until it has heard somebody, live ones included.
 func TestSeek(t *testing.T) {
 	r := newRig(t, "a", "b", "c")

@@ -1,12 +1,14 @@
 package members
 
 import (
+	"cmp"
 	"context"
 	"log"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -164,6 +166,9 @@ func (m *Members) snapshot() (own update, others []update, compact, unknown bool
 	own, others, compact, unknown = m.own.unsorted(), m.book.updates(standings), m.compacts(), m.peers == nil
 	m.mu.Unlock()
 	sortEntries(own.entries)
+	for _, u := range others {
+		sortEntries(u.entries)
+	}
 	return own, others, compact, unknown
 }
 
@@ -267,30 +272,30 @@ func (m *Members) recall(u update) bool {
 	if u.born >= m.own.born || m.previous != nil && u.born < m.previous.born {
 		return false
 	}
-	p := m.past[u.born]
-	if p == nil {
-		p = newPage(u.born, newIndex())
-		m.past[u.born] = p
-		m.forget()
+	u.node = strconv.FormatUint(u.born, 10)
+	m.past.merge(u)
+	p, past := m.past.pages[u.node], m.past.pages
+	if m.previous != nil && past[strconv.FormatUint(m.previous.born, 10)] != m.previous {
+		m.previous = nil // there was no room for it
 	}
-	p.merge(u, &merging{index: p.index})
-	if p == m.previous || !p.announces() {
+	m.forget()
+	if p == nil || p == m.previous || !p.announces() {
 		return false // if it announces nothing, the others wait for what a process before it announced
 	}
 	m.previous = p
-	m.past[p.born] = p // unless it was the oldest of too many, it is there
-	maps.DeleteFunc(m.past, func(born uint64, _ *page) bool { return born < p.born })
+	past[u.node] = p // unless it was the oldest of too many, it is there
+	maps.DeleteFunc(past, func(_ string, other *page) bool { return other.born < p.born })
 	return true
 }
 
 // forget drops the oldest of too many processes. It needs mu.
 func (m *Members) forget() {
-	born := slices.Sorted(maps.Keys(m.past))
+	past := slices.SortedFunc(maps.Values(m.past.pages), func(p, q *page) int { return cmp.Compare(p.born, q.born) })
 	if m.previous != nil {
-		born = born[1:] // it is the oldest, and stays
+		past = past[1:] // it is the oldest, and stays
 	}
-	for _, oldest := range born[:max(0, len(born)-maxPast)] {
-		delete(m.past, oldest)
+	for _, oldest := range past[:max(0, len(past)-maxPast)] {
+		delete(m.past.pages, strconv.FormatUint(oldest.born, 10))
 	}
 }
 

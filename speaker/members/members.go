@@ -104,7 +104,7 @@ type Members struct {
 	// what the last process before this one that announced an address said, from the others; nil if
 	// unknown
 	previous *page
-	past     map[uint64]*page            // of previous and the processes after it, by when they were started
+	past     book                        // of previous and the processes after it, named by when they were started
 	book     book                        // of the other nodes
 	live     map[string]*memberlist.Node // other nodes
 	greet    map[string]bool             // live nodes that were not told everything yet
@@ -143,7 +143,7 @@ func New(opts Options) *Members {
 	m := &Members{
 		opts: opts, keys: newKeyring(opts.Keys),
 		own:  newJournal(opts.Self, uint64(opts.Born.UnixNano())),
-		aged: make(chan struct{}), book: newBook(), past: map[uint64]*page{},
+		aged: make(chan struct{}), book: newBook(), past: newBook(),
 		live: map[string]*memberlist.Node{}, greet: map[string]bool{},
 		macs: map[string][]string{}, former: map[string]bool{}, called: map[string]bool{}, strange: map[string]bool{},
 	}

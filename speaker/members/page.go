@@ -13,6 +13,10 @@ const (
 	recentVIPs = 64
 	// maxSeen bounds the changes that a page remembers to have seen after one that it has missed.
 	maxSeen = 1 << 16
+	// fewLoose and maxLoose are how many entries said and seen have in a page, and in all pages of a book beside so
+	// many of each. They have room for all changes of 200 nodes that begin to claim 10,000 VIPs at once.
+	fewLoose = 1 << 10
+	maxLoose = 1 << 22
 )
 
 // page is what is known of one process of a node.
@@ -26,7 +30,7 @@ type page struct {
 	shared bool
 	// said is the last change of each VIP: of all that were spoken of after floor, and of some before,
 	// none of which is older than forgotten.
-	said      map[netip.Addr]uint64
+	said      map[netip.Addr]uint64 // of maxVIPs at most
 	forgotten uint64
 	seen      map[uint64]bool // changes after floor
 	before    *page           // of the last process before that announced an address, or nil
@@ -70,14 +74,24 @@ func (p *page) vips() []netip.Addr {
 }
 
 // merge takes in an update of the page's process, and marks the VIPs of which the page says
-// something else now.
+// something else now. Changes for which there is no room are left to the exchange of states, like
+// those that were lost on the way.
 func (p *page) merge(u update, m *merging) {
 	if u.floor > p.floor {
 		p.replace(u, m)
+		p.rise()
+		p.forget()
+	}
+	room := fewLoose
+	if p.remembered()+2*len(u.entries) > room {
+		room += max(0, maxLoose-(m.loose()-p.loose()))
 	}
 	for _, e := range u.entries {
 		if e.seq <= p.floor {
 			continue // the page knows it, or something newer
+		}
+		if _, spoken := p.said[e.vip]; p.remembered() >= room || !spoken && len(p.said) >= maxVIPs {
+			continue
 		}
 		if len(p.seen) < maxSeen {
 			p.seen[e.seq] = true
@@ -96,8 +110,14 @@ func (p *page) merge(u update, m *merging) {
 			m.mark(at)
 		}
 	}
-	p.settle()
+	if p.rise() {
+		p.forget()
+	}
 }
+
+// remembered returns how many entries said and seen have, and loose how many beside a few.
+func (p *page) remembered() int { return len(p.said) + len(p.seen) }
+func (p *page) loose() int      { return max(0, p.remembered()-fewLoose) }
 
 // replace takes in all that a node has said up to the floor of an update.
 func (p *page) replace(u update, m *merging) {
@@ -133,13 +153,18 @@ func (p *page) replace(u update, m *merging) {
 	p.floor = u.floor
 }
 
-// settle raises the floor over all changes that follow it without a gap, and forgets what that
-// makes needless.
-func (p *page) settle() {
+// rise raises the floor over all changes that follow it without a gap, and reports whether there are any.
+func (p *page) rise() (some bool) {
 	for p.seen[p.floor+1] {
 		delete(p.seen, p.floor+1)
 		p.floor++
+		some = true
 	}
+	return some
+}
+
+// forget forgets what a higher floor makes needless.
+func (p *page) forget() {
 	for seq := range p.seen {
 		if seq <= p.floor {
 			delete(p.seen, seq)
@@ -203,8 +228,8 @@ func (p *page) held(vip netip.Addr) (plan.Claim, bool) {
 	return claim, ok && claim.Announces()
 }
 
-// update returns all that the page knows, with a copy of its index' sheet. It stays as it is when the
-// page changes.
+// update returns all that the page knows, with a copy of its index' sheet, entries in any order. It
+// stays as it is when the page changes.
 func (p *page) update(node string, s *sheet) update {
 	u := update{node: node, born: p.born, floor: p.floor}
 	if p.floor > 0 {
@@ -217,7 +242,6 @@ func (p *page) update(node string, s *sheet) update {
 			u.entries = append(u.entries, entry{vip: vip, seq: seq, claim: claim, gone: !ok})
 		}
 	}
-	sortEntries(u.entries)
 	return u
 }
 
@@ -229,7 +253,6 @@ func (p *page) reserved(node string) update {
 			u.entries = append(u.entries, entry{vip: vip, seq: p.seq(vip), claim: claim})
 		}
 	}
-	sortEntries(u.entries)
 	return u
 }
 

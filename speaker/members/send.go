@@ -2,6 +2,7 @@ package members
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -37,7 +38,7 @@ func explicitSize(updates []update) (size int) {
 
 // state encodes what this node and the others say, as far as it fits and a reader takes it: of more,
 // half of the others are left out, and again, until it does. Others come in any order, so that the
-// next state has others.
+// next state has others. A node that says too much for any state is left out of all.
 func state(own update, others []update, compact bool, limit int) []byte {
 	for {
 		all := append([]update{own}, others...)
@@ -45,19 +46,24 @@ func state(own update, others []update, compact bool, limit int) []byte {
 			others = others[:len(others)/2] // that need not be written out first
 			continue
 		}
-		var message []byte
+		message, readable := []byte(nil), true
 		if compact {
 			all[0] = own.compacted()
 			e := newCompactEncoder(all)
-			if n := len(others); n > 0 && !fits(len(all), len(e.vips)) {
+			if n := len(others); n > 0 && (!fits(len(all), len(e.vips)) || max(len(e.vips), len(e.claims)) > maxIndexed) {
 				others = others[:n/2]
 				continue
 			}
 			message = e.encode(all)
+			readable = suits(len(e.patterns), len(e.vips), len(message))
 		} else {
+			for i, u := range all {
+				all[i] = u.explicit()
+			}
+			all = slices.DeleteFunc(all, func(u update) bool { return len(u.entries) > maxVIPs })
 			message = encode(all...)
 		}
-		if len(message) <= limit || len(others) == 0 {
+		if readable && len(message) <= limit || len(others) == 0 {
 			return message
 		}
 		others = others[:len(others)/2]

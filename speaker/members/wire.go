@@ -191,6 +191,9 @@ func decode(b []byte) ([]update, error) {
 	switch b[0] {
 	case wireVersion:
 		for len(r.rest) > 0 && r.err == nil {
+			if len(updates) == maxUpdates {
+				return nil, fmt.Errorf("more than %d nodes", maxUpdates)
+			}
 			updates = append(updates, r.update())
 		}
 	case compactVersion:
@@ -228,12 +231,7 @@ func (r *reader) update() update {
 
 // entries reads how many entries follow.
 func (r *reader) entries() int {
-	n := r.count(7) // flags, address, seq and reason or claim take at least 7 bytes
-	if n > maxVIPs {
-		r.fail(fmt.Errorf("%d entries, a node may have %d", n, maxVIPs))
-		return 0
-	}
-	return n
+	return r.few(7, maxVIPs) // flags, address, seq and reason or claim take at least 7 bytes
 }
 
 func (r *reader) entry(words []string) entry {
@@ -282,9 +280,12 @@ func (r *reader) claim(flags byte, words []string) plan.Claim {
 // words reads the reasons and lists of peers that occur. Nodes write them into the conditions of Services and into
 // logs, so a node that was taken over shall not choose what others write there, or how much.
 func (r *reader) words() []string {
-	words := make([]string, 0, r.count(1))
+	words := make([]string, 0, r.few(1, maxStrings))
 	for range cap(words) {
 		w := r.string()
+		if len(w) > plan.MaxPeerNames {
+			r.fail(fmt.Errorf("a word of %d bytes, it may have %d", len(w), plan.MaxPeerNames))
+		}
 		if r.err == nil && !lb.Reason(w).IsWord() {
 			peers, err := readPeers(w)
 			if err != nil {
@@ -344,6 +345,16 @@ func (r *reader) count(size int) int {
 		return 0
 	}
 	return int(n)
+}
+
+// few reads the number of items of which there may be so many.
+func (r *reader) few(size, most int) int {
+	n := r.count(size)
+	if n > most {
+		r.fail(fmt.Errorf("%d items, there may be %d", n, most))
+		return 0
+	}
+	return n
 }
 
 func (r *reader) string() string {

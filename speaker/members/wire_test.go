@@ -144,6 +144,7 @@ func TestContract11NobodyChoosesTheWordsOfOthers(t *testing.T) {
 		"the same of BGP":           {Routes: "tor-1", Unrouted: "tor-1"},
 		"a reason as the peers":     {Routes: plan.PeerNames(lb.ReasonStopping)},
 		"a long name of a peer":     {Routes: plan.PeerNames(strings.Repeat("x", 254))},
+		"many peers":                {Routes: plan.PeerNames(strings.Repeat("tor\n", plan.MaxPeerNames/4) + "x")},
 		"a peer for a terminal":     {Routes: plan.NewPeerNames("tor-1", "tor-2\x1b[2J")},
 		"a peer without a name":     {Routes: plan.NewPeerNames("tor-1", "")},
 		"no list of peers":          {Routes: `["tor-1"`},

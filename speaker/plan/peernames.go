@@ -13,8 +13,21 @@ type PeerNames string
 // peerSeparator occurs in no name of a Kubernetes object.
 const peerSeparator = "\n"
 
-// NewPeerNames returns the list of these names.
-func NewPeerNames(names ...string) PeerNames { return PeerNames(strings.Join(names, peerSeparator)) }
+// MaxPeerNames is how many bytes a list has at most, which is room for 16 of the longest names.
+// Speakers read no longer one from one another.
+const MaxPeerNames = 4096
+
+// NewPeerNames returns the list of these names, or of the first of them if all would be too long.
+func NewPeerNames(names ...string) PeerNames {
+	size := -len(peerSeparator)
+	for i, name := range names {
+		if size += len(peerSeparator) + len(name); size > MaxPeerNames {
+			names = names[:i]
+			break
+		}
+	}
+	return PeerNames(strings.Join(names, peerSeparator))
+}
 
 // List returns the names; nil if there are none.
 func (p PeerNames) List() []string {
@@ -41,6 +54,6 @@ func (p *PeerNames) UnmarshalJSON(b []byte) error {
 			return fmt.Errorf("%.80q is not the name of a BGPPeer", name)
 		}
 	}
-	*p = NewPeerNames(names...)
+	*p = PeerNames(strings.Join(names, peerSeparator))
 	return nil
 }

@@ -2,7 +2,9 @@ package plan
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -53,5 +55,21 @@ func TestPeerNames(t *testing.T) {
 		if err := json.Unmarshal(data, &back); err != nil || back != p {
 			t.Errorf("%s became %q, %v", data, back, err)
 		}
+	}
+}
+
+// A node that announces routes to very many peers is still heard: of a list that others would not read, it
+// says the beginning.
+func TestALongListOfPeersIsCut(t *testing.T) {
+	var names []string
+	for i := range 40 {
+		names = append(names, fmt.Sprintf("%0253d", i))
+	}
+	p := NewPeerNames(names...)
+	if got := p.List(); !slices.Equal(got, names[:len(got)]) || len(got) != 16 || len(p) > MaxPeerNames {
+		t.Errorf("%d names with %d bytes are left", len(got), len(p))
+	}
+	if exact := NewPeerNames(strings.Repeat("x", MaxPeerNames-2), "y"); len(exact) != MaxPeerNames {
+		t.Errorf("a list of the greatest length has %d bytes", len(exact))
 	}
 }
