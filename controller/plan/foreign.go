@@ -55,19 +55,28 @@ func (b *Book) keeps(e *entry, addrs []netip.Addr) string {
 		", which Landfall did not assign"
 }
 
-// others names what e holds and the condition does not name.
-func (b *Book) others(e *entry, c lb.Condition) string {
-	var others []string
+// others names what e holds and the condition does not name: apart what it has by right, as that alone is confirmed, and
+// with duplicates what others hold with more right.
+func (b *Book) others(e *entry, c lb.Condition, duplicates bool) string {
+	var others, theirs []string
 	named := conditionAddresses(c)
 	for _, addr := range e.held {
-		if !slices.Contains(named, addr) && b.assigned(e, addr) {
+		switch {
+		case slices.Contains(named, addr) || !b.assigned(e, addr):
+		case duplicates && b.duplicate(e, []netip.Addr{addr}) != nil:
+			theirs = append(theirs, addr.String())
+		default:
 			others = append(others, addr.String())
 		}
 	}
-	if len(others) == 0 {
+	return listed(lb.OthersHold, theirs) + listed(lb.AlsoHolds, others)
+}
+
+func listed(words string, addrs []string) string {
+	if len(addrs) == 0 {
 		return ""
 	}
-	return "; " + lb.AlsoHolds + strings.Join(others, ", ")
+	return "; " + words + strings.Join(addrs, ", ")
 }
 
 // withoutWritten returns what is held without addresses that somebody wrote into the status beside

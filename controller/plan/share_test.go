@@ -135,6 +135,21 @@ var shareStories = []story{
 	}},
 }
 
+// shareDualStories have Services of two families.
+var shareDualStories = []story{
+	{name: "a change into a conflict at two addresses", steps: []step{
+		{name: "an older one joins", do: []change{newPool("p", "10.0.0.0/30", "fd00::/126"),
+			service("old", requireDual, shares("k", 81), kind(lb.ClusterIP)), service("first", requireDual, shares("k", 80)),
+			service("old", kind(lb.LoadBalancer))},
+			want: map[string]string{"first": "10.0.0.0,fd00:: Assigned", "old": "10.0.0.0,fd00:: Assigned"}},
+		{name: "and drops its key", do: []change{service("old", shares("", 81))},
+			want: map[string]string{"old": "10.0.0.0,fd00:: Duplicate"}},
+		{name: "asks for nonsense as well", do: []change{service("old", asksPool("nope"))}},
+		{name: "and back", do: []change{service("old", shares("k", 81), asksPool(""))},
+			want: map[string]string{"old": "10.0.0.0,fd00:: Assigned"}},
+	}},
+}
+
 // forgedStories have tenants who may write services/status.
 var forgedStories = []story{
 	{name: "an address written into a status takes nothing", config: Config{MoveDuplicates: true}, steps: []step{
@@ -148,6 +163,14 @@ var forgedStories = []story{
 		{name: "what it requests names nothing", do: []change{service("tenant", holds("10.0.0.1"),
 			asksPool("; keeps 10.0.0.1"), shares("10.0.0.1 from pool p", 80))}, moves: []string{"tenant"},
 			want: map[string]string{"tenant": "10.0.0.1 Duplicate"}},
+	}},
+	{name: "the addresses of two", steps: []step{
+		{name: "hold", do: []change{newPool("p", "10.0.0.0/29"), service("tenant", asksPool("nope")), service("shop"),
+			service("web")},
+			want: map[string]string{"tenant": "- PoolNotFound", "shop": "10.0.0.0 Assigned", "web": "10.0.0.1 Assigned"}},
+		{name: "an older one writes both", do: []change{service("tenant", asksPool(""), holds("10.0.0.0", "10.0.0.1"))},
+			want: map[string]string{"tenant": "10.0.0.0,10.0.0.1 Duplicate"}},
+		{name: "again", do: []change{service("tenant", asksPool("nope"))}},
 	}},
 	{name: "one without any", steps: []step{
 		{name: "holds", do: []change{newPool("p", "10.0.0.0/29"), service("old", kind(lb.ClusterIP)), service("shop")},
@@ -228,7 +251,7 @@ func TestContract11HoldersAreNamedToTheirNamespace(t *testing.T) {
 }
 
 func TestContract11SharingStories(t *testing.T) {
-	for _, s := range bothFamilies(shareStories) {
+	for _, s := range slices.Concat(bothFamilies(shareStories), shareDualStories) {
 		for _, duplicated := range []bool{false, true} {
 			for _, lagging := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/duplicated=%v/lagging=%v", s.name, duplicated, lagging), func(t *testing.T) {

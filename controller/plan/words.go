@@ -86,7 +86,7 @@ func (b *Book) condition(e *entry, duplicate *duplicated, note string, refusal *
 	}
 	if held != nil {
 		condition.Reason, condition.Message = held.Reason, held.Message
-		condition.Message += b.others(e, condition)
+		condition.Message += b.others(e, condition, duplicate != nil)
 	} else {
 		condition.Status, condition.Reason, condition.Message = true, lb.ReasonAssigned, from
 		if note != "" {
