@@ -59,12 +59,13 @@ type entry struct {
 	// refused and waits are as Refuse has said.
 	refused, waits bool
 	// terms are those under which it shares addresses. Of the condition that it shows, shown is the
-	// reason and named are the addresses that it confirms; agreed is set if it was decided on the same
-	// terms. after has the Services that held its addresses first.
+	// reason, named are the addresses that it confirms, and joined has the Services that held some of them first;
+	// agreed is set if it was decided on the same terms. after is joined as decided since.
 	terms   string
 	shown   lb.Reason
 	named   []netip.Addr
 	agreed  bool
+	joined  map[netip.Addr]lb.Key
 	after   map[netip.Addr]lb.Key
 	decided bool         // after is of a decision that the Service does not show yet
 	asks    []netip.Addr // what it waits for by name, as in Book.asking
@@ -201,7 +202,8 @@ func (e *entry) become(next *entry) {
 // stands reports whether next concerns no other Service otherwise than e did.
 func (e *entry) stands(next *entry) bool {
 	return slices.Equal(e.taken, next.taken) && slices.Equal(e.named, next.named) && slices.Equal(e.fresh, next.fresh) &&
-		e.over == next.over && e.agreed == next.agreed && maps.Equal(e.after, next.after) &&
+		e.over == next.over && e.agreed == next.agreed && e.Deleting == next.Deleting && e.Headless == next.Headless &&
+		maps.Equal(e.joined, next.joined) && maps.Equal(e.after, next.after) &&
 		!slices.ContainsFunc(e.taken, func(addr netip.Addr) bool { return e.settled(addr) != next.settled(addr) }) &&
 		e.Request.Share == next.Request.Share && e.Request.Selector == next.Request.Selector &&
 		e.ExternalPolicy == next.ExternalPolicy && slices.Equal(e.Ports, next.Ports)

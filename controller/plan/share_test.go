@@ -34,6 +34,9 @@ func in(namespace, name string, tweaks ...func(*lb.Service)) change {
 // unkept has a Service have so many more ports than are kept.
 func unkept(n int) func(*lb.Service) { return func(s *lb.Service) { s.Unkept.Ports = n } }
 
+// headless takes the Service down, or up again.
+func headless(set bool) func(*lb.Service) { return func(s *lb.Service) { s.Headless = set } }
+
 var shareStories = []story{
 	{name: "a change into a conflict hurts the one that changed", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
@@ -52,11 +55,11 @@ var shareStories = []story{
 		{name: "takes another", do: []change{service("old", shares("other", 80), asks("nonsense"))}},
 		{name: "has its own again", do: []change{service("old", shares("k", 80), asks())},
 			want: map[string]string{"old": "10.0.0.0 Assigned"}},
-		{name: "both at once: the older goes on",
+		{name: "both at once: the one that the other joined goes on",
 			do:   []change{service("old", shares("k", 90)), service("young", shares("k", 90))},
-			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
-		{name: "the older goes", do: []change{noService("old")},
-			want: map[string]string{"old": "gone", "young": "10.0.0.0 Assigned"}},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "it goes", do: []change{noService("young")},
+			want: map[string]string{"young": "gone", "old": "10.0.0.0 Assigned"}},
 	}},
 	{name: "more ports than are kept", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
@@ -133,15 +136,49 @@ var shareStories = []story{
 			service("other", shares("k", 84), local("app=y"), asks("10.0.0.1"))},
 			want: map[string]string{"wide": "10.0.0.1 Assigned", "same": "10.0.0.1 Assigned", "other": "- SharingRefused"}},
 	}},
+	{name: "a change by the rightful holder", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 81), kind(lb.ClusterIP)),
+			service("first", shares("k", 80))}, want: map[string]string{"first": "10.0.0.0 Assigned", "old": "-"}},
+		{name: "an older one joins", do: []change{service("old", kind(lb.LoadBalancer))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "and drops its key", do: []change{service("old", shares("", 81))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "the first has another port", do: []change{service("first", shares("k", 82))}},
+		{name: "another key", do: []change{service("first", shares("other", 82))}},
+		{name: "no key", do: []change{service("first", shares("", 82))}},
+		{name: "both change at once", do: []change{service("old", shares("x", 82)), service("first", shares("y", 82))}},
+	}},
+	{name: "both change at once: the one that was first goes on", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 81), kind(lb.ClusterIP)),
+			service("first", shares("k", 80))}, want: map[string]string{"first": "10.0.0.0 Assigned", "old": "-"}},
+		{name: "an older one joins", do: []change{service("old", kind(lb.LoadBalancer))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "to one port", do: []change{service("first", shares("k", 82)), service("old", shares("k", 82))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+	}},
+	{name: "a change by one for which the controller decides no more", steps: []step{
+		{name: "three share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
+			service("young", shares("k", 81)), service("ends", shares("k", 83))},
+			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned", "ends": "10.0.0.0 Assigned"}},
+		{name: "the older, taken down, drops its key", do: []change{service("old", shares("", 80), headless(true))}},
+		{name: "the younger has another port", do: []change{service("young", shares("k", 82))}},
+		{name: "the older comes back", do: []change{service("old", headless(false))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "with its key", do: []change{service("old", shares("k", 80))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "now it is deleted, and stays", do: []change{service("old", func(s *lb.Service) { s.Deleting = true }),
+			service("old", shares("", 80)), service("ends", shares("k", 84))}},
+	}},
 }
 
 // shareDualStories have Services of two families.
 var shareDualStories = []story{
 	{name: "a change into a conflict at two addresses", steps: []step{
-		{name: "an older one joins", do: []change{newPool("p", "10.0.0.0/30", "fd00::/126"),
-			service("old", requireDual, shares("k", 81), kind(lb.ClusterIP)), service("first", requireDual, shares("k", 80)),
-			service("old", kind(lb.LoadBalancer))},
-			want: map[string]string{"first": "10.0.0.0,fd00:: Assigned", "old": "10.0.0.0,fd00:: Assigned"}},
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/30", "fd00::/126"),
+			service("old", requireDual, shares("k", 81), kind(lb.ClusterIP)), service("first", requireDual, shares("k", 80))},
+			want: map[string]string{"first": "10.0.0.0,fd00:: Assigned", "old": "-"}},
+		{name: "an older one joins", do: []change{service("old", kind(lb.LoadBalancer))},
+			want: map[string]string{"old": "10.0.0.0,fd00:: Assigned"}},
 		{name: "and drops its key", do: []change{service("old", shares("", 81))},
 			want: map[string]string{"old": "10.0.0.0,fd00:: Duplicate"}},
 		{name: "asks for nonsense as well", do: []change{service("old", asksPool("nope"))}},

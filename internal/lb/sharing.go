@@ -57,27 +57,47 @@ func appendPort(to []byte, p ServicePort) []byte {
 	return append(append(strconv.AppendUint(to, uint64(p.Port), 10), '/'), p.Protocol...)
 }
 
-// Intrudes reports whether Services that a Service collides with at one of its VIPs come first,
-// although it may be older. The condition Assigned says that it holds an address by mistake, or does
-// not name an address that the status shows: somebody wrote that there. Or the condition names other
-// ports: the Service changed them, and the controller has not said yet whether they collide.
-func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) bool {
+// Intrusion is how far what a Service asks for at its VIPs is from what the controller confirmed. Of Services that
+// collide the one with less comes first, although it may be younger.
+type Intrusion uint8
+
+// The intrusions.
+const (
+	IntrudesNot Intrusion = iota
+	// Changed is that of a Service with other ports than the condition Assigned names: it changed them, and the
+	// controller has not said yet whether they collide.
+	Changed
+	// ChangedAfterOthers is the same of a Service that joined another one.
+	ChangedAfterOthers
+	// Unconfirmed is that of a Service that holds an address by mistake, or whose status shows one that the condition
+	// does not name: somebody wrote that there.
+	Unconfirmed
+)
+
+// Intrudes tells how a Service intrudes upon others.
+func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) Intrusion {
 	if assigned.Reason == ReasonDuplicate {
-		return true
+		return Unconfirmed
 	}
 	confirmed := Confirmed(assigned)
 	for _, in := range shown {
 		if !slices.Contains(confirmed, in.Addr) {
-			return true
+			return Unconfirmed
 		}
 	}
-	terms, _ := ParseSharing(assigned.Message)
+	terms, after := ParseSharing(assigned.Message)
 	key, err := strconv.QuotedPrefix(terms)
 	if err != nil {
-		return false // it shares nothing
+		return IntrudesNot // it shares nothing
 	}
 	agreed, _, _ := strings.Cut(strings.TrimPrefix(terms[len(key):], " on "), ", policy ")
-	return agreed != sharedPorts(ports)
+	switch {
+	case agreed == sharedPorts(ports):
+		return IntrudesNot
+	case len(after) == 0:
+		return Changed
+	}
+	return ChangedAfterOthers
 }
 
 // shorten bounds a text and keeps different ones apart.
