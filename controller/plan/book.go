@@ -206,7 +206,8 @@ func (e *entry) stands(next *entry) bool {
 		maps.Equal(e.joined, next.joined) && maps.Equal(e.after, next.after) &&
 		!slices.ContainsFunc(e.taken, func(addr netip.Addr) bool { return e.settled(addr) != next.settled(addr) }) &&
 		e.Request.Share == next.Request.Share && e.Request.Selector == next.Request.Selector &&
-		e.ExternalPolicy == next.ExternalPolicy && slices.Equal(e.Ports, next.Ports)
+		e.ExternalPolicy == next.ExternalPolicy && slices.Equal(e.Ports, next.Ports) &&
+		e.Unkept.Ports == next.Unkept.Ports
 }
 
 // move has e become what was read, and has those decided anew that this concerns.

@@ -69,6 +69,10 @@ var shareStories = []story{
 			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
 		{name: "and no longer", do: []change{service("young", unkept(0))},
 			want: map[string]string{"young": "10.0.0.0 Assigned"}},
+		{name: "the older has more", do: []change{service("old", unkept(1))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "and no longer", do: []change{service("old", unkept(0))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
 	}},
 	{name: "a key that reads like the condition", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("x (shared by key y", 80)),

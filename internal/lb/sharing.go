@@ -20,6 +20,9 @@ import (
 // that it joined when that is gone; the next one that is first names none.
 const sharedBy = " (shared by key "
 
+// andMore comes before the number of ports that the Service has beyond those that are kept. Proxies do not serve them.
+const andMore = " and "
+
 // maxTerms bounds each part of the terms, since they go into a condition.
 const maxTerms = 96
 
@@ -30,6 +33,9 @@ func SharingTerms(s *Service) string {
 		return ""
 	}
 	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + sharedPorts(s.Ports)
+	if s.Unkept.Ports > 0 {
+		terms += fmt.Sprintf("%s%d more", andMore, s.Unkept.Ports)
+	}
 	if s.ExternalPolicy == Local {
 		terms += ", policy Local, selector " + strconv.Quote(shorten(s.Request.Selector))
 	}
@@ -91,6 +97,7 @@ func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) Intrusio
 		return IntrudesNot // it shares nothing
 	}
 	agreed, _, _ := strings.Cut(strings.TrimPrefix(terms[len(key):], " on "), ", policy ")
+	agreed, _, _ = strings.Cut(agreed, andMore)
 	switch {
 	case agreed == sharedPorts(ports):
 		return IntrudesNot

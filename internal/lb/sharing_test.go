@@ -167,6 +167,8 @@ func TestIntrudes(t *testing.T) {
 	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
 	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}
 	agreed := Condition{Message: "p" + FormatSharing(SharingTerms(&s), nil)}
+	s.Unkept.Ports = 3
+	more := Condition{Message: "p" + FormatSharing(SharingTerms(&s), nil)}
 	joined := Condition{Message: "p" + FormatSharing(SharingTerms(&s), map[netip.Addr]Key{netip.IPv4Unspecified(): {}})}
 	vip, other := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")
 	holds := Condition{Status: true, Message: "192.0.2.7 from pool p"}
@@ -182,6 +184,8 @@ func TestIntrudes(t *testing.T) {
 			Changed},
 		"one port less, of one that joined": {joined, ports[:1], nil, ChangedAfterOthers},
 		"as agreed, of one that joined":     {c: joined, ports: ports},
+		"more ports than are kept":          {more, ports, nil, IntrudesNot},
+		"more, and another":                 {more, ports[:1], nil, Changed},
 		"shares none":                       {c: Condition{Message: "10.0.0.0 from pool p"}, ports: ports},
 		"by mistake":                        {Condition{Reason: ReasonDuplicate}, ports, nil, Unconfirmed},
 		"confirmed":                         {holds, ports, []Ingress{{Addr: vip}}, IntrudesNot},
