@@ -229,7 +229,7 @@ func (e *entry) recall() {
 	if e.joined = joined; !e.decided {
 		e.after = joined
 	}
-	e.agreed = terms == e.terms
+	e.agreed = terms == e.terms || lb.FormerTerms(terms, &e.Service)
 }
 
 // sharing says how e shares its addresses, for its condition: which Service it joined, also once that is gone. So the

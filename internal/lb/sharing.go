@@ -2,6 +2,7 @@ package lb
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -28,11 +29,19 @@ const maxTerms = 96
 
 // SharingTerms returns all that decides with which others a Service can share an address; "" if it
 // has no sharing key.
-func SharingTerms(s *Service) string {
+func SharingTerms(s *Service) string { return sharingTerms(s, shorten) }
+
+// FormerTerms reports whether terms are those of s as a former release wrote them. A tenant can find other terms that
+// are shortened to the same, so the controller does not write them any more: the first decision replaces them.
+func FormerTerms(terms string, s *Service) bool {
+	return strings.Contains(terms, shortened) && terms == sharingTerms(s, shortenFormerly)
+}
+
+func sharingTerms(s *Service, shorten func(string) string) string {
 	if s.Request.Share == "" {
 		return ""
 	}
-	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + sharedPorts(s.Ports)
+	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + shorten(sharedPorts(s.Ports))
 	if s.Unkept.Ports > 0 {
 		terms += fmt.Sprintf("%s%d more", andMore, s.Unkept.Ports)
 	}
@@ -55,7 +64,7 @@ func sharedPorts(all []ServicePort) string {
 		}
 		list = appendPort(list, p)
 	}
-	return shorten(string(list))
+	return string(list)
 }
 
 // appendPort appends a port as in "443/TCP".
@@ -98,8 +107,9 @@ func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) Intrusio
 	}
 	agreed, _, _ := strings.Cut(strings.TrimPrefix(terms[len(key):], " on "), ", policy ")
 	agreed, _, _ = strings.Cut(agreed, andMore)
+	list := sharedPorts(ports)
 	switch {
-	case agreed == sharedPorts(ports):
+	case agreed == shorten(list), agreed == shortenFormerly(list):
 		return IntrudesNot
 	case len(after) == 0:
 		return Changed
@@ -107,15 +117,29 @@ func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) Intrusio
 	return ChangedAfterOthers
 }
 
+// shortened comes between the beginning of a text and the hash of all of it.
+const shortened = "... "
+
 // shorten bounds a text and keeps different ones apart.
 func shorten(s string) string {
 	if len(s) <= maxTerms {
 		return s
 	}
+	sum := sha256.Sum256([]byte(s))
+	return fmt.Sprintf("%s%s%x", beginning(s), shortened, sum[:16])
+}
+
+// shortenFormerly is shorten of a former release.
+func shortenFormerly(s string) string {
+	if len(s) <= maxTerms {
+		return s
+	}
 	h := fnv.New64a()
 	h.Write([]byte(s))
-	return fmt.Sprintf("%s... %016x", strings.ToValidUTF8(s[:maxTerms/2], ""), h.Sum64())
+	return fmt.Sprintf("%s%s%016x", beginning(s), shortened, h.Sum64())
 }
+
+func beginning(s string) string { return strings.ToValidUTF8(s[:maxTerms/2], "") }
 
 // FormatSharing returns the end of a condition's message. after has, for each address that another
 // Service held first, that Service.

@@ -163,6 +163,28 @@ func FuzzReadAssigned(f *testing.F) {
 	})
 }
 
+// TestContract11TermsAreShortenedByAStrongHash has those of a former release be read, which had a weak one.
+func TestContract11TermsAreShortenedByAStrongHash(t *testing.T) {
+	s := Service{Request: Request{Share: "k"}}
+	for port := range uint16(30) {
+		s.Ports = append(s.Ports, ServicePort{Protocol: TCP, Port: 1000 + port})
+	}
+	const begins = `"k" on 1000/TCP, 1001/TCP, 1002/TCP, 1003/TCP, 1004/TCP... `
+	terms, former := SharingTerms(&s), begins+"e36d1a233e8f4c0e"
+	if want := begins + "8cdd5a530988853721060f768d3fb84d"; terms != want {
+		t.Errorf("%q, want %q", terms, want)
+	}
+	for message, want := range map[string]Intrusion{terms: IntrudesNot, former: IntrudesNot, begins + "0": Changed} {
+		c := Condition{Status: true, Message: "p" + FormatSharing(message, nil)}
+		if got := Intrudes(c, s.Ports, nil); got != want || FormerTerms(message, &s) != (message == former) {
+			t.Errorf("%s: intrudes %v", message, got)
+		}
+	}
+	if s.Ports = s.Ports[1:]; FormerTerms(former, &s) {
+		t.Error("other ports have the same terms")
+	}
+}
+
 func TestIntrudes(t *testing.T) {
 	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
 	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}
