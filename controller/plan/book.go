@@ -67,7 +67,7 @@ type entry struct {
 	agreed  bool
 	joined  map[netip.Addr]lb.Key
 	after   map[netip.Addr]lb.Key
-	decided bool         // after is of a decision that the Service does not show yet
+	decided []netip.Addr // what after is decided for and the Service does not show yet
 	asks    []netip.Addr // what it waits for by name, as in Book.asking
 	// tried has what was searched for an address to share without finding one, and when.
 	tried map[search]uint64
@@ -162,8 +162,10 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 	}
 	for _, in := range s.Ingress {
 		// Not earlier: until its status says that it has the address, another controller must go on
-		// keeping it.
-		b.kept.remove(in.Addr)
+		// keeping it. Nor for who merely shows it.
+		if e.knows(in.Addr) {
+			b.kept.remove(in.Addr)
+		}
 	}
 	b.mark(e)
 }
@@ -212,7 +214,7 @@ func (e *entry) stands(next *entry) bool {
 
 // move has e become what was read, and has those decided anew that this concerns.
 func (b *Book) move(e, next *entry, now time.Time) {
-	before := e.taken
+	before, named := e.taken, !slices.Equal(e.named, next.named) || !slices.Equal(e.fresh, next.fresh)
 	var never []netip.Addr // given to it: no write of this version of it has taken place, or may yet
 	if e.UID == next.UID && e.Version == next.Version {
 		never = e.fresh
@@ -235,6 +237,11 @@ func (b *Book) move(e, next *entry, now time.Time) {
 	}
 	for _, addr := range union(before, e.taken) {
 		b.markFirst(addr)
+		for _, other := range b.at(addr) {
+			if named && !other.knows(addr) {
+				b.mark(other)
+			}
+		}
 	}
 }
 

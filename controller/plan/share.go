@@ -108,7 +108,7 @@ func (b *Book) rank(e *entry, addr netip.Addr) int {
 
 // settled reports whether it was decided that e may hold addr.
 func (e *entry) settled(addr netip.Addr) bool {
-	return e.shown != lb.ReasonDuplicate && (e.decided || slices.Contains(e.named, addr))
+	return e.shown != lb.ReasonDuplicate && (slices.Contains(e.decided, addr) || slices.Contains(e.named, addr))
 }
 
 // search is where an address to share was searched for.
@@ -217,7 +217,10 @@ func (e *entry) right(addr netip.Addr) right {
 func (e *entry) recall() {
 	e.terms, e.shown, e.agreed, e.named = lb.SharingTerms(&e.Service), "", false, nil
 	e.joined = nil
-	if e.decided = e.decided && len(e.assigned) > 0; !e.decided {
+	if len(e.assigned) == 0 {
+		e.decided = nil
+	}
+	if len(e.decided) == 0 {
 		e.after = nil
 	}
 	i := slices.IndexFunc(e.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAssigned })
@@ -226,7 +229,7 @@ func (e *entry) recall() {
 	}
 	e.shown, e.named = e.Conditions[i].Reason, lb.Confirmed(e.Conditions[i])
 	terms, joined := lb.ParseSharing(e.Conditions[i].Message)
-	if e.joined = joined; !e.decided {
+	if e.joined = joined; len(e.decided) == 0 {
 		e.after = joined
 	}
 	e.agreed = terms == e.terms || lb.FormerTerms(terms, &e.Service)
@@ -252,7 +255,7 @@ func (b *Book) sharing(e *entry, addrs []netip.Addr) string {
 			differs = append(differs, addr)
 		}
 	}
-	e.after, e.decided = after, true
+	e.after, e.decided = after, addrs
 	for _, addr := range differs {
 		b.reranked(e, addr)
 	}

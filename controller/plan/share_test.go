@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -254,8 +255,92 @@ var forgedStories = []story{
 	}},
 }
 
+// forgedRuleStories have tenants write addresses that the rules of pools keep from them.
+var forgedRuleStories = []story{
+	{name: "an address of another namespace", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/29"), service("tenant", kind(lb.ClusterIP), shares("k", 81)),
+			in("shop", "web", shares("k", 80))}, want: map[string]string{"tenant": "-", "web": "10.0.0.0 Assigned"}},
+		{name: "is shown, with its key", do: []change{service("tenant", kind(lb.LoadBalancer), holds("10.0.0.0"))},
+			moves: []string{"tenant"}, want: map[string]string{"tenant": "10.0.0.1 Assigned"}},
+		{name: "and asked for", do: []change{service("guest", holds("10.0.0.0"), shares("k", 82), asks("10.0.0.0"))},
+			want: map[string]string{"guest": "10.0.0.0 SharingRefused"}},
+		{name: "while another request is refused", do: []change{
+			service("other", holds("10.0.0.0"), shares("k", 84), asksPool("nope"))},
+			want: map[string]string{"other": "10.0.0.0 PoolNotFound"}},
+		{name: "it may be shared", do: []change{edit("p", func(p *lb.Pool) { p.ShareAcross = true })},
+			want: map[string]string{"guest": "10.0.0.0 Assigned"}},
+	}},
+	{name: "while there is no other", steps: []step{
+		{name: "hold", do: []change{newPool("p", "10.0.0.0/31"), service("tenant", kind(lb.ClusterIP), shares("k", 81)),
+			in("shop", "web", shares("k", 80)), in("shop", "api")},
+			want: map[string]string{"tenant": "-", "web": "10.0.0.0 Assigned", "api": "10.0.0.1 Assigned"}},
+		{name: "is shown", do: []change{service("tenant", kind(lb.LoadBalancer), holds("10.0.0.0"))},
+			want: map[string]string{"tenant": "10.0.0.0 PoolExhausted"}},
+		{name: "the holder changes its port", do: []change{in("shop", "web", shares("k", 81))}},
+		{name: "there is one", do: []change{func(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "api"}) }},
+			moves: []string{"tenant"}, want: map[string]string{"api": "gone", "tenant": "10.0.0.1 Assigned"}},
+	}},
+	{name: "addresses that pools keep", steps: []step{
+		{name: "excluded, reserved, of a node, of a pool for others", do: []change{newPool("p", "10.0.0.0/28"),
+			newPool("q", "10.1.0.0/28"), node("n", "10.0.0.6"), edit("p", func(p *lb.Pool) {
+				p.Excluded = []lb.Range{parsed("10.0.0.4/32")}
+				p.Reservations = []lb.Reservation{{Range: parsed("10.0.0.5/32"), Namespace: "shop"}}
+			}), edit("q", func(p *lb.Pool) { p.Allocation = &lb.Allocation{Namespaces: []string{"shop"}} }),
+			service("a", holds("10.0.0.4")), service("b", holds("10.0.0.5")), service("c", holds("10.0.0.6")),
+			service("d", holds("10.1.0.1"))}, moves: []string{"a", "b", "c", "d"},
+			want: map[string]string{"a": "10.0.0.0 Assigned", "b": "10.0.0.1 Assigned", "c": "10.0.0.2 Assigned",
+				"d": "10.0.0.3 Assigned"}},
+		{name: "beside one of the same family that it may have", do: []change{service("e", holds("10.0.0.4", "10.0.0.9"))},
+			moves: []string{"e"}, want: map[string]string{"e": "10.0.0.9 Assigned"}},
+		{name: "asked for as well", do: []change{service("f", holds("10.0.0.5"), asks("10.0.0.5"))},
+			want: map[string]string{"f": "10.0.0.5 AddressReserved"}},
+		{name: "what MetalLB assigned is adopted", do: []change{service("g", holds("10.0.0.4"), marked)},
+			want: map[string]string{"g": "10.0.0.4 Assigned"}},
+		{name: "and kept as what Landfall assigned", do: []change{service("g", func(s *lb.Service) { s.AllocatedFrom = nil }),
+			edit("p", func(p *lb.Pool) { p.Excluded = []lb.Range{parsed("10.0.0.0-10.0.0.4")} })}},
+	}},
+	{name: "an address in quarantine", steps: []step{
+		{name: "is freed", do: []change{newPool("p", "10.0.0.0/29"),
+			edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), in("shop", "web")},
+			want: map[string]string{"web": "10.0.0.0 Assigned"}},
+		{name: "and shown by others", do: []change{
+			func(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "web"}) },
+			service("tenant", holds("10.0.0.0")), service("asks", holds("10.0.0.0"), asks("10.0.0.0"))},
+			moves: []string{"tenant"},
+			want:  map[string]string{"web": "gone", "tenant": "10.0.0.1 Assigned", "asks": "10.0.0.0 AddressKept"}},
+		{name: "until its time is over", do: []change{pass(time.Hour)}, want: map[string]string{"asks": "10.0.0.0 Assigned"}},
+	}},
+	{name: "more than the quota", steps: []step{
+		{name: "has one", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) { p.PerNamespace = 1 }),
+			service("b", kind(lb.ClusterIP)), service("a")}, want: map[string]string{"a": "10.0.0.0 Assigned", "b": "-"}},
+		{name: "and shows another", do: []change{service("b", kind(lb.LoadBalancer), holds("10.0.0.5"))},
+			want: map[string]string{"b": "10.0.0.5 QuotaExceeded"}},
+		{name: "of which it may have one", do: []change{noService("a")},
+			want: map[string]string{"a": "gone", "b": "10.0.0.5 Assigned"}},
+	}},
+}
+
+// TestContract11SoManyShowAnAddress has more Services show the address of another one than can share it: each of them
+// costs nothing more than one that waits.
+func TestContract11SoManyShowAnAddress(t *testing.T) {
+	w := newWorld(Config{})
+	w.repeats = 0
+	newPool("p", "10.0.0.0/16")(w)
+	service("shop")(w)
+	w.settle(t, false)
+	for i := range maxSharers {
+		service(fmt.Sprint("s", i), holds("10.0.0.0"), created(0))(w)
+	}
+	w.settle(t, false)
+	for name, got := range w.shownServices() {
+		if (got == "10.0.0.0 Assigned") != (name == "shop") || !strings.HasSuffix(got, " Assigned") {
+			t.Fatalf("%s: %s", name, got)
+		}
+	}
+}
+
 func TestContract11ForgedStories(t *testing.T) {
-	for _, s := range bothFamilies(forgedStories) {
+	for _, s := range bothFamilies(slices.Concat(forgedStories, forgedRuleStories)) {
 		for _, lagging := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/lagging=%v", s.name, lagging), func(t *testing.T) { tell(t, s, false, lagging) })
 		}
@@ -305,7 +390,10 @@ func TestContract11HoldersAreNamedToTheirNamespace(t *testing.T) {
 	w.settle(t, false)
 	delete(w.services, lb.Key{Namespace: "secret", Name: "kept"})
 	for _, do := range []change{service("a", asks("10.0.0.1")), service("b", asks("10.0.0.2"), shares("k", 81)),
-		service("c", asks("10.0.0.3")), service("d", asks("10.0.0.9")), service("e", holds("10.0.0.1")),
+		service("c", asks("10.0.0.3")), service("d", asks("10.0.0.9")), service("e", holds("10.0.0.1"), func(s *lb.Service) {
+			s.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate,
+				Message: "10.0.0.1 is held by a Service of another namespace as well"}}
+		}),
 		in("secret", "knows", asks("10.0.0.1"))} {
 		do(w)
 	}
