@@ -20,7 +20,7 @@ func (b *Book) checkAsked(addr netip.Addr, named string, e *entry) *lb.Refusal {
 	case in == nil:
 		return lb.Refuse(lb.ReasonAddressOutside, "asks for %s, which is in no pool", addr)
 	case slices.Contains(b.at(addr), e):
-		return nil
+		return b.denied(e, addr)
 	}
 	if refusal := b.mayJoin(e, addr); refusal != nil {
 		return refusal

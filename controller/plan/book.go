@@ -59,14 +59,15 @@ type entry struct {
 	// refused and waits are as Refuse has said.
 	refused, waits bool
 	// terms are those under which it shares addresses. Of the condition that it shows, shown is the
-	// reason and named are the addresses that it confirms; agreed is set if it was decided on the same
-	// terms. after has the Services that held its addresses first.
+	// reason, named are the addresses that it confirms, and joined has the Services that held some of them first;
+	// agreed is set if it was decided on the same terms. after is joined as decided since.
 	terms   string
 	shown   lb.Reason
 	named   []netip.Addr
 	agreed  bool
+	joined  map[netip.Addr]lb.Key
 	after   map[netip.Addr]lb.Key
-	decided bool         // after is of a decision that the Service does not show yet
+	decided []netip.Addr // what after is decided for and the Service does not show yet
 	asks    []netip.Addr // what it waits for by name, as in Book.asking
 	// tried has what was searched for an address to share without finding one, and when.
 	tried map[search]uint64
@@ -161,8 +162,10 @@ func (b *Book) Set(s lb.Service, pending Pending, now time.Time) {
 	}
 	for _, in := range s.Ingress {
 		// Not earlier: until its status says that it has the address, another controller must go on
-		// keeping it.
-		b.kept.remove(in.Addr)
+		// keeping it. Nor for who merely shows it.
+		if e.knows(in.Addr) {
+			b.kept.remove(in.Addr)
+		}
 	}
 	b.mark(e)
 }
@@ -201,15 +204,17 @@ func (e *entry) become(next *entry) {
 // stands reports whether next concerns no other Service otherwise than e did.
 func (e *entry) stands(next *entry) bool {
 	return slices.Equal(e.taken, next.taken) && slices.Equal(e.named, next.named) && slices.Equal(e.fresh, next.fresh) &&
-		e.over == next.over && e.agreed == next.agreed && maps.Equal(e.after, next.after) &&
+		e.over == next.over && e.agreed == next.agreed && e.Deleting == next.Deleting && e.Headless == next.Headless &&
+		maps.Equal(e.joined, next.joined) && maps.Equal(e.after, next.after) &&
 		!slices.ContainsFunc(e.taken, func(addr netip.Addr) bool { return e.settled(addr) != next.settled(addr) }) &&
 		e.Request.Share == next.Request.Share && e.Request.Selector == next.Request.Selector &&
-		e.ExternalPolicy == next.ExternalPolicy && slices.Equal(e.Ports, next.Ports)
+		e.ExternalPolicy == next.ExternalPolicy && slices.Equal(e.Ports, next.Ports) &&
+		e.Unkept.Ports == next.Unkept.Ports
 }
 
 // move has e become what was read, and has those decided anew that this concerns.
 func (b *Book) move(e, next *entry, now time.Time) {
-	before := e.taken
+	before, named := e.taken, !slices.Equal(e.named, next.named) || !slices.Equal(e.fresh, next.fresh)
 	var never []netip.Addr // given to it: no write of this version of it has taken place, or may yet
 	if e.UID == next.UID && e.Version == next.Version {
 		never = e.fresh
@@ -232,6 +237,11 @@ func (b *Book) move(e, next *entry, now time.Time) {
 	}
 	for _, addr := range union(before, e.taken) {
 		b.markFirst(addr)
+		for _, other := range b.at(addr) {
+			if named && !other.knows(addr) {
+				b.mark(other)
+			}
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ func (b *Book) decide(e *entry) Decision {
 	if len(w.families) > 0 && slices.ContainsFunc(kept, otherFamily) {
 		kept = slices.DeleteFunc(slices.Clone(kept), otherFamily)
 	}
-	kept = e.withoutWritten(kept)
+	kept = b.withoutWritten(e, kept)
 	var note string
 	if refusal == nil {
 		var found []netip.Addr
@@ -37,7 +37,7 @@ func (b *Book) decide(e *entry) Decision {
 	}
 	foreign := b.replacedForeign(e, e.held, kept)
 	e.held = kept
-	duplicate := b.duplicate(e, kept)
+	duplicate := b.duplicate(e, b.withoutDenied(e, kept))
 	condition := b.condition(e, duplicate, note, refusal)
 	b.count(e, condition.Reason)
 	b.wait(e, w.asks(), !condition.Status || note != "")
@@ -52,7 +52,9 @@ func (b *Book) decide(e *entry) Decision {
 // needs adds to needs what e lacks of what it wants, family by family.
 func (b *Book) needs(needs []need, e *entry, w want, held []netip.Addr) []need {
 	for _, family := range w.families {
-		needs = append(needs, w.need(family, held, func(addr netip.Addr) bool { return b.satisfies(e, w, addr) }))
+		needs = append(needs, w.need(family, held, func(addr netip.Addr, asked bool) bool {
+			return asked && b.denied(e, addr) == nil || !asked && b.satisfies(e, w, addr)
+		}))
 	}
 	return needs
 }

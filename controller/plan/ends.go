@@ -45,11 +45,7 @@ func shownAddresses(s *lb.Service) []netip.Addr {
 }
 
 func conditionAddresses(c lb.Condition) []netip.Addr {
-	named := lb.Confirmed(c)
-	if addr, ok := lb.Duplicated(c); ok {
-		named = append(named, addr)
-	}
-	return named
+	return append(lb.Confirmed(c), lb.Duplicated(c)...)
 }
 
 // Protected reports whether the Service carries the finalizer and its condition says that Landfall

@@ -66,9 +66,9 @@ func (b *Book) lose(e *entry, addr netip.Addr, given bool, now time.Time) {
 // unkeep makes an address free for everybody.
 func (b *Book) unkeep(addr netip.Addr) {
 	b.kept.remove(addr)
+	b.freed = true
 	if len(b.at(addr)) == 0 {
 		b.pools.occupied(addr, false)
-		b.freed = true
 	}
 }
 

@@ -108,7 +108,7 @@ func (b *Book) rank(e *entry, addr netip.Addr) int {
 
 // settled reports whether it was decided that e may hold addr.
 func (e *entry) settled(addr netip.Addr) bool {
-	return e.shown != lb.ReasonDuplicate && (e.decided || slices.Contains(e.named, addr))
+	return e.shown != lb.ReasonDuplicate && (slices.Contains(e.decided, addr) || slices.Contains(e.named, addr))
 }
 
 // search is where an address to share was searched for.
@@ -170,28 +170,57 @@ func (b *Book) duplicate(e *entry, addrs []netip.Addr) *duplicated {
 }
 
 // precedes reports which of two Services that cannot share their address goes on with it: the one
-// that holds it as the controller confirmed it, and so not the one whose change broke it, or into
-// whose status somebody wrote it; then the older.
+// with the better right; then the one that did not join others, by what the conditions of both say; then the older.
 func precedes(a, b *entry, addr netip.Addr) bool {
 	if a.over != b.over {
 		return b.over
 	}
-	if confirmed := a.confirms(addr); confirmed != b.confirms(addr) {
-		return confirmed
+	if x, y := a.right(addr), b.right(addr); x != y {
+		return x < y
+	}
+	_, x := a.joined[addr]
+	if _, y := b.joined[addr]; x != y {
+		return y
 	}
 	return Older(&a.Service, &b.Service) < 0
 }
 
-// confirms reports whether e holds addr as the controller confirmed it, on the same terms.
-func (e *entry) confirms(addr netip.Addr) bool {
-	return e.agreed && slices.Contains(e.named, addr) || slices.Contains(e.fresh, addr)
+// right is less for those with a better right to an address.
+type right int
+
+const (
+	// confirmed is that of who holds it as the controller confirmed it, on the same terms.
+	confirmed right = iota
+	// changed is that of who may have broken what was agreed, until the controller has decided about it.
+	changed
+	// undecided is the same of one about which it decides no more.
+	undecided
+	// shown is that of who merely shows the address: somebody wrote it into the status, or it is held by mistake.
+	shown
+)
+
+func (e *entry) right(addr netip.Addr) right {
+	named := slices.Contains(e.named, addr)
+	switch {
+	case named && e.agreed || slices.Contains(e.fresh, addr):
+		return confirmed
+	case !named:
+		return shown
+	case e.Deleting || e.Headless:
+		return undecided
+	}
+	return changed
 }
 
 // recall reads from the condition Assigned what earlier decisions were made on. What was decided
 // since counts until the Service shows it.
 func (e *entry) recall() {
 	e.terms, e.shown, e.agreed, e.named = lb.SharingTerms(&e.Service), "", false, nil
-	if e.decided = e.decided && len(e.assigned) > 0; !e.decided {
+	e.joined = nil
+	if len(e.assigned) == 0 {
+		e.decided = nil
+	}
+	if len(e.decided) == 0 {
 		e.after = nil
 	}
 	i := slices.IndexFunc(e.Conditions, func(c lb.Condition) bool { return c.Type == lb.ConditionAssigned })
@@ -199,11 +228,11 @@ func (e *entry) recall() {
 		return
 	}
 	e.shown, e.named = e.Conditions[i].Reason, lb.Confirmed(e.Conditions[i])
-	terms, after := lb.ParseSharing(e.Conditions[i].Message)
-	if !e.decided {
-		e.after = after
+	terms, joined := lb.ParseSharing(e.Conditions[i].Message)
+	if e.joined = joined; len(e.decided) == 0 {
+		e.after = joined
 	}
-	e.agreed = terms == e.terms
+	e.agreed = terms == e.terms || lb.FormerTerms(terms, &e.Service)
 }
 
 // sharing says how e shares its addresses, for its condition: which Service it joined, also once that is gone. So the
@@ -226,7 +255,7 @@ func (b *Book) sharing(e *entry, addrs []netip.Addr) string {
 			differs = append(differs, addr)
 		}
 	}
-	e.after, e.decided = after, true
+	e.after, e.decided = after, addrs
 	for _, addr := range differs {
 		b.reranked(e, addr)
 	}

@@ -1,12 +1,15 @@
 package plan
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -34,6 +37,30 @@ func in(namespace, name string, tweaks ...func(*lb.Service)) change {
 // unkept has a Service have so many more ports than are kept.
 func unkept(n int) func(*lb.Service) { return func(s *lb.Service) { s.Unkept.Ports = n } }
 
+// manyPorts has the Service have so many ports that its terms are shortened.
+func manyPorts(s *lb.Service) {
+	for port := range uint16(30) {
+		s.Ports = append(s.Ports, lb.ServicePort{Protocol: lb.TCP, Port: 1001 + port})
+	}
+}
+
+// formerTerms has the condition of the Service as the former release wrote it, with the ports shortened in another way.
+func formerTerms(s *lb.Service) {
+	var ports []string
+	for _, p := range s.Ports {
+		ports = append(ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+	}
+	all := []byte(strings.Join(ports, ", "))
+	hash := fnv.New64a()
+	hash.Write(all)
+	s.Conditions = slices.Clone(s.Conditions)
+	message := &s.Conditions[0].Message
+	*message = strings.Replace(*message, fmt.Sprintf("%x", sha256.Sum256(all))[:32], fmt.Sprintf("%016x", hash.Sum64()), 1)
+}
+
+// headless takes the Service down, or up again.
+func headless(set bool) func(*lb.Service) { return func(s *lb.Service) { s.Headless = set } }
+
 var shareStories = []story{
 	{name: "a change into a conflict hurts the one that changed", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
@@ -52,11 +79,11 @@ var shareStories = []story{
 		{name: "takes another", do: []change{service("old", shares("other", 80), asks("nonsense"))}},
 		{name: "has its own again", do: []change{service("old", shares("k", 80), asks())},
 			want: map[string]string{"old": "10.0.0.0 Assigned"}},
-		{name: "both at once: the older goes on",
+		{name: "both at once: the one that the other joined goes on",
 			do:   []change{service("old", shares("k", 90)), service("young", shares("k", 90))},
-			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
-		{name: "the older goes", do: []change{noService("old")},
-			want: map[string]string{"old": "gone", "young": "10.0.0.0 Assigned"}},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "it goes", do: []change{noService("young")},
+			want: map[string]string{"young": "gone", "old": "10.0.0.0 Assigned"}},
 	}},
 	{name: "more ports than are kept", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
@@ -66,6 +93,10 @@ var shareStories = []story{
 			want: map[string]string{"young": "10.0.0.0 Duplicate"}},
 		{name: "and no longer", do: []change{service("young", unkept(0))},
 			want: map[string]string{"young": "10.0.0.0 Assigned"}},
+		{name: "the older has more", do: []change{service("old", unkept(1))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "and no longer", do: []change{service("old", unkept(0))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
 	}},
 	{name: "a key that reads like the condition", steps: []step{
 		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("x (shared by key y", 80)),
@@ -133,6 +164,63 @@ var shareStories = []story{
 			service("other", shares("k", 84), local("app=y"), asks("10.0.0.1"))},
 			want: map[string]string{"wide": "10.0.0.1 Assigned", "same": "10.0.0.1 Assigned", "other": "- SharingRefused"}},
 	}},
+	{name: "a change by the rightful holder", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 81), kind(lb.ClusterIP)),
+			service("first", shares("k", 80))}, want: map[string]string{"first": "10.0.0.0 Assigned", "old": "-"}},
+		{name: "an older one joins", do: []change{service("old", kind(lb.LoadBalancer))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "and drops its key", do: []change{service("old", shares("", 81))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "the first has another port", do: []change{service("first", shares("k", 82))}},
+		{name: "another key", do: []change{service("first", shares("other", 82))}},
+		{name: "no key", do: []change{service("first", shares("", 82))}},
+		{name: "both change at once", do: []change{service("old", shares("x", 82)), service("first", shares("y", 82))}},
+	}},
+	{name: "both change at once: the one that was first goes on", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 81), kind(lb.ClusterIP)),
+			service("first", shares("k", 80))}, want: map[string]string{"first": "10.0.0.0 Assigned", "old": "-"}},
+		{name: "an older one joins", do: []change{service("old", kind(lb.LoadBalancer))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "to one port", do: []change{service("first", shares("k", 82)), service("old", shares("k", 82))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+	}},
+	{name: "a change by one for which the controller decides no more", steps: []step{
+		{name: "three share", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
+			service("young", shares("k", 81)), service("ends", shares("k", 83))},
+			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned", "ends": "10.0.0.0 Assigned"}},
+		{name: "the older, taken down, drops its key", do: []change{service("old", shares("", 80), headless(true))}},
+		{name: "the younger has another port", do: []change{service("young", shares("k", 82))}},
+		{name: "the older comes back", do: []change{service("old", headless(false))},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+		{name: "with its key", do: []change{service("old", shares("k", 80))},
+			want: map[string]string{"old": "10.0.0.0 Assigned"}},
+		{name: "now it is deleted, and stays", do: []change{service("old", func(s *lb.Service) { s.Deleting = true }),
+			service("old", shares("", 80)), service("ends", shares("k", 84))}},
+	}},
+	{name: "terms of a former release", steps: []step{
+		{name: "an older one is first", do: []change{newPool("p", "10.0.0.0/30"), service("old", shares("k", 80)),
+			service("young", shares("k", 1000), manyPorts)},
+			want: map[string]string{"old": "10.0.0.0 Assigned", "young": "10.0.0.0 Assigned"}},
+		{name: "it takes a port of the younger, about which only the former release has decided",
+			do:   []change{service("old", shares("k", 1001)), service("young", formerTerms)},
+			want: map[string]string{"old": "10.0.0.0 Duplicate"}},
+	}},
+}
+
+// shareDualStories have Services of two families.
+var shareDualStories = []story{
+	{name: "a change into a conflict at two addresses", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/30", "fd00::/126"),
+			service("old", requireDual, shares("k", 81), kind(lb.ClusterIP)), service("first", requireDual, shares("k", 80))},
+			want: map[string]string{"first": "10.0.0.0,fd00:: Assigned", "old": "-"}},
+		{name: "an older one joins", do: []change{service("old", kind(lb.LoadBalancer))},
+			want: map[string]string{"old": "10.0.0.0,fd00:: Assigned"}},
+		{name: "and drops its key", do: []change{service("old", shares("", 81))},
+			want: map[string]string{"old": "10.0.0.0,fd00:: Duplicate"}},
+		{name: "asks for nonsense as well", do: []change{service("old", asksPool("nope"))}},
+		{name: "and back", do: []change{service("old", shares("k", 81), asksPool(""))},
+			want: map[string]string{"old": "10.0.0.0,fd00:: Assigned"}},
+	}},
 }
 
 // forgedStories have tenants who may write services/status.
@@ -149,6 +237,14 @@ var forgedStories = []story{
 			asksPool("; keeps 10.0.0.1"), shares("10.0.0.1 from pool p", 80))}, moves: []string{"tenant"},
 			want: map[string]string{"tenant": "10.0.0.1 Duplicate"}},
 	}},
+	{name: "the addresses of two", steps: []step{
+		{name: "hold", do: []change{newPool("p", "10.0.0.0/29"), service("tenant", asksPool("nope")), service("shop"),
+			service("web")},
+			want: map[string]string{"tenant": "- PoolNotFound", "shop": "10.0.0.0 Assigned", "web": "10.0.0.1 Assigned"}},
+		{name: "an older one writes both", do: []change{service("tenant", asksPool(""), holds("10.0.0.0", "10.0.0.1"))},
+			want: map[string]string{"tenant": "10.0.0.0,10.0.0.1 Duplicate"}},
+		{name: "again", do: []change{service("tenant", asksPool("nope"))}},
+	}},
 	{name: "one without any", steps: []step{
 		{name: "holds", do: []change{newPool("p", "10.0.0.0/29"), service("old", kind(lb.ClusterIP)), service("shop")},
 			want: map[string]string{"old": "-", "shop": "10.0.0.0 Assigned"}},
@@ -159,8 +255,92 @@ var forgedStories = []story{
 	}},
 }
 
+// forgedRuleStories have tenants write addresses that the rules of pools keep from them.
+var forgedRuleStories = []story{
+	{name: "an address of another namespace", steps: []step{
+		{name: "holds", do: []change{newPool("p", "10.0.0.0/29"), service("tenant", kind(lb.ClusterIP), shares("k", 81)),
+			in("shop", "web", shares("k", 80))}, want: map[string]string{"tenant": "-", "web": "10.0.0.0 Assigned"}},
+		{name: "is shown, with its key", do: []change{service("tenant", kind(lb.LoadBalancer), holds("10.0.0.0"))},
+			moves: []string{"tenant"}, want: map[string]string{"tenant": "10.0.0.1 Assigned"}},
+		{name: "and asked for", do: []change{service("guest", holds("10.0.0.0"), shares("k", 82), asks("10.0.0.0"))},
+			want: map[string]string{"guest": "10.0.0.0 SharingRefused"}},
+		{name: "while another request is refused", do: []change{
+			service("other", holds("10.0.0.0"), shares("k", 84), asksPool("nope"))},
+			want: map[string]string{"other": "10.0.0.0 PoolNotFound"}},
+		{name: "it may be shared", do: []change{edit("p", func(p *lb.Pool) { p.ShareAcross = true })},
+			want: map[string]string{"guest": "10.0.0.0 Assigned"}},
+	}},
+	{name: "while there is no other", steps: []step{
+		{name: "hold", do: []change{newPool("p", "10.0.0.0/31"), service("tenant", kind(lb.ClusterIP), shares("k", 81)),
+			in("shop", "web", shares("k", 80)), in("shop", "api")},
+			want: map[string]string{"tenant": "-", "web": "10.0.0.0 Assigned", "api": "10.0.0.1 Assigned"}},
+		{name: "is shown", do: []change{service("tenant", kind(lb.LoadBalancer), holds("10.0.0.0"))},
+			want: map[string]string{"tenant": "10.0.0.0 PoolExhausted"}},
+		{name: "the holder changes its port", do: []change{in("shop", "web", shares("k", 81))}},
+		{name: "there is one", do: []change{func(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "api"}) }},
+			moves: []string{"tenant"}, want: map[string]string{"api": "gone", "tenant": "10.0.0.1 Assigned"}},
+	}},
+	{name: "addresses that pools keep", steps: []step{
+		{name: "excluded, reserved, of a node, of a pool for others", do: []change{newPool("p", "10.0.0.0/28"),
+			newPool("q", "10.1.0.0/28"), node("n", "10.0.0.6"), edit("p", func(p *lb.Pool) {
+				p.Excluded = []lb.Range{parsed("10.0.0.4/32")}
+				p.Reservations = []lb.Reservation{{Range: parsed("10.0.0.5/32"), Namespace: "shop"}}
+			}), edit("q", func(p *lb.Pool) { p.Allocation = &lb.Allocation{Namespaces: []string{"shop"}} }),
+			service("a", holds("10.0.0.4")), service("b", holds("10.0.0.5")), service("c", holds("10.0.0.6")),
+			service("d", holds("10.1.0.1"))}, moves: []string{"a", "b", "c", "d"},
+			want: map[string]string{"a": "10.0.0.0 Assigned", "b": "10.0.0.1 Assigned", "c": "10.0.0.2 Assigned",
+				"d": "10.0.0.3 Assigned"}},
+		{name: "beside one of the same family that it may have", do: []change{service("e", holds("10.0.0.4", "10.0.0.9"))},
+			moves: []string{"e"}, want: map[string]string{"e": "10.0.0.9 Assigned"}},
+		{name: "asked for as well", do: []change{service("f", holds("10.0.0.5"), asks("10.0.0.5"))},
+			want: map[string]string{"f": "10.0.0.5 AddressReserved"}},
+		{name: "what MetalLB assigned is adopted", do: []change{service("g", holds("10.0.0.4"), marked)},
+			want: map[string]string{"g": "10.0.0.4 Assigned"}},
+		{name: "and kept as what Landfall assigned", do: []change{service("g", func(s *lb.Service) { s.AllocatedFrom = nil }),
+			edit("p", func(p *lb.Pool) { p.Excluded = []lb.Range{parsed("10.0.0.0-10.0.0.4")} })}},
+	}},
+	{name: "an address in quarantine", steps: []step{
+		{name: "is freed", do: []change{newPool("p", "10.0.0.0/29"),
+			edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), in("shop", "web")},
+			want: map[string]string{"web": "10.0.0.0 Assigned"}},
+		{name: "and shown by others", do: []change{
+			func(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "web"}) },
+			service("tenant", holds("10.0.0.0")), service("asks", holds("10.0.0.0"), asks("10.0.0.0"))},
+			moves: []string{"tenant"},
+			want:  map[string]string{"web": "gone", "tenant": "10.0.0.1 Assigned", "asks": "10.0.0.0 AddressKept"}},
+		{name: "until its time is over", do: []change{pass(time.Hour)}, want: map[string]string{"asks": "10.0.0.0 Assigned"}},
+	}},
+	{name: "more than the quota", steps: []step{
+		{name: "has one", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) { p.PerNamespace = 1 }),
+			service("b", kind(lb.ClusterIP)), service("a")}, want: map[string]string{"a": "10.0.0.0 Assigned", "b": "-"}},
+		{name: "and shows another", do: []change{service("b", kind(lb.LoadBalancer), holds("10.0.0.5"))},
+			want: map[string]string{"b": "10.0.0.5 QuotaExceeded"}},
+		{name: "of which it may have one", do: []change{noService("a")},
+			want: map[string]string{"a": "gone", "b": "10.0.0.5 Assigned"}},
+	}},
+}
+
+// TestContract11SoManyShowAnAddress has more Services show the address of another one than can share it: each of them
+// costs nothing more than one that waits.
+func TestContract11SoManyShowAnAddress(t *testing.T) {
+	w := newWorld(Config{})
+	w.repeats = 0
+	newPool("p", "10.0.0.0/16")(w)
+	service("shop")(w)
+	w.settle(t, false)
+	for i := range maxSharers {
+		service(fmt.Sprint("s", i), holds("10.0.0.0"), created(0))(w)
+	}
+	w.settle(t, false)
+	for name, got := range w.shownServices() {
+		if (got == "10.0.0.0 Assigned") != (name == "shop") || !strings.HasSuffix(got, " Assigned") {
+			t.Fatalf("%s: %s", name, got)
+		}
+	}
+}
+
 func TestContract11ForgedStories(t *testing.T) {
-	for _, s := range bothFamilies(forgedStories) {
+	for _, s := range bothFamilies(slices.Concat(forgedStories, forgedRuleStories)) {
 		for _, lagging := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/lagging=%v", s.name, lagging), func(t *testing.T) { tell(t, s, false, lagging) })
 		}
@@ -210,7 +390,10 @@ func TestContract11HoldersAreNamedToTheirNamespace(t *testing.T) {
 	w.settle(t, false)
 	delete(w.services, lb.Key{Namespace: "secret", Name: "kept"})
 	for _, do := range []change{service("a", asks("10.0.0.1")), service("b", asks("10.0.0.2"), shares("k", 81)),
-		service("c", asks("10.0.0.3")), service("d", asks("10.0.0.9")), service("e", holds("10.0.0.1")),
+		service("c", asks("10.0.0.3")), service("d", asks("10.0.0.9")), service("e", holds("10.0.0.1"), func(s *lb.Service) {
+			s.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate,
+				Message: "10.0.0.1 is held by a Service of another namespace as well"}}
+		}),
 		in("secret", "knows", asks("10.0.0.1"))} {
 		do(w)
 	}
@@ -228,7 +411,7 @@ func TestContract11HoldersAreNamedToTheirNamespace(t *testing.T) {
 }
 
 func TestContract11SharingStories(t *testing.T) {
-	for _, s := range bothFamilies(shareStories) {
+	for _, s := range slices.Concat(bothFamilies(shareStories), shareDualStories) {
 		for _, duplicated := range []bool{false, true} {
 			for _, lagging := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/duplicated=%v/lagging=%v", s.name, duplicated, lagging), func(t *testing.T) {

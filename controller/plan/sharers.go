@@ -194,8 +194,7 @@ func (b *Book) mayJoin(e *entry, addr netip.Addr) *lb.Refusal {
 		return refuseJoin(e, holder, addr, pool)
 	}
 	if len(h.entries) >= maxSharers && !slices.Contains(h.entries, e) {
-		return lb.Refuse(lb.ReasonTooManySharers, "asks for %s, which %d Services share, the most that can share an address",
-			addr, len(h.entries))
+		return refuseSharers(addr, len(h.entries))
 	}
 	if first := b.first(addr); first != nil && first != e && narrows(&e.Service, &first.Service) {
 		return lb.Refuse(lb.ReasonSharingRefused, "asks for %s, which %s held first, and which is announced from nodes that "+
@@ -203,6 +202,11 @@ func (b *Book) mayJoin(e *entry, addr netip.Addr) *lb.Refusal {
 			"the other", addr, first.Key.SeenFrom(e.Key.Namespace))
 	}
 	return nil
+}
+
+func refuseSharers(addr netip.Addr, n int) *lb.Refusal {
+	return lb.Refuse(lb.ReasonTooManySharers,
+		"asks for %s, which %d Services share, the most that can share an address", addr, n)
 }
 
 func refuseJoin(e, holder *entry, addr netip.Addr, pool *pool) *lb.Refusal {

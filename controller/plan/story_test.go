@@ -100,9 +100,14 @@ func in6(addr netip.Addr) netip.Addr {
 // toIPv6 has all that is of IPv4 be of IPv6.
 func toIPv6(w *world) {
 	for name, p := range w.pools {
-		p.Ranges = slices.Clone(p.Ranges)
-		for i, r := range p.Ranges {
-			p.Ranges[i] = lb.Range{From: in6(r.From), To: in6(r.To)}
+		p.Ranges, p.Excluded, p.Reservations = slices.Clone(p.Ranges), slices.Clone(p.Excluded), slices.Clone(p.Reservations)
+		for _, ranges := range [][]lb.Range{p.Ranges, p.Excluded} {
+			for i, r := range ranges {
+				ranges[i] = lb.Range{From: in6(r.From), To: in6(r.To)}
+			}
+		}
+		for i, r := range p.Reservations {
+			p.Reservations[i].Range = lb.Range{From: in6(r.Range.From), To: in6(r.Range.To)}
 		}
 		w.pools[name] = p
 	}

@@ -130,17 +130,17 @@ type need struct {
 	open   int          // lacking, any will do
 }
 
-// need compares what is held with what is wanted of a family. ok reports whether an address will do
-// where none is asked for by name.
-func (w want) need(family lb.Family, held []netip.Addr, ok func(netip.Addr) bool) need {
+// need compares what is held with what is wanted of a family. ok reports whether an address will do that is asked for
+// by name, or where none is.
+func (w want) need(family lb.Family, held []netip.Addr, ok func(addr netip.Addr, asked bool) bool) need {
 	n := need{family: family}
 	asked, total := w.addr[family], max(w.count, 1)
 	for _, addr := range held {
 		switch {
 		case lb.FamilyOf(addr) != family:
-		case slices.Contains(asked, addr):
+		case slices.Contains(asked, addr) && ok(addr, true):
 			n.have = append(n.have, addr)
-		case len(asked) < total && ok(addr) && (w.count == 0 || len(n.have) < total):
+		case !slices.Contains(asked, addr) && len(asked) < total && ok(addr, false) && (w.count == 0 || len(n.have) < total):
 			n.have = append(n.have, addr)
 		default:
 			n.wrong = append(n.wrong, addr)

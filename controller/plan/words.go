@@ -86,7 +86,7 @@ func (b *Book) condition(e *entry, duplicate *duplicated, note string, refusal *
 	}
 	if held != nil {
 		condition.Reason, condition.Message = held.Reason, held.Message
-		condition.Message += b.others(e, condition)
+		condition.Message += b.others(e, condition, duplicate != nil)
 	} else {
 		condition.Status, condition.Reason, condition.Message = true, lb.ReasonAssigned, from
 		if note != "" {
@@ -94,7 +94,8 @@ func (b *Book) condition(e *entry, duplicate *duplicated, note string, refusal *
 		}
 	}
 	if duplicate == nil && len(e.held) > 0 {
-		condition.Message += b.sharing(e, e.held)
+		unassigned := func(addr netip.Addr) bool { return !b.assigned(e, addr) }
+		condition.Message += b.sharing(e, without(e.held, unassigned))
 	}
 	return condition
 }
@@ -110,6 +111,9 @@ func (b *Book) origins(e *entry) (string, *lb.Refusal) {
 		if p == nil {
 			outside = append(outside, addr)
 			continue
+		}
+		if why := b.denied(e, addr); why != nil {
+			return "", lb.Refuse(why.Reason, "%s; %s", why.Message, b.keeps(e, e.held))
 		}
 		if what := b.pools.never.theirs[addr]; what != "" {
 			never = append(never, addr.String()+", which is "+what)

@@ -142,7 +142,7 @@ func TestIntrudingServicesAreSeenByProxies(t *testing.T) {
 	o.Spec.Ports = []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}
 	o.Status.Conditions = []metav1.Condition{{Type: lb.ConditionAssigned, Status: metav1.ConditionTrue,
 		Reason: string(lb.ReasonAssigned), Message: `10.0.0.1 from pool p (shared by key "k" on 80/TCP)`}}
-	for port, want := range map[int32]bool{80: false, 81: true} {
+	for port, want := range map[int32]lb.Intrusion{80: lb.IntrudesNot, 81: lb.Changed} {
 		o.Spec.Ports[0].Port = port
 		if _, s := convertForwardedService(o); s.Intruding != want {
 			t.Errorf("port %d: intruding %v", port, s.Intruding)
@@ -181,7 +181,7 @@ func TestBlanksAroundAnnotations(t *testing.T) {
 func TestContract11StatusesAreReadToALimit(t *testing.T) {
 	o := testService()
 	_, s := convertForwardedService(o)
-	if s.Intruding || s.Unread != 0 {
+	if s.Intruding != lb.IntrudesNot || s.Unread != 0 {
 		t.Errorf("as the controller wrote it: %+v", s)
 	}
 	shown := o.Status.LoadBalancer.Ingress[0]
@@ -194,7 +194,7 @@ func TestContract11StatusesAreReadToALimit(t *testing.T) {
 	_, forwarded := convertForwardedService(o)
 	_, labelled := convertLabelledService(o)
 	_, requesting := convertRequestingService(o, true)
-	if !forwarded.Intruding {
+	if forwarded.Intruding != lb.Unconfirmed {
 		t.Error("proxies take it for confirmed")
 	}
 	for _, s := range []lb.Service{forwarded, labelled, requesting} {

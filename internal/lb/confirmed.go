@@ -19,8 +19,9 @@ const (
 	FromPool  = " from pool "
 	Keeps     = "keeps "
 	AlsoHolds = "it also holds "
-	// HeldByAnother follows the address that the Service holds by mistake.
+	// HeldByAnother follows an address that the Service holds by mistake, and OthersHold comes before more such.
 	HeldByAnother = " is held by "
+	OthersHold    = "others also hold "
 )
 
 // Confirmed returns the addresses that the condition Assigned says the Service holds by right.
@@ -39,14 +40,18 @@ func Confirmed(assigned Condition) []netip.Addr {
 	return append(addressItems(kept, ""), confirmed...)
 }
 
-// Duplicated returns the address that the condition Assigned says the Service holds by mistake.
-func Duplicated(assigned Condition) (netip.Addr, bool) {
+// Duplicated returns the addresses that the condition Assigned says the Service holds by mistake.
+func Duplicated(assigned Condition) []netip.Addr {
 	if assigned.Status || assigned.Reason != ReasonDuplicate {
-		return netip.Addr{}, false
+		return nil
 	}
-	written, _, _ := strings.Cut(assigned.Message, HeldByAnother)
+	written, rest, _ := strings.Cut(assigned.Message, HeldByAnother)
 	addr, err := netip.ParseAddr(written)
-	return addr, err == nil
+	if err != nil {
+		return nil
+	}
+	_, others, _ := strings.Cut(unquoted(rest), "; "+OthersHold)
+	return append([]netip.Addr{addr}, addressItems(others, "")...)
 }
 
 // addressItems returns those items of a list that are addresses, up to the first "; ". With after,

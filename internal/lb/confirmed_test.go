@@ -28,6 +28,8 @@ func TestConfirmed(t *testing.T) {
 			"[10.0.0.2 10.0.0.3]"},
 		{Condition{Reason: ReasonDuplicate, Message: "fd00::1 is held by Service a/b as well; it also holds 10.0.0.1"},
 			"[10.0.0.1]"},
+		{Condition{Reason: ReasonDuplicate,
+			Message: "fd00::1 is held by Service a/b as well; others also hold 10.0.0.1; it also holds 10.0.0.2"}, "[10.0.0.2]"},
 		// What tenants wrote names nothing.
 		{Condition{Status: true, Message: `10.0.0.1 from pool p (shared by key "10.0.0.2 from pool p" on 80/TCP)`},
 			"[10.0.0.1]"},
@@ -40,13 +42,22 @@ func TestConfirmed(t *testing.T) {
 			t.Errorf("%q confirms %s, want %s", test.c.Message, got, test.want)
 		}
 	}
-	duplicate := Condition{Reason: ReasonDuplicate, Message: "fd00::1 is held by a Service of another namespace as well"}
-	if addr, ok := Duplicated(duplicate); !ok || addr != netip.MustParseAddr("fd00::1") {
-		t.Errorf("%q: %v %v", duplicate.Message, addr, ok)
-	}
-	duplicate.Reason = ReasonAddressTaken
-	if _, ok := Duplicated(duplicate); ok {
-		t.Error("not the message of a duplicate")
+}
+
+func TestDuplicated(t *testing.T) {
+	for _, test := range []struct {
+		c    Condition
+		want string
+	}{
+		{Condition{Reason: ReasonDuplicate, Message: "fd00::1 is held by a Service of another namespace as well"}, "[fd00::1]"},
+		{Condition{Reason: ReasonDuplicate, Message: "fd00::1 is held by Service a/b as well; asks for \"; others also hold " +
+			"10.0.0.9\"; others also hold 10.0.0.1, 10.0.0.2; it also holds 10.0.0.3"}, "[fd00::1 10.0.0.1 10.0.0.2]"},
+		{Condition{Reason: ReasonAddressTaken, Message: "fd00::1 is held by Service a/b as well"}, "[]"},
+		{Condition{Reason: ReasonDuplicate, Message: "x is held by Service a/b; others also hold 10.0.0.1"}, "[]"},
+	} {
+		if got := fmt.Sprint(Duplicated(test.c)); got != test.want {
+			t.Errorf("%q: %s by mistake, want %s", test.c.Message, got, test.want)
+		}
 	}
 }
 

@@ -120,9 +120,9 @@ type Service struct {
 	// StatusWriter is the program beside Landfall's controller that last wrote addresses into the
 	// status, by its field manager; "" if there is none. Only the controller's table fills it.
 	StatusWriter string
-	// Intruding is set while the controller has not confirmed what the Service holds: see Intrudes. Only
-	// the proxies' table fills it.
-	Intruding bool
+	// Intruding says whether the controller has confirmed what the Service holds: see Intrudes. Only the
+	// proxies' table fills it.
+	Intruding Intrusion
 	// Headless is set by the label LabelHeadless, which takes the Service down. Proxies do not see it.
 	Headless bool
 

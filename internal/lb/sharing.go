@@ -2,6 +2,7 @@ package lb
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -20,16 +21,30 @@ import (
 // that it joined when that is gone; the next one that is first names none.
 const sharedBy = " (shared by key "
 
+// andMore comes before the number of ports that the Service has beyond those that are kept. Proxies do not serve them.
+const andMore = " and "
+
 // maxTerms bounds each part of the terms, since they go into a condition.
 const maxTerms = 96
 
 // SharingTerms returns all that decides with which others a Service can share an address; "" if it
 // has no sharing key.
-func SharingTerms(s *Service) string {
+func SharingTerms(s *Service) string { return sharingTerms(s, shorten) }
+
+// FormerTerms reports whether terms are those of s as a former release wrote them. A tenant can find other terms that
+// are shortened to the same, so the controller does not write them any more: the first decision replaces them.
+func FormerTerms(terms string, s *Service) bool {
+	return strings.Contains(terms, shortened) && terms == sharingTerms(s, shortenFormerly)
+}
+
+func sharingTerms(s *Service, shorten func(string) string) string {
 	if s.Request.Share == "" {
 		return ""
 	}
-	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + sharedPorts(s.Ports)
+	terms := strconv.Quote(shorten(s.Request.Share)) + " on " + shorten(sharedPorts(s.Ports))
+	if s.Unkept.Ports > 0 {
+		terms += fmt.Sprintf("%s%d more", andMore, s.Unkept.Ports)
+	}
 	if s.ExternalPolicy == Local {
 		terms += ", policy Local, selector " + strconv.Quote(shorten(s.Request.Selector))
 	}
@@ -49,7 +64,7 @@ func sharedPorts(all []ServicePort) string {
 		}
 		list = appendPort(list, p)
 	}
-	return shorten(string(list))
+	return string(list)
 }
 
 // appendPort appends a port as in "443/TCP".
@@ -57,38 +72,74 @@ func appendPort(to []byte, p ServicePort) []byte {
 	return append(append(strconv.AppendUint(to, uint64(p.Port), 10), '/'), p.Protocol...)
 }
 
-// Intrudes reports whether Services that a Service collides with at one of its VIPs come first,
-// although it may be older. The condition Assigned says that it holds an address by mistake, or does
-// not name an address that the status shows: somebody wrote that there. Or the condition names other
-// ports: the Service changed them, and the controller has not said yet whether they collide.
-func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) bool {
+// Intrusion is how far what a Service asks for at its VIPs is from what the controller confirmed. Of Services that
+// collide the one with less comes first, although it may be younger.
+type Intrusion uint8
+
+// The intrusions.
+const (
+	IntrudesNot Intrusion = iota
+	// Changed is that of a Service with other ports than the condition Assigned names: it changed them, and the
+	// controller has not said yet whether they collide.
+	Changed
+	// ChangedAfterOthers is the same of a Service that joined another one.
+	ChangedAfterOthers
+	// Unconfirmed is that of a Service that holds an address by mistake, or whose status shows one that the condition
+	// does not name: somebody wrote that there.
+	Unconfirmed
+)
+
+// Intrudes tells how a Service intrudes upon others.
+func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) Intrusion {
 	if assigned.Reason == ReasonDuplicate {
-		return true
+		return Unconfirmed
 	}
 	confirmed := Confirmed(assigned)
 	for _, in := range shown {
 		if !slices.Contains(confirmed, in.Addr) {
-			return true
+			return Unconfirmed
 		}
 	}
-	terms, _ := ParseSharing(assigned.Message)
+	terms, after := ParseSharing(assigned.Message)
 	key, err := strconv.QuotedPrefix(terms)
 	if err != nil {
-		return false // it shares nothing
+		return IntrudesNot // it shares nothing
 	}
 	agreed, _, _ := strings.Cut(strings.TrimPrefix(terms[len(key):], " on "), ", policy ")
-	return agreed != sharedPorts(ports)
+	agreed, _, _ = strings.Cut(agreed, andMore)
+	list := sharedPorts(ports)
+	switch {
+	case agreed == shorten(list), agreed == shortenFormerly(list):
+		return IntrudesNot
+	case len(after) == 0:
+		return Changed
+	}
+	return ChangedAfterOthers
 }
+
+// shortened comes between the beginning of a text and the hash of all of it.
+const shortened = "... "
 
 // shorten bounds a text and keeps different ones apart.
 func shorten(s string) string {
 	if len(s) <= maxTerms {
 		return s
 	}
+	sum := sha256.Sum256([]byte(s))
+	return fmt.Sprintf("%s%s%x", beginning(s), shortened, sum[:16])
+}
+
+// shortenFormerly is shorten of a former release.
+func shortenFormerly(s string) string {
+	if len(s) <= maxTerms {
+		return s
+	}
 	h := fnv.New64a()
 	h.Write([]byte(s))
-	return fmt.Sprintf("%s... %016x", strings.ToValidUTF8(s[:maxTerms/2], ""), h.Sum64())
+	return fmt.Sprintf("%s%s%016x", beginning(s), shortened, h.Sum64())
 }
+
+func beginning(s string) string { return strings.ToValidUTF8(s[:maxTerms/2], "") }
 
 // FormatSharing returns the end of a condition's message. after has, for each address that another
 // Service held first, that Service.

@@ -155,35 +155,65 @@ func FuzzReadAssigned(f *testing.F) {
 			t.Errorf("%q is read as %+v", written.Message, got)
 		}
 		shown := []Ingress{{Addr: held}}
-		if Intrudes(written, s.Ports, shown) || !Intrudes(written, s.Ports, append(shown, Ingress{Addr: free})) ||
-			share != "" && !Intrudes(written, []ServicePort{{Protocol: TCP, Port: 81}}, shown) {
+		if Intrudes(written, s.Ports, shown) != IntrudesNot ||
+			Intrudes(written, s.Ports, append(shown, Ingress{Addr: free})) != Unconfirmed ||
+			share != "" && Intrudes(written, []ServicePort{{Protocol: TCP, Port: 81}}, shown) != ChangedAfterOthers {
 			t.Errorf("%q: intrudes otherwise than the controller wrote", written.Message)
 		}
 	})
 }
 
+// TestContract11TermsAreShortenedByAStrongHash has those of a former release be read, which had a weak one.
+func TestContract11TermsAreShortenedByAStrongHash(t *testing.T) {
+	s := Service{Request: Request{Share: "k"}}
+	for port := range uint16(30) {
+		s.Ports = append(s.Ports, ServicePort{Protocol: TCP, Port: 1000 + port})
+	}
+	const begins = `"k" on 1000/TCP, 1001/TCP, 1002/TCP, 1003/TCP, 1004/TCP... `
+	terms, former := SharingTerms(&s), begins+"e36d1a233e8f4c0e"
+	if want := begins + "8cdd5a530988853721060f768d3fb84d"; terms != want {
+		t.Errorf("%q, want %q", terms, want)
+	}
+	for message, want := range map[string]Intrusion{terms: IntrudesNot, former: IntrudesNot, begins + "0": Changed} {
+		c := Condition{Status: true, Message: "p" + FormatSharing(message, nil)}
+		if got := Intrudes(c, s.Ports, nil); got != want || FormerTerms(message, &s) != (message == former) {
+			t.Errorf("%s: intrudes %v", message, got)
+		}
+	}
+	if s.Ports = s.Ports[1:]; FormerTerms(former, &s) {
+		t.Error("other ports have the same terms")
+	}
+}
+
 func TestIntrudes(t *testing.T) {
 	ports := []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 22}}
 	s := Service{Ports: ports, Request: Request{Share: `x" on 80/TCP, policy `}, ExternalPolicy: Local}
-	agreed := Condition{Message: "p" + FormatSharing(SharingTerms(&s), map[netip.Addr]Key{netip.IPv4Unspecified(): {}})}
+	agreed := Condition{Message: "p" + FormatSharing(SharingTerms(&s), nil)}
+	s.Unkept.Ports = 3
+	more := Condition{Message: "p" + FormatSharing(SharingTerms(&s), nil)}
+	joined := Condition{Message: "p" + FormatSharing(SharingTerms(&s), map[netip.Addr]Key{netip.IPv4Unspecified(): {}})}
 	vip, other := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")
 	holds := Condition{Status: true, Message: "192.0.2.7 from pool p"}
 	for name, test := range map[string]struct {
 		c     Condition
 		ports []ServicePort
 		shown []Ingress
-		want  bool
+		want  Intrusion
 	}{
 		"as agreed":    {c: agreed, ports: ports},
-		"another port": {agreed, []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 23}}, nil, true},
+		"another port": {agreed, []ServicePort{{Protocol: TCP, Port: 53}, {Protocol: TCP, Port: 23}}, nil, Changed},
 		"one port more": {agreed, append(slices.Clone(ports), ServicePort{Protocol: TCP, Port: 23}), nil,
-			true},
-		"shares none":              {c: Condition{Message: "10.0.0.0 from pool p"}, ports: ports},
-		"by mistake":               {Condition{Reason: ReasonDuplicate}, ports, nil, true},
-		"confirmed":                {holds, ports, []Ingress{{Addr: vip}}, false},
-		"one more than confirmed":  {holds, ports, []Ingress{{Addr: vip}, {Addr: other}}, true},
-		"no condition":             {Condition{}, ports, []Ingress{{Addr: vip}}, true},
-		"neither condition nor IP": {c: Condition{}, ports: ports},
+			Changed},
+		"one port less, of one that joined": {joined, ports[:1], nil, ChangedAfterOthers},
+		"as agreed, of one that joined":     {c: joined, ports: ports},
+		"more ports than are kept":          {more, ports, nil, IntrudesNot},
+		"more, and another":                 {more, ports[:1], nil, Changed},
+		"shares none":                       {c: Condition{Message: "10.0.0.0 from pool p"}, ports: ports},
+		"by mistake":                        {Condition{Reason: ReasonDuplicate}, ports, nil, Unconfirmed},
+		"confirmed":                         {holds, ports, []Ingress{{Addr: vip}}, IntrudesNot},
+		"one more than confirmed":           {holds, ports, []Ingress{{Addr: vip}, {Addr: other}}, Unconfirmed},
+		"no condition":                      {Condition{}, ports, []Ingress{{Addr: vip}}, Unconfirmed},
+		"neither condition nor IP":          {c: Condition{}, ports: ports},
 	} {
 		if got := Intrudes(test.c, test.ports, test.shown); got != test.want {
 			t.Errorf("%s: %v", name, got)

@@ -66,21 +66,15 @@ func (c claim) precedes(other claim) bool {
 
 // Age orders Services: the older one was created earlier. UIDs decide between Services of the same
 // second. Names do not count, because tenants choose them. At a VIP, a Service whose addresses or ports
-// the controller has not confirmed comes after all others.
+// the controller has not confirmed comes after others.
 type Age struct {
-	Intruding bool  // see lb.Service
-	Created   int64 // Unix time in seconds, the resolution of the API
+	Intruding lb.Intrusion // see lb.Service
+	Created   int64        // Unix time in seconds, the resolution of the API
 	UID       string
 }
 
 func (a Age) compare(b Age) int {
-	if a.Intruding != b.Intruding {
-		if b.Intruding {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Or(cmp.Compare(a.Created, b.Created), cmp.Compare(a.UID, b.UID))
+	return cmp.Or(cmp.Compare(a.Intruding, b.Intruding), cmp.Compare(a.Created, b.Created), cmp.Compare(a.UID, b.UID))
 }
 
 // rank orders kinds by how firmly a frontend belongs to its Service. The API server assigns cluster
@@ -95,7 +89,7 @@ func (k Kind) rank() int {
 // with the same address and port.
 func Precedes(kind Kind, age Age, otherKind Kind, otherAge Age) bool {
 	if kind != LoadBalancer {
-		age.Intruding, otherAge.Intruding = false, false
+		age.Intruding, otherAge.Intruding = lb.IntrudesNot, lb.IntrudesNot
 	}
 	return cmp.Or(cmp.Compare(kind.rank(), otherKind.rank()), age.compare(otherAge)) < 0
 }

@@ -31,6 +31,8 @@ func vip(ip string) func(*lb.Service) {
 	return func(s *lb.Service) { s.Type, s.Ingress = lb.LoadBalancer, []lb.Ingress{{Addr: addr(ip)}} }
 }
 
+func intruding(how lb.Intrusion) func(*lb.Service) { return func(s *lb.Service) { s.Intruding = how } }
+
 func external(ips ...string) func(*lb.Service) {
 	return func(s *lb.Service) {
 		for _, ip := range ips {
@@ -262,12 +264,22 @@ z: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service o
 z: LoadBalancer 192.0.2.1:80/tcp Cluster`},
 		{"the younger VIP, whose port the older took", ExternalIPs{},
 			[]lb.Service{tenant("a/a", 9, vip("192.0.2.1")),
-				tenant("a/z", 1, vip("192.0.2.1"), func(s *lb.Service) { s.Intruding = true })},
+				tenant("a/z", 1, vip("192.0.2.1"), intruding(lb.Changed))},
+			`a: LoadBalancer 192.0.2.1:80/tcp Cluster
+z: FrontendInUse: status.loadBalancer: 192.0.2.1:80/tcp is held by Service a/a`},
+		{"the younger VIP, whose holder changed its ports, and an older Service that merely shows it", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, vip("192.0.2.1"), intruding(lb.ChangedAfterOthers)),
+				tenant("a/z", 1, vip("192.0.2.1"), intruding(lb.Unconfirmed))},
+			`a: LoadBalancer 192.0.2.1:80/tcp Cluster
+z: FrontendInUse: status.loadBalancer: 192.0.2.1:80/tcp is held by Service a/a`},
+		{"the younger VIP, whose holder and one that joined it changed their ports", ExternalIPs{},
+			[]lb.Service{tenant("a/a", 9, vip("192.0.2.1"), intruding(lb.Changed)),
+				tenant("a/z", 1, vip("192.0.2.1"), intruding(lb.ChangedAfterOthers))},
 			`a: LoadBalancer 192.0.2.1:80/tcp Cluster
 z: FrontendInUse: status.loadBalancer: 192.0.2.1:80/tcp is held by Service a/a`},
 		{"the older external IP, of a Service with a VIP that nobody confirmed", ExternalIPs{},
 			[]lb.Service{tenant("a/a", 9, external("198.51.100.1")),
-				tenant("z/z", 1, external("198.51.100.1"), func(s *lb.Service) { s.Intruding = true })},
+				tenant("z/z", 1, external("198.51.100.1"), intruding(lb.Unconfirmed))},
 			`a: FrontendInUse: spec.externalIPs: 198.51.100.1:80/tcp is in use by a Service of another namespace
 z: ExternalIP 198.51.100.1:80/tcp Cluster`},
 		{"the older node port", ExternalIPs{}, []lb.Service{tenant("a/a", 9, onNodePort(30080)),
