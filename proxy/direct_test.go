@@ -354,3 +354,20 @@ func TestContract10NodesBeyondTheTunnelAreNamed(t *testing.T) {
 	b.run()
 	want("a node that leaves this one out", "this node is beyond the addresses that they exchange packets with", 4)
 }
+
+// Contract clause 11: nobody looks at the endpoints of a Service that has too many, but at those that it had: what it is
+// told of direct forwarding concerns them.
+func TestContract11TooManyEndpointsAreNotLookedAt(t *testing.T) {
+	b := newDirectBench(t)
+	b.confirmAll()
+	had, _ := b.slices.Get(key("web"))
+	before := b.records[key("web")].directRefused
+	b.slices.Set(key("web"), append([]lb.Slice{tooMany("web")}, had...))
+	b.markEndpoints(key("web"))
+	b.confirmAll()
+	r := b.records[key("web")]
+	if r.planned.Excess == nil || !r.planned.Direct || len(r.planned.Handed) != 2 || r.directRefused != before {
+		t.Errorf("excess %v, direct %v, handed %v, refused: %s", r.planned.Excess, r.planned.Direct, r.planned.Handed,
+			r.directRefused)
+	}
+}
