@@ -371,3 +371,22 @@ func TestContract11TooManyEndpointsAreNotLookedAt(t *testing.T) {
 			r.directRefused)
 	}
 }
+
+// Contract clause 11: that one Service is forwarded directly costs another one nothing, however many addresses there are
+// of such.
+func TestContract11DirectServicesCostEachOtherNothing(t *testing.T) {
+	b := newDirectBench(t)
+	b.run()
+	other := map[lb.Key]holding{key("other"): {}}
+	for i := range 1_000_000 {
+		b.proxy.direct.holders[netip.AddrFrom4([4]byte{100, byte(i >> 16), byte(i >> 8), byte(i)})] = other
+	}
+	svc, _ := b.services.Get(key("web"))
+	all, _ := b.slices.Get(key("web"))
+	for range 20_000 {
+		b.forward(b.records[key("web")], svc, all, b.clock)
+	}
+	if n := len(b.proxy.direct.holders); n != 1_000_001 {
+		t.Errorf("%d addresses have holders", n)
+	}
+}

@@ -141,7 +141,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live, r.families = live, live.Families()
 	}
-	if svc.Forwarding != "" || p.direct.asking[key] || p.direct.held[key] {
+	if svc.Forwarding != "" || p.direct.asking[key] || len(p.direct.held[key]) > 0 {
 		p.forward(r, svc, endpoints, now)
 	}
 	return p.claims.Set(r.live)
