@@ -49,8 +49,9 @@ type direct struct {
 type holding map[netip.Addr]time.Time
 
 func newDirect() direct {
-	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key][]netip.Addr{}, holders: map[netip.Addr]map[lb.Key]holding{},
-		asks: map[lb.Key][]netip.Addr{}, serves: map[lb.Key][]netip.Addr{}, fresh: true}
+	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key][]netip.Addr{},
+		holders: map[netip.Addr]map[lb.Key]holding{},
+		asks:    map[lb.Key][]netip.Addr{}, serves: map[lb.Key][]netip.Addr{}, fresh: true}
 }
 
 // next returns how long to wait until a node need not be asked any more; 0 when none is to be forgotten.

@@ -355,8 +355,8 @@ func TestContract10NodesBeyondTheTunnelAreNamed(t *testing.T) {
 	want("a node that leaves this one out", "this node is beyond the addresses that they exchange packets with", 4)
 }
 
-// Contract clause 11: nobody looks at the endpoints of a Service that has too many, but at those that it had: what it is
-// told of direct forwarding concerns them.
+// Contract clause 11: nobody looks at the endpoints of a Service that has too many, but at those that it had: what it
+// is told of direct forwarding concerns them.
 func TestContract11TooManyEndpointsAreNotLookedAt(t *testing.T) {
 	b := newDirectBench(t)
 	b.confirmAll()
@@ -372,8 +372,8 @@ func TestContract11TooManyEndpointsAreNotLookedAt(t *testing.T) {
 	}
 }
 
-// Contract clause 11: that one Service is forwarded directly costs another one nothing, however many addresses there are
-// of such.
+// Contract clause 11: that one Service is forwarded directly costs another one nothing, however many addresses there
+// are of such.
 func TestContract11DirectServicesCostEachOtherNothing(t *testing.T) {
 	b := newDirectBench(t)
 	b.run()

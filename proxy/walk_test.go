@@ -212,7 +212,7 @@ func TestTargetsFollowNodes(t *testing.T) {
 	}
 }
 
-// Contract clause 11: the path is told what is new of a Service's endpoints, and nothing else, whatever else is planned.
+// Contract clause 11: the path is told what is new of a Service's endpoints, and nothing else, whatever is planned.
 func TestContract11ThePathIsToldWhatIsNew(t *testing.T) {
 	b, f := newPathBench(t)
 	f.known = true
@@ -243,7 +243,8 @@ func TestContract11ThePathIsToldWhatIsNew(t *testing.T) {
 
 // tooMany is a slice with one endpoint more than a Service may have, none of which b.put gives to any.
 func tooMany(service string) lb.Slice {
-	s := lb.Slice{Service: key(service), Key: key("crowd"), Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
+	s := lb.Slice{Service: key(service), Key: key("crowd"), Family: lb.IPv4,
+		Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}}
 	for i := range 1<<17 + 1 {
 		s.Endpoints = append(s.Endpoints, lb.Endpoint{Node: "there", Ready: true, Serving: true, ForZones: []string{"z"},
 			Addr: netip.AddrFrom4([4]byte{10, 100 + byte(i>>16), byte(i >> 8), byte(i)})})
@@ -268,7 +269,8 @@ func TestContract11RefusedServicesNeedNoPath(t *testing.T) {
 			b.slices.Set(key("new"), []lb.Slice{portless})
 		},
 		"with its namespace": func(b *bench, had lb.Slice) {
-			had.Endpoints = append(had.Endpoints, lb.Endpoint{Addr: netip.MustParseAddr("10.200.1.2"), Ready: true, Node: "there"})
+			second := lb.Endpoint{Addr: netip.MustParseAddr("10.200.1.2"), Ready: true, Node: "there"}
+			had.Endpoints = append(had.Endpoints, second)
 			b.slices.Set(key("web"), []lb.Slice{had})
 			b.put("new", "192.0.2.2", "10.200.1.3")
 		},

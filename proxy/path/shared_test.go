@@ -38,8 +38,8 @@ func replace(a *Actor, all map[lb.Key][]plan.Target, to byte) {
 	a.track(map[plan.Target]bool{})
 }
 
-// Contract clause 11: what it costs to follow the pods of Services grows with these, and not with the square of how many
-// share a pod.
+// Contract clause 11: what it costs to follow the pods of Services grows with these, and not with the square of how
+// many share a pod.
 func TestContract11ServicesThatSharePods(t *testing.T) {
 	a, all := sharing(100_000, 2)
 	for i := range 5 {

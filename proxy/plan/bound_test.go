@@ -304,7 +304,8 @@ func TestFrozenKeepsItsPorts(t *testing.T) {
 	before := New(service(), slice("1 here"), here)
 	svc := service(func(s *lb.Service) { s.Unkept.Ports = maxFrontends })
 	now := New(svc, slice("1 here"), here)
-	if frozen := before.Frozen(now, svc, slice("1 here"), here); now.Excess == nil || !samePorts(frozen.Ports, before.Ports) {
+	frozen := before.Frozen(now, svc, slice("1 here"), here)
+	if now.Excess == nil || !samePorts(frozen.Ports, before.Ports) {
 		t.Errorf("excess %v, %+v", now.Excess, frozen.Ports)
 	}
 }

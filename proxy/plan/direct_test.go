@@ -166,6 +166,8 @@ func TestHintsOfSeveralSlices(t *testing.T) {
 		return lb.Slice{Family: lb.IPv4, Ports: ports, Endpoints: endpoints}
 	}
 	a, b := []lb.SlicePort{port("a")}, []lb.SlicePort{port("a"), port("b")}
+	other := of(a, ready)
+	other.Family = lb.IPv6
 	for name, test := range map[string]struct {
 		slices []lb.Slice
 		want   bool
@@ -177,7 +179,7 @@ func TestHintsOfSeveralSlices(t *testing.T) {
 		"not in one slice, the other way round":   {[]lb.Slice{of(a, ready), of(a, zoned)}, false},
 		"of two kinds in two slices":              {[]lb.Slice{of(a, zoned), of(a, noded)}, false},
 		"of one of two ports":                     {[]lb.Slice{of(b, noded), of(a, ready)}, true},
-		"of the same port in another family":      {[]lb.Slice{of(a, zoned), {Family: lb.IPv6, Ports: a, Endpoints: []lb.Endpoint{ready}}}, true},
+		"of the same port in another family":      {[]lb.Slice{of(a, zoned), other}, true},
 		"a slice without a ready one does not do": {[]lb.Slice{of(a, gone), of(a, noded)}, true},
 	} {
 		if got := hinted(test.slices); got != test.want {

@@ -116,7 +116,8 @@ func TestReachingCopies(t *testing.T) {
 
 func TestLostIsCounted(t *testing.T) {
 	route, carrier := lb.Refuse(lb.ReasonPodRouteMissing, "no route"), lb.Refuse(lb.ReasonNoCarrier, "no carrier")
-	one, two, three := Target{Addr: addr("192.168.0.1")}, Target{Addr: addr("192.168.0.2")}, Target{Addr: addr("192.168.0.3")}
+	at := func(a string) Target { return Target{Addr: addr(a)} }
+	one, two, three := at("192.168.0.1"), at("192.168.0.2"), at("192.168.0.3")
 	lost, count := Lost{}, map[lb.Reason]int{}
 	for _, step := range []struct {
 		changes Lost

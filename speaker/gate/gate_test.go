@@ -397,7 +397,8 @@ func TestEndpointsAreThoseThatAreChosen(t *testing.T) {
 	ports := []lb.SlicePort{{Name: "a", Protocol: lb.TCP, Port: 1}, {Name: "a", Protocol: lb.UDP, Port: 1},
 		{Name: "b", Protocol: lb.TCP, Port: 2}, {Name: "c", Protocol: lb.TCP, Port: 3}}
 	for range 20_000 {
-		service := lb.Service{Key: nginx, Ports: []lb.ServicePort{{Name: "a", Protocol: lb.TCP}, {Name: "b", Protocol: lb.TCP}}}
+		service := lb.Service{Key: nginx,
+			Ports: []lb.ServicePort{{Name: "a", Protocol: lb.TCP}, {Name: "b", Protocol: lb.TCP}}}
 		if some(2) {
 			service.Ports = append(service.Ports, lb.ServicePort{Name: "a", Protocol: lb.UDP})
 		}
