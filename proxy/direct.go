@@ -18,8 +18,9 @@ import (
 
 // direct is what the loop knows of direct forwarding.
 type direct struct {
-	// asking are the Services that ask for it, held those with holders.
-	asking, held map[lb.Key]bool
+	// asking are the Services that ask for it, held are the VIPs with holders of each.
+	asking map[lb.Key]bool
+	held   map[lb.Key][]netip.Addr
 	// neighbors are the nodes to which packets can be handed, left says of those behind routers why not, and
 	// senders are those from which they come: see plan.Node.
 	neighbors map[string][]netip.Addr
@@ -48,8 +49,9 @@ type direct struct {
 type holding map[netip.Addr]time.Time
 
 func newDirect() direct {
-	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key]bool{}, holders: map[netip.Addr]map[lb.Key]holding{},
-		asks: map[lb.Key][]netip.Addr{}, serves: map[lb.Key][]netip.Addr{}, fresh: true}
+	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key][]netip.Addr{},
+		holders: map[netip.Addr]map[lb.Key]holding{},
+		asks:    map[lb.Key][]netip.Addr{}, serves: map[lb.Key][]netip.Addr{}, fresh: true}
 }
 
 // next returns how long to wait until a node need not be asked any more; 0 when none is to be forgotten.
@@ -281,19 +283,25 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 		delete(p.direct.asking, key)
 	}
 	changed := map[netip.Addr]bool{}
-	for vip, by := range p.direct.holders {
-		if _, holds := by[key]; holds && !slices.Contains(r.live.VIPs, vip) {
-			delete(by, key)
+	had := p.direct.held[key]
+	for _, vip := range had {
+		if !slices.Contains(r.live.VIPs, vip) {
+			delete(p.direct.holders[vip], key)
 			changed[vip] = true
 		}
 	}
-	held, next := false, time.Time{}
+	var held []netip.Addr
+	next, nodes := time.Time{}, map[lb.Family][]netip.Addr{}
 	for _, vip := range r.live.VIPs {
 		by := p.direct.holders[vip]
 		holders, holds := by[key]
 		var with []netip.Addr
 		if r.live.Direct {
-			with = p.nodesWith(endpoints, lb.FamilyOf(vip))
+			family := lb.FamilyOf(vip)
+			if nodes[family] == nil {
+				nodes[family] = p.nodesWith(endpoints, family)
+			}
+			with = nodes[family]
 			if by == nil {
 				by = map[lb.Key]holding{}
 				p.direct.holders[vip] = by
@@ -317,12 +325,12 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 			}
 			continue
 		}
-		held = true
+		held = append(held, vip)
 	}
-	if held || p.direct.held[key] {
+	if len(held)+len(had) > 0 {
 		p.direct.remind(key, next)
 	}
-	if p.direct.held[key] = held; !held {
+	if p.direct.held[key] = held; held == nil {
 		delete(p.direct.held, key)
 	}
 	p.tellHolders(changed)

@@ -354,3 +354,39 @@ func TestContract10NodesBeyondTheTunnelAreNamed(t *testing.T) {
 	b.run()
 	want("a node that leaves this one out", "this node is beyond the addresses that they exchange packets with", 4)
 }
+
+// Contract clause 11: nobody looks at the endpoints of a Service that has too many, but at those that it had: what it
+// is told of direct forwarding concerns them.
+func TestContract11TooManyEndpointsAreNotLookedAt(t *testing.T) {
+	b := newDirectBench(t)
+	b.confirmAll()
+	had, _ := b.slices.Get(key("web"))
+	before := b.records[key("web")].directRefused
+	b.slices.Set(key("web"), append([]lb.Slice{tooMany("web")}, had...))
+	b.markEndpoints(key("web"))
+	b.confirmAll()
+	r := b.records[key("web")]
+	if r.planned.Excess == nil || !r.planned.Direct || len(r.planned.Handed) != 2 || r.directRefused != before {
+		t.Errorf("excess %v, direct %v, handed %v, refused: %s", r.planned.Excess, r.planned.Direct, r.planned.Handed,
+			r.directRefused)
+	}
+}
+
+// Contract clause 11: that one Service is forwarded directly costs another one nothing, however many addresses there
+// are of such.
+func TestContract11DirectServicesCostEachOtherNothing(t *testing.T) {
+	b := newDirectBench(t)
+	b.run()
+	other := map[lb.Key]holding{key("other"): {}}
+	for i := range 1_000_000 {
+		b.proxy.direct.holders[netip.AddrFrom4([4]byte{100, byte(i >> 16), byte(i >> 8), byte(i)})] = other
+	}
+	svc, _ := b.services.Get(key("web"))
+	all, _ := b.slices.Get(key("web"))
+	for range 20_000 {
+		b.forward(b.records[key("web")], svc, all, b.clock)
+	}
+	if n := len(b.proxy.direct.holders); n != 1_000_001 {
+		t.Errorf("%d addresses have holders", n)
+	}
+}

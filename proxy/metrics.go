@@ -206,18 +206,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	c.p.mu.Lock()
-	lost := c.p.lost // never changed
 	oldest, complete, now := c.p.unapplied(), c.p.complete, c.p.now()
-	states, vips := maps.Clone(c.p.counts.states), maps.Clone(c.p.counts.vips)
+	states, vips, unreached := maps.Clone(c.p.counts.states), maps.Clone(c.p.counts.vips),
+		maps.Clone(c.p.counts.unreached)
 	internal, external, advised := c.p.counts.noLocal[policyInternal], c.p.counts.noLocal[policyExternal],
 		c.p.counts.advised[true]
 	changes := len(c.p.unconfirmed)
 	leftOut, ignored := c.p.countProbes()
 	c.p.mu.Unlock()
-	unreached := map[lb.Reason]int{}
-	for _, why := range lost {
-		unreached[why.Reason]++
-	}
 	for reason, n := range unreached {
 		gauge(c.unreached, float64(n), string(reason))
 	}

@@ -370,7 +370,8 @@ func TestContract11ProbesAreSharedAmongNamespaces(t *testing.T) {
 // A Service that became too large keeps what it had: endpoints that are probed, and are left out or come
 // back.
 func TestTooLargeAndProbed(t *testing.T) {
-	b := newProbeBench(t)
+	b, f := newProbeBench(t), &fakePath{known: true}
+	b.from.path, b.to.targets = f.take, f
 	b.ask("web", "192.0.2.1", "tcp", lb.Cluster, "10.200.1.2", "10.200.1.3", "10.200.1.4", "10.200.1.5")
 	b.synced()
 	b.run()
@@ -400,8 +401,7 @@ func TestTooLargeAndProbed(t *testing.T) {
 	b.fails("web", "10.200.1.4")
 	b.settle()
 	b.expectBackends("another one fails", "web", "10.200.1.2 10.200.1.3 10.200.1.5")
-	b.lost = plan.Lost{{Addr: netip.MustParseAddr("10.200.1.5"), Pod: true}: noRoute}
-	b.mark(key("web"))
+	f.lose(noRoute, "web", "10.200.1.5")
 	b.settle()
 	b.expectBackends("a route is gone", "web", "10.200.1.2 10.200.1.3")
 }

@@ -131,7 +131,7 @@ func newProxy(self string, settings settings, families []lb.Family, log *slog.Lo
 		waiting: "the first step",
 		counts:  newCounts(), unconfirmed: map[lb.Key]bool{}, lingers: newLingers(), direct: newDirect(), gates: newGates(),
 		requests: newRequests(), leftOut: map[lb.Key]plan.LeftOut{}, probed: map[lb.Key]bool{}, telling: map[lb.Key]bool{},
-		claims: plan.NewClaims(), shares: plan.NewShares(settings.limit),
+		lost: plan.Lost{}, claims: plan.NewClaims(), shares: plan.NewShares(settings.limit),
 		relayShares: plan.NewWholeShares(plan.MaxRelayedTogether, plan.MaxRelayedOfNode),
 		affinity:    plan.NewAffinityShares(0, 0),
 		origins:     map[netip.Addr]rescue.Origins{}, unannounced: map[netip.Addr]lb.Unannounced{},
@@ -178,7 +178,7 @@ func (p *proxy) step(ctx context.Context) (time.Duration, error) {
 	}
 	dirty, told := p.takeDirty()
 	touched := p.plan(ctx, dirty, told, now)
-	target(p, dirty)
+	p.retarget(dirty)
 	p.probe(dirty, now)
 	p.announce(p.with(touched, walked)) // before the rules: what goes is withdrawn first
 	p.apply(touched)
@@ -228,9 +228,8 @@ func (p *proxy) look(now time.Time) bool {
 	if p.clusterNodes == nil || p.nodesChanged.Swap(false) {
 		nodes, before := p.from.nodes.All(), p.clusterNodes
 		if p.clusterNodes = plan.NewNodes(nodes); before != nil && !p.clusterNodes.Equal(before) {
-			target(p, p.records)
 			p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
-			p.markThose(p.unreaching(), now)
+			p.markThose(p.targeting(p.clusterNodes.Moved(before)), now) // which are pods, the Nodes decide too
 			p.rerequest()
 		}
 		p.to.rescue.SetNodes(nodes[p.self].Addresses, otherNodes(nodes, p.self))

@@ -43,8 +43,10 @@ type record struct {
 	// warned is the last failure that was reported.
 	warned  string
 	counted counted
-	// lost says why the kernel does not reach endpoints; nil if it reaches all.
-	lost map[netip.Addr]*lb.Refusal
+	// targets are the endpoints of which the way has to be known, toldTargets those that the path's actor was told. lost
+	// says why the kernel does not reach some of them; nil if it reaches all.
+	targets, toldTargets []plan.Target
+	lost                 map[netip.Addr]*lb.Refusal
 	// advice says what of the Service's wishes is not followed.
 	advice []lb.Refusal
 	// relayRefused says why its endpoints are not relayed to; "" if they are, or need not be.
@@ -131,6 +133,8 @@ type counts struct {
 	vips    map[lb.Reason]int // Deliverable for those that this node can deliver
 	noLocal map[string]int    // Services that drop by policy, as only other nodes have endpoints, by internal and external
 	advised map[bool]int      // whether something that a Service asks for is not followed
+	// unreached are the endpoints that the kernel does not reach.
+	unreached map[lb.Reason]int
 }
 
 const deliverable lb.Reason = "Deliverable"
@@ -142,7 +146,8 @@ const (
 )
 
 func newCounts() counts {
-	return counts{states: map[string]int{}, vips: map[lb.Reason]int{}, noLocal: map[string]int{}, advised: map[bool]int{}}
+	return counts{states: map[string]int{}, vips: map[lb.Reason]int{}, noLocal: map[string]int{}, advised: map[bool]int{},
+		unreached: map[lb.Reason]int{}}
 }
 
 // counted is what a record has added to the counts.

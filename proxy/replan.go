@@ -96,10 +96,16 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 	whole := plan.Service{Key: key}
 	svc, ok := p.from.services.Get(key)
 	named, _ := p.from.slices.Get(key)
-	named = p.admit(key, svc.Selector, named)
-	endpoints := named
+	endpoints, crowded := named, plan.Crowded(named)
+	if crowded { // nobody looks at others than those that it had
+		endpoints = r.had().Listed(named)
+	}
+	endpoints = p.admit(key, svc.Selector, endpoints)
+	if !crowded {
+		named = plan.Without(endpoints, p.dead)
+	}
 	if ok {
-		whole = plan.New(svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
+		whole = plan.New(svc, named, p.nodeFor(svc))
 		r.trigger(endpoints, p.began)
 	}
 	places := p.affinity.Set(key, whole.Age, whole.AffinityTimeout > 0 && len(whole.Ports) > 0)
@@ -112,10 +118,9 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 		}
 	}
 	live := whole
-	if r.lost = nil; len(live.VIPs) > 0 {
-		r.lost = p.unreached(key)
-		live = live.Reaching(r.lost)
-	}
+	r.targets = p.targets(live, endpoints)
+	r.lost = p.lost.Of(r.targets)
+	live = live.Reaching(r.lost)
 	live = p.answering(r, svc, endpoints, live)
 	if gone := plan.Withdrawn(r.planned, live); len(gone) > 0 && p.settings.drain > 0 {
 		p.lingers.add(key, gone, now.Add(p.settings.drain))
@@ -136,8 +141,8 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 	if !r.live.Equal(live) { // else they are worth keeping once
 		r.live, r.families = live, live.Families()
 	}
-	if svc.Forwarding != "" || p.direct.asking[key] || p.direct.held[key] {
-		p.forward(r, svc, named, now)
+	if svc.Forwarding != "" || p.direct.asking[key] || len(p.direct.held[key]) > 0 {
+		p.forward(r, svc, endpoints, now)
 	}
 	return p.claims.Set(r.live)
 }
@@ -145,10 +150,7 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 // freeze returns the plan of a Service and its endpoints cut down to what it had, if it is too large, and else
 // as they are. What routes and probes leave out of a plan it still has.
 func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []lb.Slice) (plan.Service, []lb.Slice) {
-	tooLarge, before := r.tooLarge, r.live
-	if r.whole != nil {
-		before = *r.whole
-	}
+	tooLarge, before := r.tooLarge, r.asked()
 	r.tooLarge = nil
 	if tooLarge != nil && now.Excess == nil && now.Equal(before) {
 		now.Excess = tooLarge
@@ -165,11 +167,27 @@ func (p *proxy) freeze(r *record, now plan.Service, svc lb.Service, endpoints []
 	if r.fit == nil {
 		r.fit = &before
 	}
-	frozen := r.fit.Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
+	frozen := r.had().Frozen(now, svc, plan.Without(endpoints, p.dead), p.nodeFor(svc))
 	if !now.Excess.Together {
 		_ = p.room(frozen) // it waits for no more
 	}
-	return frozen, r.fit.Listed(endpoints)
+	return frozen, r.had().Listed(endpoints)
+}
+
+// asked returns the last plan with what routes and probes leave out of it.
+func (r *record) asked() plan.Service {
+	if r.whole != nil {
+		return *r.whole
+	}
+	return r.live
+}
+
+// had returns the last plan with which the Service was not too large.
+func (r *record) had() plan.Service {
+	if r.fit != nil {
+		return *r.fit
+	}
+	return r.asked()
 }
 
 // room says why there is no room for a Service among those of its namespace; nil if there is.

@@ -193,8 +193,12 @@ func describe(port plan.Port) portStatus {
 		st.Frontends = append(st.Frontends, frontend)
 	}
 	all := slices.Clone(port.Backends.Cluster)
+	has := make(map[lb.Backend]bool, len(all))
+	for _, b := range all {
+		has[b] = true
+	}
 	for _, b := range port.Backends.Local {
-		if !slices.Contains(all, b) {
+		if !has[b] {
 			all = append(all, b)
 		}
 	}

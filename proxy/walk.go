@@ -38,10 +38,10 @@ func (p *proxy) walk(now time.Time) map[lb.Key]bool {
 	default:
 		p.log.Info("this node delivers again", "reason", p.path.Off.Reason)
 	}
-	p.lost = p.lost.After(news.Lost)
+	p.lost.Take(news.Lost, p.counts.unreached)
 	for key := range news.Services {
-		if r := p.records[key]; r != nil && len(r.live.VIPs) > 0 { // told at once, also if its plan has to wait
-			r.lost = p.unreached(key)
+		if r := p.records[key]; r != nil { // told at once, also if its plan has to wait
+			r.lost = p.lost.Of(r.targets)
 		}
 	}
 	p.path.Off, p.path.Own = news.Off, own
@@ -49,40 +49,38 @@ func (p *proxy) walk(now time.Time) map[lb.Key]bool {
 	return concerned
 }
 
-// target tells which endpoints the named Services have, if they have VIPs.
-func target[V any](p *proxy, keys map[lb.Key]V) {
+// retarget tells of which endpoints of the named Services the way has to be known, where they are others than before.
+func (p *proxy) retarget(keys map[lb.Key]time.Time) {
 	if p.to.targets == nil {
 		return
 	}
-	changes := make(map[lb.Key][]plan.Target, len(keys))
+	changes := map[lb.Key][]plan.Target{}
 	for key := range keys {
-		changes[key] = nil
-		if r := p.records[key]; r == nil || len(r.live.VIPs) == 0 {
-			continue
+		if r := p.records[key]; r != nil && !slices.Equal(r.targets, r.toldTargets) {
+			r.toldTargets = r.targets
+			changes[key] = r.targets
 		}
-		endpoints, _ := p.from.slices.Get(key)
-		changes[key] = p.clusterNodes.Targets(endpoints, p.self, maxTargets)
 	}
-	if p.begun {
-		p.to.targets.Update(changes)
-	} else {
+	switch {
+	case !p.begun:
 		p.to.targets.Begin(changes)
+	case len(changes) > 0:
+		p.to.targets.Update(changes)
 	}
 }
 
-// unreached returns which endpoints of a Service the kernel does not reach, and why.
-func (p *proxy) unreached(key lb.Key) map[netip.Addr]*lb.Refusal {
-	if len(p.lost) == 0 {
+// targets returns of which endpoints the way has to be known: of none if a Service has no VIP, or is not served.
+func (p *proxy) targets(s plan.Service, endpoints []lb.Slice) []plan.Target {
+	if p.to.targets == nil || len(s.VIPs) == 0 || len(s.Ports) == 0 {
 		return nil
 	}
-	endpoints, _ := p.from.slices.Get(key)
-	return p.lost.Of(p.clusterNodes.Targets(endpoints, p.self, maxTargets))
+	return p.clusterNodes.Targets(endpoints, p.self, maxTargets)
 }
 
-// unreaching returns the Services with endpoints that the kernel does not reach: which are pods, the Nodes decide too.
-func (p *proxy) unreaching() (keys []lb.Key) {
+// targeting returns the Services with a target at one of some addresses.
+func (p *proxy) targeting(addrs map[netip.Addr]bool) (keys []lb.Key) {
 	for key, r := range p.records {
-		if r.lost != nil {
+		if slices.ContainsFunc(r.targets, func(t plan.Target) bool { return addrs[t.Addr] }) {
 			keys = append(keys, key)
 		}
 	}

@@ -175,7 +175,7 @@ func (a *Actor) judge(now time.Time, due map[plan.Target]bool, off *lb.Refusal) 
 		}
 		e.told = refusal
 		lost[t] = refusal
-		for _, key := range e.users {
+		for key := range e.users {
 			services[key] = true
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -103,7 +102,7 @@ type News struct {
 // entry is an endpoint's address, as one or the other kind of target: what a Service says of an address does not
 // concern the others that have it.
 type entry struct {
-	users []lb.Key
+	users map[lb.Key]struct{} // thousands may share a pod
 	way   links.Way
 	known bool // way
 	flap  flap
@@ -199,20 +198,22 @@ func (a *Actor) step(context.Context) (time.Duration, error) {
 func (a *Actor) track(due map[plan.Target]bool) (begun bool) {
 	changes, ok := a.inbox.Take()
 	for key, targets := range changes {
-		before := a.of[key]
+		named := make(map[plan.Target]bool, len(targets))
 		for _, t := range targets { // first, as most of them are those of before
 			e := a.entries[t]
 			if e == nil {
-				e = &entry{}
+				e = &entry{users: map[lb.Key]struct{}{}}
 				a.entries[t], a.sorted = e, nil
 				due[t] = true
 			}
-			e.users = append(e.users, key)
+			named[t], e.users[key] = true, struct{}{}
 		}
-		for _, t := range before {
+		for _, t := range a.of[key] {
+			if named[t] {
+				continue
+			}
 			e := a.entries[t]
-			at := slices.Index(e.users, key)
-			if e.users = slices.Delete(e.users, at, at+1); len(e.users) == 0 {
+			if delete(e.users, key); len(e.users) == 0 {
 				a.forget(t)
 			}
 		}

@@ -72,14 +72,19 @@ func (s Service) IsLarge() bool {
 	return false
 }
 
-// deliveries returns how many pairs of port and endpoint there are.
+// deliveries returns how many pairs of port and endpoint there are. An endpoint without a port counts as one, as it is
+// looked at all the same.
 func deliveries(endpoints []lb.Slice) int {
 	n := 0
 	for _, slice := range endpoints {
-		n += len(slice.Ports) * len(slice.Endpoints)
+		n += max(len(slice.Ports), 1) * len(slice.Endpoints)
 	}
 	return n
 }
+
+// Crowded reports whether a Service with these endpoints is too large by their number alone. Nobody should go through
+// them: there may be any number.
+func Crowded(endpoints []lb.Slice) bool { return deliveries(endpoints) > maxDeliveries }
 
 // bound leaves out of a Service what is beyond the bounds, in this order: source ranges, VIPs and
 // external IPs, each those that are named last. It returns what it leaves out, or why the Service is
@@ -143,6 +148,7 @@ func (s Service) Frozen(now Service, svc lb.Service, endpoints []lb.Slice, node 
 		return now
 	}
 	had, families := s.had(), s.Families()
+	svc.Unkept.Ports = 0
 	svc.Ports = slices.DeleteFunc(slices.Clone(svc.Ports), func(p lb.ServicePort) bool {
 		return !slices.ContainsFunc(families, func(f lb.Family) bool { return had.ports[portID{f, p.Name, p.Protocol}] })
 	})
@@ -150,9 +156,6 @@ func (s Service) Frozen(now Service, svc lb.Service, endpoints []lb.Slice, node 
 		return !slices.Contains(families, lb.FamilyOf(ip))
 	})
 	frozen := New(svc, s.Listed(endpoints), node)
-	if frozen.Excess != nil {
-		frozen = New(svc, nil, node)
-	}
 	for i, p := range frozen.Ports {
 		frozen.Ports[i].Frontends = slices.DeleteFunc(p.Frontends, func(f Frontend) bool {
 			return !had.frontends[p.slot(f)]
@@ -183,16 +186,27 @@ func (p Port) slot(f Frontend) frontendSlot {
 }
 
 // Listed returns slices without endpoints at other addresses than those of the plan, and without those
-// that have none left.
+// that have none left. It returns none if even those are too many.
 func (s Service) Listed(endpoints []lb.Slice) []lb.Slice {
-	had := s.had()
+	had := s.Endpoints()
+	if len(had) == 0 {
+		return nil
+	}
 	var listed []lb.Slice
+	n := 0
 	for _, slice := range endpoints {
-		slice.Endpoints = slices.DeleteFunc(slices.Clone(slice.Endpoints), func(e lb.Endpoint) bool {
-			return !had.addresses[e.Addr]
-		})
-		if len(slice.Endpoints) > 0 {
-			listed = append(listed, slice)
+		var left []lb.Endpoint
+		for _, ep := range slice.Endpoints {
+			if had[ep.Addr] {
+				left = append(left, ep)
+			}
+		}
+		if slice.Endpoints = left; len(left) == 0 {
+			continue
+		}
+		listed = append(listed, slice)
+		if n += deliveries(listed[len(listed)-1:]); n > maxDeliveries {
+			return nil
 		}
 	}
 	return listed

@@ -299,6 +299,30 @@ func TestFrozenIsBounded(t *testing.T) {
 	}
 }
 
+// Contract clause 11: a Service that gets more ports than are kept of it keeps what it had.
+func TestFrozenKeepsItsPorts(t *testing.T) {
+	before := New(service(), slice("1 here"), here)
+	svc := service(func(s *lb.Service) { s.Unkept.Ports = maxFrontends })
+	now := New(svc, slice("1 here"), here)
+	frozen := before.Frozen(now, svc, slice("1 here"), here)
+	if now.Excess == nil || !samePorts(frozen.Ports, before.Ports) {
+		t.Errorf("excess %v, %+v", now.Excess, frozen.Ports)
+	}
+}
+
+// Endpoints that a Service had count no more than it may have, however many slices list them.
+func TestListedIsBounded(t *testing.T) {
+	before := New(service(), slice("1 here, 2 here"), here)
+	all := append(slice("1 here, 3 here"), slice("2 here")...)
+	listed := before.Listed(all)
+	if len(listed) != 2 || len(listed[0].Endpoints) != 1 || len(all[0].Endpoints) != 2 {
+		t.Errorf("%+v", listed)
+	}
+	if listed := before.Listed(slices.Repeat(all, maxDeliveries/2+1)); listed != nil {
+		t.Errorf("%d slices", len(listed))
+	}
+}
+
 // BenchmarkNewWeighted plans a Service with as many weights, ports and endpoints as it may have, whose slices
 // have different numbers for its ports.
 func BenchmarkNewWeighted(b *testing.B) {

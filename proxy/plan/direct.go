@@ -84,14 +84,14 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 		return refuse("annotation %s has connections end at the relay", lb.AnnotationRelay)
 	case !slices.ContainsFunc(svc.Ports, func(p lb.ServicePort) bool { return handable(p.Protocol) }):
 		return refuse("only TCP and UDP are forwarded directly, and the Service has no such port")
+	case slices.ContainsFunc(svc.ClusterIPs, func(ip netip.Addr) bool { return !node.Direct[lb.FamilyOf(ip)] }):
+		return refuse("this proxy cannot; it needs --direct-forwarding, nftables mode, a way to tell pods' connections in " +
+			"the Service's families (such as --cluster-cidr), and --rescue with --rescue-ring")
 	case len(nodesOf(endpoints)) > lb.MaxRing+1:
 		return refuse("endpoints are on %d nodes, and of more than %d a node cannot ask all for a connection that has moved",
 			len(nodesOf(endpoints)), lb.MaxRing+1)
 	case hinted(endpoints):
 		return refuse("spec.trafficDistribution gives nodes different endpoints, and all have to choose among the same")
-	case slices.ContainsFunc(svc.ClusterIPs, func(ip netip.Addr) bool { return !node.Direct[lb.FamilyOf(ip)] }):
-		return refuse("this proxy cannot; it needs --direct-forwarding, nftables mode, a way to tell pods' connections in " +
-			"the Service's families (such as --cluster-cidr), and --rescue with --rescue-ring")
 	}
 	return ""
 }
@@ -109,28 +109,31 @@ func NotHandedFromVRFs(s Service, node Node) string {
 // hinted reports whether hints give some nodes other endpoints of a port than others. As lb.Choose has it,
 // that takes hints of one kind at every endpoint.
 func hinted(endpoints []lb.Slice) bool {
-	type port struct {
-		family   lb.Family
-		name     string
-		protocol lb.Protocol
-	}
-	zones, nodes := map[port]bool{}, map[port]bool{}
+	type hints struct{ zones, nodes bool } // at every ready endpoint
+	of := map[portID]hints{}
 	for _, slice := range endpoints {
-		for _, p := range slice.Ports {
-			at := port{slice.Family, p.Name, p.Protocol}
-			for _, ep := range slice.Endpoints {
-				if !ep.Ready {
-					continue
-				}
-				before, known := zones[at]
-				zones[at] = (before || !known) && len(ep.ForZones) > 0
-				before, known = nodes[at]
-				nodes[at] = (before || !known) && len(ep.ForNodes) > 0
+		here, ready := hints{true, true}, false
+		for _, ep := range slice.Endpoints {
+			if ep.Ready {
+				here.zones, here.nodes = here.zones && len(ep.ForZones) > 0, here.nodes && len(ep.ForNodes) > 0
+				ready = true
 			}
 		}
+		if !ready {
+			continue
+		}
+		for _, p := range slice.Ports {
+			at := portID{slice.Family, p.Name, p.Protocol}
+			all, known := of[at]
+			of[at] = hints{here.zones && (all.zones || !known), here.nodes && (all.nodes || !known)}
+		}
 	}
-	return slices.Contains(slices.Collect(maps.Values(zones)), true) ||
-		slices.Contains(slices.Collect(maps.Values(nodes)), true)
+	for _, all := range of {
+		if all.zones || all.nodes {
+			return true
+		}
+	}
+	return false
 }
 
 // nodesOf returns the names of the nodes with endpoints, ready or not.

@@ -125,9 +125,21 @@ func TestDirectRefused(t *testing.T) {
 				all[0].Endpoints[i].ForNodes = []string{"a"}
 			}
 		}, "spec.trafficDistribution"},
+		"hints at one of two ports": {func(s *lb.Service, all []lb.Slice, _ *Node) {
+			all[0].Ports = append(all[0].Ports, lb.SlicePort{Name: "u", Protocol: lb.UDP, Port: 53})
+			for i := range all[0].Endpoints {
+				all[0].Endpoints[i].ForZones = []string{"z"}
+			}
+		}, "spec.trafficDistribution"},
 		"as many nodes as a ring has": {spread(lb.MaxRing + 1), ""},
 		"one more":                    {spread(lb.MaxRing + 2), "endpoints are on 18 nodes"},
 		"a proxy that cannot":         {func(_ *lb.Service, _ []lb.Slice, n *Node) { n.Direct = nil }, "needs --direct-forwarding, nftables mode"},
+		"a proxy that cannot, whatever the endpoints are": {func(_ *lb.Service, all []lb.Slice, n *Node) {
+			n.Direct = nil
+			for i := range all[0].Endpoints {
+				all[0].Endpoints[i].ForZones = []string{"z"}
+			}
+		}, "needs --direct-forwarding, nftables mode"},
 		"not in the second family": {func(s *lb.Service, _ []lb.Slice, _ *Node) {
 			s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr("fd00::1"))
 		}, "needs --direct-forwarding, nftables mode"},
@@ -141,6 +153,57 @@ func TestDirectRefused(t *testing.T) {
 		if s := New(svc, endpoints, node); s.Direct != (got == "" && svc.Forwarding != "") {
 			t.Errorf("%s: direct %v", name, s.Direct)
 		}
+	}
+}
+
+// Hints decide for each port over all slices that have it: one whose ready endpoints have none has all nodes choose
+// among the same, and one without ready endpoints says nothing.
+func TestHintsOfSeveralSlices(t *testing.T) {
+	port := func(name string) lb.SlicePort { return lb.SlicePort{Name: name, Protocol: lb.TCP, Port: 80} }
+	ready, gone := lb.Endpoint{Ready: true}, lb.Endpoint{}
+	zoned, noded := lb.Endpoint{Ready: true, ForZones: []string{"z"}}, lb.Endpoint{Ready: true, ForNodes: []string{"n"}}
+	of := func(ports []lb.SlicePort, endpoints ...lb.Endpoint) lb.Slice {
+		return lb.Slice{Family: lb.IPv4, Ports: ports, Endpoints: endpoints}
+	}
+	a, b := []lb.SlicePort{port("a")}, []lb.SlicePort{port("a"), port("b")}
+	other := of(a, ready)
+	other.Family = lb.IPv6
+	for name, test := range map[string]struct {
+		slices []lb.Slice
+		want   bool
+	}{
+		"none":                                    {nil, false},
+		"no endpoint is ready":                    {[]lb.Slice{of(a, gone)}, false},
+		"all":                                     {[]lb.Slice{of(a, zoned, gone), of(a), of(a, zoned)}, true},
+		"not in one slice":                        {[]lb.Slice{of(a, zoned), of(a, zoned, ready)}, false},
+		"not in one slice, the other way round":   {[]lb.Slice{of(a, ready), of(a, zoned)}, false},
+		"of two kinds in two slices":              {[]lb.Slice{of(a, zoned), of(a, noded)}, false},
+		"of one of two ports":                     {[]lb.Slice{of(b, noded), of(a, ready)}, true},
+		"of the same port in another family":      {[]lb.Slice{of(a, zoned), other}, true},
+		"a slice without a ready one does not do": {[]lb.Slice{of(a, gone), of(a, noded)}, true},
+	} {
+		if got := hinted(test.slices); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// Contract clause 11: what a node asks of the slices of one Service grows with their ports and with their endpoints,
+// and not with the one times the other. These have a billion pairs, in slices as the API server takes them.
+func TestContract11HintsCostPortsAndEndpoints(t *testing.T) {
+	svc, endpoints, node := directWorld()
+	slice := endpoints[0]
+	slice.Ports, slice.Endpoints = nil, nil
+	for i := range 20_000 {
+		slice.Ports = append(slice.Ports, lb.SlicePort{Name: fmt.Sprint("p", i), Protocol: lb.TCP, Port: uint16(i + 1)})
+	}
+	for i := range 1000 {
+		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}),
+			Ready: true, ForZones: []string{"z"}})
+	}
+	got := DirectRefused(svc, slices.Repeat([]lb.Slice{slice}, 50), node)
+	if !strings.Contains(got, "spec.trafficDistribution") {
+		t.Errorf("refused for %q", got)
 	}
 }
 

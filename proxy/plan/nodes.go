@@ -46,6 +46,19 @@ func (n *Nodes) Equal(other *Nodes) bool {
 		n != nil && other != nil && maps.Equal(n.addresses, other.addresses) && maps.Equal(n.pods, other.pods)
 }
 
+// Moved returns the addresses that are a Node's now and were not before, or the other way round.
+func (n *Nodes) Moved(before *Nodes) map[netip.Addr]bool {
+	moved := map[netip.Addr]bool{}
+	for _, pair := range [][2]*Nodes{{n, before}, {before, n}} {
+		for addr := range pair[0].addresses {
+			if _, has := pair[1].addresses[addr]; !has {
+				moved[addr] = true
+			}
+		}
+	}
+	return moved
+}
+
 // refuse returns why no Service is served at an address; nil if no Node has it.
 func (n *Nodes) refuse(addr netip.Addr) *lb.Refusal {
 	if n == nil {

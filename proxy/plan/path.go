@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -21,21 +20,27 @@ type Path struct {
 // Lost says why the kernel does not reach targets.
 type Lost map[Target]*lb.Refusal
 
-// After returns what is lost after changes, nil for targets that are reached again. It leaves l as it was, for those
-// who still read it.
-func (l Lost) After(changes Lost) Lost {
-	if len(changes) == 0 {
-		return l
+// Take takes in changes, nil for targets that are reached again, and keeps the number of targets for each reason.
+func (l Lost) Take(changes Lost, count map[lb.Reason]int) {
+	for t, why := range changes {
+		if before := l[t]; before != nil {
+			delete(l, t)
+			if count[before.Reason]--; count[before.Reason] == 0 {
+				delete(count, before.Reason)
+			}
+		}
+		if why != nil {
+			l[t] = why
+			count[why.Reason]++
+		}
 	}
-	lost := make(Lost, len(l)+len(changes))
-	maps.Copy(lost, l)
-	maps.Copy(lost, changes)
-	maps.DeleteFunc(lost, func(_ Target, why *lb.Refusal) bool { return why == nil })
-	return lost
 }
 
 // Of returns which of the targets of one Service are lost, by their addresses.
 func (l Lost) Of(targets []Target) map[netip.Addr]*lb.Refusal {
+	if len(l) == 0 {
+		return nil
+	}
 	var lost map[netip.Addr]*lb.Refusal
 	for _, t := range targets {
 		if why := l[t]; why != nil {
@@ -148,7 +153,10 @@ func (n *Nodes) Targets(endpoints []lb.Slice, self string, most int) []Target {
 	for _, local := range []bool{true, false} {
 		for _, slice := range endpoints {
 			for _, ep := range slice.Endpoints {
-				if (ep.Node == self) != local || seen[ep.Addr] || len(targets) == most {
+				if len(targets) == most {
+					return targets
+				}
+				if (ep.Node == self) != local || seen[ep.Addr] {
 					continue
 				}
 				seen[ep.Addr] = true

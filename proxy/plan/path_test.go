@@ -108,14 +108,35 @@ func TestReachingCopies(t *testing.T) {
 	}
 	why := lb.Refuse(lb.ReasonPodRouteMissing, "no route")
 	one, two := Target{Addr: addr("192.168.0.1"), Pod: true}, Target{Addr: addr("192.168.0.2")}
-	before := Lost{one: why, two: why}
-	after := before.After(Lost{one: nil, {Addr: addr("192.168.0.3")}: nil})
-	if len(after) != 1 || len(before) != 2 {
-		t.Errorf("before %v, after %v", before, after)
-	}
 	// What is lost as a pod is not lost as something else.
-	if lost := before.Of([]Target{{Addr: one.Addr}, two}); len(lost) != 1 || lost[two.Addr] != why {
+	if lost := (Lost{one: why, two: why}).Of([]Target{{Addr: one.Addr}, two}); len(lost) != 1 || lost[two.Addr] != why {
 		t.Errorf("lost are %v", lost)
+	}
+}
+
+func TestLostIsCounted(t *testing.T) {
+	route, carrier := lb.Refuse(lb.ReasonPodRouteMissing, "no route"), lb.Refuse(lb.ReasonNoCarrier, "no carrier")
+	at := func(a string) Target { return Target{Addr: addr(a)} }
+	one, two, three := at("192.168.0.1"), at("192.168.0.2"), at("192.168.0.3")
+	lost, count := Lost{}, map[lb.Reason]int{}
+	for _, step := range []struct {
+		changes Lost
+		want    map[lb.Reason]int
+	}{
+		{Lost{one: route, two: route}, map[lb.Reason]int{lb.ReasonPodRouteMissing: 2}},
+		{Lost{one: carrier, two: route, three: nil}, map[lb.Reason]int{lb.ReasonPodRouteMissing: 1, lb.ReasonNoCarrier: 1}},
+		{nil, map[lb.Reason]int{lb.ReasonPodRouteMissing: 1, lb.ReasonNoCarrier: 1}},
+		{Lost{two: nil}, map[lb.Reason]int{lb.ReasonNoCarrier: 1}},
+		{Lost{one: nil}, map[lb.Reason]int{}},
+	} {
+		lost.Take(step.changes, count)
+		sum := 0
+		for _, n := range step.want {
+			sum += n
+		}
+		if d := cmp.Diff(step.want, count); d != "" || len(lost) != sum {
+			t.Errorf("after %v: %v, counts (-want +got):\n%s", step.changes, lost, d)
+		}
 	}
 }
 

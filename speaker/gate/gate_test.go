@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -362,6 +363,90 @@ func TestContract2EndpointsAlone(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// chosen is Endpoints as the proxy chooses for each port.
+func chosen(s lb.Service, vip netip.Addr, all []lb.Slice, node string) lb.Delivery {
+	d := lb.Delivery{Service: s.Key, VIP: vip, Policy: s.ExternalPolicy}
+	count := func(list func(lb.Usable) []lb.Backend) (ready, serving int) {
+		addrs := map[netip.Addr]bool{}
+		for _, port := range s.Ports {
+			for _, b := range list(lb.Choose(all, port.Name, port.Protocol, lb.FamilyOf(vip), lb.Place{Node: node})) {
+				addrs[b.Addr.Addr()] = addrs[b.Addr.Addr()] || b.Ready
+			}
+		}
+		for _, isReady := range addrs {
+			if isReady {
+				ready++
+			} else {
+				serving++
+			}
+		}
+		return ready, serving
+	}
+	d.Ready, d.Serving = count(func(u lb.Usable) []lb.Backend { return u.Cluster })
+	d.LocalReady, d.LocalServing = count(func(u lb.Usable) []lb.Backend { return u.Local })
+	return d
+}
+
+// The speaker counts the endpoints that the proxy would choose.
+func TestEndpointsAreThoseThatAreChosen(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	some := func(n int) bool { return random.IntN(n) == 0 }
+	ports := []lb.SlicePort{{Name: "a", Protocol: lb.TCP, Port: 1}, {Name: "a", Protocol: lb.UDP, Port: 1},
+		{Name: "b", Protocol: lb.TCP, Port: 2}, {Name: "c", Protocol: lb.TCP, Port: 3}}
+	for range 20_000 {
+		service := lb.Service{Key: nginx,
+			Ports: []lb.ServicePort{{Name: "a", Protocol: lb.TCP}, {Name: "b", Protocol: lb.TCP}}}
+		if some(2) {
+			service.Ports = append(service.Ports, lb.ServicePort{Name: "a", Protocol: lb.UDP})
+		}
+		hints := random.IntN(3) // nowhere, here and there, everywhere
+		var all []lb.Slice
+		for range random.IntN(4) {
+			slice := lb.Slice{Family: lb.IPv4}
+			if some(8) {
+				slice.Family = lb.IPv6
+			}
+			for _, p := range ports {
+				if some(2) {
+					slice.Ports = append(slice.Ports, p)
+				}
+			}
+			for range random.IntN(4) {
+				n := random.IntN(6)
+				ep := lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), Node: []string{"here", "there", ""}[n%3],
+					Ready: some(2), Serving: some(2), Terminating: some(2)}
+				if hints == 2 || hints == 1 && n > 2 {
+					ep.ForNodes = []string{[]string{"here", "there"}[n%2]}
+				}
+				slice.Endpoints = append(slice.Endpoints, ep)
+			}
+			all = append(all, slice)
+		}
+		if got, want := Endpoints(service, vip1, all, "here"), chosen(service, vip1, all, "here"); got != want {
+			t.Fatalf("ports %v, slices %+v:\n got %+v\nwant %+v", service.Ports, all, got, want)
+		}
+	}
+}
+
+// Contract clause 11: what a Service costs grows with the ports and with the endpoints of its slices, and not with the
+// product of both and its own ports. The API server takes these.
+func TestContract11EndpointsCostPortsAndEndpoints(t *testing.T) {
+	service, slice := lb.Service{Key: nginx}, lb.Slice{Family: lb.IPv4}
+	for i := range 20_000 {
+		name := fmt.Sprint("p", i)
+		slice.Ports = append(slice.Ports, lb.SlicePort{Name: name, Protocol: lb.TCP, Port: uint16(i + 1)})
+		service.Ports = append(service.Ports, lb.ServicePort{Name: name, Protocol: lb.TCP, Port: uint16(i + 1)})
+	}
+	for i := range 1000 {
+		slice.Endpoints = append(slice.Endpoints, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}),
+			Node: "here", Ready: true})
+	}
+	got := Endpoints(service, vip1, slices.Repeat([]lb.Slice{slice}, 100), "here")
+	if got.Ready != 1000 || got.LocalReady != 1000 {
+		t.Errorf("%+v", got)
 	}
 }
 
