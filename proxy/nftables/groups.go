@@ -82,7 +82,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 	all := slices.AppendSeq(slices.Collect(maps.Values(cluster.groups)), maps.Values(local.groups))
 	slices.SortFunc(all, func(a, b *group) int { return compareNames(a.name, b.name) })
 	for _, g := range all {
-		g.id = r.number(key, g.name, taken)
+		g.id = r.number(key, s.UID, g.name, taken)
 	}
 	remember := func(ports bool) {
 		for _, g := range all {
@@ -215,12 +215,13 @@ func weightsOf(backends []lb.Backend) []uint8 {
 	return weights
 }
 
-// number returns the number of a group, which is the same after each start: a hash, or the next
-// that is not another's.
-func (r renderer) number(key lb.Key, name string, taken map[uint32]bool) uint32 {
+// number returns the number of a group, which is the same after each start: a hash, or the next that is not another's.
+// The hash is of the Service's UID too: names are what tenants choose, and one who searches finds some that have the
+// number of another's group.
+func (r renderer) number(key lb.Key, uid, name string, taken map[uint32]bool) uint32 {
 	for try := uint64(0); ; try++ {
 		h := fnv.New64a()
-		fmt.Fprintf(h, "%s\x00%s\x00", key, name)
+		fmt.Fprintf(h, "%s\x00%s\x00%s\x00", key, uid, name)
 		h.Write(binary.BigEndian.AppendUint64(nil, try))
 		id := uint32(plan.Mix(h.Sum64()) >> 32)
 		if id == 0 || id == math.MaxUint32 || taken[id] || r.taken != nil && r.taken(id) { // the two mean something

@@ -173,7 +173,7 @@ func (t *table) disturbed(loaded state, have held) int {
 }
 
 // misled removes what leads from a predecessor's frontends to groups whose numbers are those of
-// other Services now, as happens when two names have one hash.
+// other Services now, as happens when two have one hash.
 func (t *table) misled() error {
 	if len(t.applied) > 0 {
 		return nil // numbers do not change while a process runs
