@@ -36,7 +36,9 @@ func clusterService(i, backends, version int) plan.Service {
 	return plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})
 }
 
-func clusterServiceKey(i int) lb.Key { return lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)} }
+func clusterServiceKey(i int) lb.Key {
+	return lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)}
+}
 
 func BenchmarkRender(b *testing.B) {
 	r := newRenderer(lb.IPv4, seedConfig)

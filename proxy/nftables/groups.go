@@ -258,7 +258,7 @@ func limitSlots(groups []*group) {
 func (g *group) wantedClass() uint32 {
 	class := plan.SlotSize(g.shares())
 	if g.scheduler.Counts() {
-		class = countedClass(len(g.backends))
+		class = plan.CountedSize(len(g.backends))
 	}
 	if g.direct { // where the size of a table changes, most connections move
 		class = max(class, plan.SlotSizes[1])
