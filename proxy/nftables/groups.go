@@ -25,16 +25,22 @@ type group struct {
 	backends  []target
 	weights   []uint8 // nil if all are the same
 	scheduler plan.Scheduler
-	// burdens are of the backends, for a scheduler that counts, and soon is how many new connections are
-	// expected.
-	burdens []plan.Burden
-	soon    uint32
+	// counted is for a scheduler that counts.
+	counted *counted
 	// class is the size of the table of a scheduler with slots.
 	class uint32
 	// direct is set if frontends that are forwarded directly choose from it.
 	direct bool
 	// byAddress is set if clients are not remembered although they shall be: their addresses choose.
 	byAddress bool
+}
+
+// counted is what is known of the connections of a group's backends. Groups that follow each other and whose backends are
+// alike in that share one, and so a table: where ports' numbers differ, there are hundreds.
+type counted struct {
+	burdens []plan.Burden
+	soon    uint32 // how many new connections are expected
+	table   []uint16
 }
 
 // choice is what the frontends of one port choose from; nil for what no frontend uses.
@@ -85,6 +91,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 		g.id = r.number(key, s.UID, g.name, taken)
 	}
 	remember := func(ports bool) {
+		last := &counted{}
 		for _, g := range all {
 			g.scheduler, g.class = s.Scheduler, 0
 			g.byAddress = s.AffinityTimeout > 0 && (s.Places == plan.NoPlaces || g.mixed != 0 && !ports)
@@ -94,7 +101,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 				g.scheduler = plan.SourceHash
 			}
 			if g.scheduler.Counts() {
-				g.weigh(r.family, r.loads[key])
+				last = g.weigh(r.family, r.loads[key], last)
 			}
 		}
 		limitSlots(all)
@@ -266,23 +273,31 @@ func (g *group) wantedClass() uint32 {
 	return class
 }
 
-// weigh takes in what is known of the backends' connections.
-func (g *group) weigh(family lb.Family, load plan.Load) {
-	g.soon, g.burdens = load.Soon, make([]plan.Burden, len(g.backends))
+// weigh takes in what is known of the backends' connections, and returns it. last is that of the group before.
+func (g *group) weigh(family lb.Family, load plan.Load, last *counted) *counted {
+	burdens := make([]plan.Burden, len(g.backends))
 	for i, b := range g.backends {
-		g.burdens[i].Open = load.Open[b.addr.ip(family)]
+		burdens[i].Open = load.Open[b.addr.ip(family)]
 		if g.weights != nil {
-			g.burdens[i].Weight = g.weights[i]
+			burdens[i].Weight = g.weights[i]
 		}
 	}
+	if g.counted = last; !slices.Equal(burdens, last.burdens) {
+		g.counted = &counted{burdens: burdens, soon: load.Soon}
+	}
+	return g.counted
 }
 
 // slots returns the group's table.
 func (g *group) slots() []uint16 {
-	if g.scheduler.Counts() {
-		return countedSlots(g.scheduler, g.burdens, g.soon, g.class)
+	if !g.scheduler.Counts() {
+		return slots(g.scheduler, g.backends, g.weights, g.class)
 	}
-	return slots(g.scheduler, g.backends, g.weights, g.class)
+	c := g.counted
+	if len(c.table) != int(g.class) {
+		c.table = countedSlots(g.scheduler, c.burdens, c.soon, g.class)
+	}
+	return c.table
 }
 
 // shares returns how many shares a table has at least, each backend's in proportion to its weight.
