@@ -181,6 +181,9 @@ func (t *table) misled() error {
 	var c change
 	for f, entries := range t.have.parts {
 		for _, e := range entries {
+			if e.set == setRelayOwners { // which are no groups
+				continue
+			}
 			if owner := t.owners[frontend{group: e.to.group}]; e.to.group != 0 && owner != nil && owner != t.owners[f] {
 				c.remove = append(c.remove, e)
 			}
