@@ -93,8 +93,8 @@ func (b *crowded) renumber(i int, port uint16) {
 	b.mark(svc.Key)
 }
 
-// BenchmarkBesideTables is the same beside Services of two endpoints whose weights take tables of 8,191 slots: of all of
-// them one endpoint goes each time, or comes back.
+// BenchmarkBesideTables is the same beside Services of two endpoints whose weights take tables of 8,191 slots: of all
+// of them one endpoint goes each time, or comes back.
 func BenchmarkBesideTables(t *testing.B) {
 	const large = 250
 	debug.SetGCPercent(gcPercent)

@@ -587,9 +587,9 @@ func TestContract9AUDPBackendOnADeadNode(t *testing.T) {
 	}
 }
 
-// A flood of flows to the frontends of UDP of one namespace does not reach the relay beyond the rate, and is answered all
-// the same: what is beyond it goes straight to endpoints. Another namespace has its relay. What comes to the relay's port
-// itself does not reach it.
+// A flood of flows to the frontends of UDP of one namespace does not reach the relay beyond the rate, and is answered
+// all the same: what is beyond it goes straight to endpoints. Another namespace has its relay. What comes to the
+// relay's port itself does not reach it.
 func TestContract11TheRulesBoundAFlood(t *testing.T) {
 	t.Parallel()
 	const rate, frontends, flood, patient = 4, 4, 60, time.Minute

@@ -128,8 +128,8 @@ func (r endless) Commit(_ context.Context, keys []lb.Key) (int, error) {
 	return 1, dialect.ErrUnfinished
 }
 
-// Contract clause 11: many Services of one namespace that are written in parts have every other part together if another
-// namespace has one such Service, and each of them its turn.
+// Contract clause 11: many Services of one namespace that are written in parts have every other part together if
+// another namespace has one such Service, and each of them its turn.
 func TestContract11NamespacesTakeTurnsWithParts(t *testing.T) {
 	const many = 250
 	ctx, cancel := context.WithCancel(t.Context())

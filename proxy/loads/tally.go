@@ -134,7 +134,8 @@ func choices(s plan.Service) map[netip.Addr]bool {
 	return addresses
 }
 
-// lists returns how many lists of backends there are to choose from: each has a table. Ports with the same one share it.
+// lists returns how many lists of backends there are to choose from: each has a table. Ports with the same one share
+// it.
 func lists(s plan.Service) int {
 	all := map[*lb.Backend]bool{}
 	for _, p := range s.Ports {

@@ -35,8 +35,8 @@ type group struct {
 	byAddress bool
 }
 
-// counted is what is known of the connections of a group's backends. Groups that follow each other and whose backends are
-// alike in that share one, and so a table: where ports' numbers differ, there are hundreds.
+// counted is what is known of the connections of a group's backends. Groups that follow each other and whose backends
+// are alike in that share one, and so a table: where ports' numbers differ, there are hundreds.
 type counted struct {
 	burdens []plan.Burden
 	soon    uint32 // how many new connections are expected

@@ -132,8 +132,8 @@ func TestListingReadsBack(t *testing.T) {
 		"ip daddr set ct original ip daddr",
 		"ip daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip to meta l4proto map @relay",
 		"ip daddr . meta l4proto . udp dport @relayed fib saddr type != local jump relay-udp",
-		"meta priority set ip daddr . meta l4proto . udp dport map @relay-owners update @relay-rates { meta priority timeout " +
-			"10s limit rate 500/second burst 126 packets } limit rate 1000/second burst 251 packets dnat ip to meta l4proto " +
+		"meta priority set ip daddr . meta l4proto . udp dport map @relay-owners update @relay-rates { meta priority " +
+			"timeout 10s limit rate 500/second burst 126 packets } limit rate 1000/second burst 251 packets dnat ip to meta l4proto " +
 			"map @relay",
 		"meta l4proto @relay-leased counter packets 0 bytes 0",
 		"meta l4proto . udp dport @relay-ports ct state new ct original ip daddr . meta l4proto . ct original proto-dst != " +

@@ -21,10 +21,11 @@ const (
 	stickyShare  = 2 * stickyPlaces
 	// stickyLimit is how many places are taken at most. Clients of others are served without affinity.
 	stickyLimit = 8 * stickyShare
-	// maxSplit is how often places are halved at most of a Service that has many. That is enough for the groups of any, see
-	// MaxElements.
+	// maxSplit is how often places are halved at most of a Service that has many. That is enough for the groups of any,
+	// see MaxElements.
 	maxSplit = 15
-	// fewerSplit is how much more often they are halved of a Service with few, up to maxFewerSplit: then each group has one.
+	// fewerSplit is how much more often they are halved of a Service with few, up to maxFewerSplit: then each group has
+	// one.
 	fewerSplit    = 5
 	maxFewerSplit = 18
 )

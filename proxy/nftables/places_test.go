@@ -98,8 +98,9 @@ func TestOnePlaceInTheKernel(t *testing.T) {
 	s.AffinityTimeout, s.Places = time.Hour, plan.FewPlaces
 	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
 	want := need{setRemember, memoryOf(time.Hour, 2049, plan.FewPlaces)}
-	if n, first := places(splitOf(want.number)); n != 1 || first != 1 || !slices.Contains(a.table(lb.IPv4).rules.needs, want) {
-		t.Errorf("%d places from %d on, the rules have %v", n, first, a.table(lb.IPv4).rules.needs)
+	has := a.table(lb.IPv4).rules.needs
+	if n, first := places(splitOf(want.number)); n != 1 || first != 1 || !slices.Contains(has, want) {
+		t.Errorf("%d places from %d on, the rules have %v", n, first, has)
 	}
 	if st, err := a.Apply(t.Context(), true); err != nil || st.Repaired > 0 || st.Changes > 0 {
 		t.Errorf("read back: %+v, %v", st, err)
