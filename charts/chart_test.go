@@ -596,7 +596,7 @@ func TestValuesReachThePrograms(t *testing.T) {
 		{[]string{"proxy.rescueTunnelPort=0"}, "proxy", []string{"--rescue-tunnel-port=0"}, nil},
 		{nil, "proxy", nil, []string{"--relay"}},
 		{[]string{"relay.enabled=true"}, "proxy", []string{"--relay=true", "--relay-udp=true",
-			"--relay-udp-rate=500", "--relay-socket=/run/landfall/relay.sock"}, nil},
+			"--relay-udp-rate=1000", "--relay-socket=/run/landfall/relay.sock"}, nil},
 		{[]string{"relay.enabled=true", "relay.udp=false"}, "proxy", []string{"--relay-udp=false"}, nil},
 		{[]string{"relay.enabled=true", "relay.udpRate=0"}, "proxy", []string{"--relay-udp-rate=0"}, nil},
 		{[]string{"relay.enabled=true"}, "relay", []string{"--udp=true"}, nil},

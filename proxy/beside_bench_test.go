@@ -93,6 +93,23 @@ func (b *crowded) renumber(i int, port uint16) {
 	b.mark(svc.Key)
 }
 
+// BenchmarkBesideTables is the same beside Services of two endpoints whose weights take tables of 8,191 slots: of all
+// of them one endpoint goes each time, or comes back.
+func BenchmarkBesideTables(t *testing.B) {
+	const large = 250
+	debug.SetGCPercent(gcPercent)
+	defer runtime.KeepAlive(make([]byte, spare))
+	b := newCrowded(t, plainServices, rulesIn(t, nstest.New(t), modeNftables, 0), bounded)
+	flip := func(i int) {
+		for j := range large {
+			b.grow(j, shape{ports: 1, endpoints: 2 - i%2, weight: 100}, 0)
+		}
+	}
+	flip(0)
+	b.run(t)
+	b.measure(t, func(i int) { flip(i + 1) })
+}
+
 // BenchmarkFullNamespace measures what a proxy occupies beside 5,000 plain Services, of which the large ones fill a
 // namespace up to its bound, and how long a change of one of the plain ones takes then. It needs a kernel, and nftables.
 // As what a process occupies does not shrink at once, each shape is to be run by itself.

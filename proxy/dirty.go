@@ -137,10 +137,10 @@ func (p *proxy) takeTold() (told []lb.Key) {
 	return told
 }
 
-// large reports whether the plan of a Service takes long. Of one that is gone only what it had counts.
+// large reports whether the plan of a Service takes long, or writing it. Of one that is gone only what it had counts.
 func (p *proxy) large(key lb.Key) bool {
 	svc, exists := p.from.services.Get(key)
 	endpoints, _ := p.from.slices.Get(key)
 	r := p.records[key]
-	return exists && plan.IsLarge(svc, endpoints) || r != nil && r.live.IsLarge()
+	return exists && plan.IsLarge(svc, endpoints, p.settings.scheduler) || r != nil && r.live.IsLarge()
 }

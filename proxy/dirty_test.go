@@ -26,6 +26,17 @@ func (b *bench) crowd(name string, version byte) {
 	b.markEndpoints(key(name))
 }
 
+// weighed gives a Service two endpoints of weights that take a table of the largest size.
+func (b *bench) weighed(name string, version byte) {
+	s := lb.Slice{Service: key(name), Family: lb.IPv4, Ports: []lb.SlicePort{{Protocol: lb.TCP, Port: 8080}}, Weight: 100}
+	for i := range byte(2) {
+		s.Endpoints = append(s.Endpoints, lb.Endpoint{Node: "there", Ready: true, Serving: true,
+			Addr: netip.AddrFrom4([4]byte{10, 100 + version, 0, i})})
+	}
+	b.slices.Set(key(name), []lb.Slice{s})
+	b.markEndpoints(key(name))
+}
+
 // told runs a step and returns what the writer was told of.
 func (b *bench) told() []string {
 	b.order = nil
@@ -114,6 +125,8 @@ func TestContract11ChangesOfLargeServicesComeOneAtATime(t *testing.T) {
 		{"another port, with many endpoints", nothing, func(s *lb.Service) { s.Ports[0].Port = 81 }, crowded},
 		{"an annotation, with many endpoints", nothing, func(s *lb.Service) { s.Failover = lb.FailoverPassthrough },
 			crowded},
+		{"a scheduler, with few endpoints and large tables", nothing, func(s *lb.Service) { s.Scheduler = "mh" },
+			(*bench).weighed},
 		{"affinity, with many ports", withPorts(1000), affinity, nil},
 		{"many ports come", nothing, withPorts(1000), nil},
 		{"many ports go", withPorts(1000), withPorts(1), nil},

@@ -54,7 +54,7 @@ type settings struct {
 	relay bool
 	// relayUDP has it do so for UDP too.
 	relayUDP bool
-	// relayUDPRate is how many new flows of UDP a second it sends there from each frontend; 0 for no limit.
+	// relayUDPRate is how many new flows of UDP a second it sends there from each namespace; 0 for no limit.
 	relayUDPRate int
 	// needs returns what a Service needs of that of which the Services of one namespace may have limit together, in
 	// which unit; nil if nothing is counted.

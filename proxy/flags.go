@@ -158,9 +158,9 @@ func (f *flags) add(set *pflag.FlagSet) {
 			" to this node's relay, while that is there")
 	set.BoolVar(&f.relayUDP, "relay-udp", false,
 		"with --relay, send UDP there too, in nftables mode; the relay needs --udp")
-	set.IntVar(&f.relayUDPRate, "relay-udp-rate", 500,
-		"with --relay-udp, how many new flows of UDP a second go to the relay from each frontend, a quarter of them "+
-			"at once, and four times as many in all; others go straight to endpoints; 0 for no limit")
+	set.IntVar(&f.relayUDPRate, "relay-udp-rate", 1000,
+		"with --relay-udp, how many new flows of UDP a second go to the relay from the Services of each "+
+			"namespace, a quarter of them at once, and twice as many in all; others go straight to endpoints; 0 for no limit")
 	set.DurationVar(&f.gateTimeout, "readiness-gate-timeout", 0,
 		"open the readiness gate "+lb.ConditionProgrammed+" of this node's pods once the node's rules deliver to them, and "+
 			"after that time in any case; 0 leaves the gate to others")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // shape is how large a Service is.
@@ -17,6 +18,8 @@ type shape struct {
 	ports, endpoints, externals, vips, ranges int
 	// apart gives each port endpoints with two numbers of its own, so that ports share nothing.
 	apart bool
+	// weight is that of each endpoint, if they are chosen by a table.
+	weight uint8
 }
 
 func (s shape) service(key lb.Key, version int) (lb.Service, []lb.Slice) {
@@ -41,6 +44,9 @@ func (s shape) service(key lb.Key, version int) (lb.Service, []lb.Slice) {
 	}
 	for i := range s.ranges {
 		svc.SourceRanges = append(svc.SourceRanges, netip.PrefixFrom(addr(14, i+version), 32))
+	}
+	if slice.Weight = s.weight; s.weight > 0 {
+		svc.Scheduler, svc.AffinityTimeout = string(plan.Maglev), 0
 	}
 	var all []lb.Slice
 	each := 1000
@@ -68,6 +74,7 @@ func (s shape) service(key lb.Key, version int) (lb.Service, []lb.Slice) {
 func BenchmarkLargeService(b *testing.B) {
 	for _, s := range []shape{
 		{ports: 1, endpoints: 2},
+		{ports: 1, endpoints: 2, weight: 100},
 		{ports: 1, endpoints: 65_000},
 		{ports: 4, endpoints: 65_000},
 		{ports: 200, endpoints: 500},

@@ -440,15 +440,23 @@ type udpSite struct {
 // not listen. The rules lead so many flows a second to the relay, 0 for all.
 func newUDPSite(t *testing.T, backends, rate int) udpSite {
 	s := newRelaySite(t)
-	s.udpRate = rate
 	svc, endpoints := s.udpObjects(t)
 	for i := range endpoints {
 		endpoints[i].Endpoints = endpoints[i].Endpoints[:backends]
 	}
-	planned := plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true})
-	s.write(t, planned)
-	feed, socket := s.feed(t, planned)
-	return udpSite{s, svc, feed, socket}
+	return s.relayingUDP(t, rate, endpoints, svc)
+}
+
+// relayingUDP has the node relay UDP of Services with these endpoints.
+func (s relaySite) relayingUDP(t *testing.T, rate int, endpoints []lb.Slice, services ...lb.Service) udpSite {
+	s.udpRate = rate
+	var planned []plan.Service
+	for _, svc := range services {
+		planned = append(planned, plan.New(svc, endpoints, plan.Node{Name: "node", Relay: true}))
+	}
+	s.write(t, planned...)
+	feed, socket := s.feed(t, planned...)
+	return udpSite{s, services[0], feed, socket}
 }
 
 // udpObjects are a Service of UDP with the three backends, of which the third does not listen.
@@ -579,18 +587,34 @@ func TestContract9AUDPBackendOnADeadNode(t *testing.T) {
 	}
 }
 
-// A flood of flows to one frontend of UDP does not reach the relay beyond the rate, and is answered all the same:
-// what is beyond it goes straight to endpoints. Another frontend has its relay. What comes to the relay's port
-// itself does not reach it.
+// A flood of flows to the frontends of UDP of one namespace does not reach the relay beyond the rate, and is answered
+// all the same: what is beyond it goes straight to endpoints. Another namespace has its relay. What comes to the
+// relay's port itself does not reach it.
 func TestContract11TheRulesBoundAFlood(t *testing.T) {
 	t.Parallel()
-	const rate, flood, patient = 1, 60, time.Minute
-	s := newUDPSite(t, 2, rate)
+	const rate, frontends, flood, patient = 4, 4, 60, time.Minute
+	site := newRelaySite(t)
+	svc, endpoints := site.udpObjects(t)
+	other := svc
+	other.Key.Namespace, other.Ingress = "other", nil
+	other.ClusterIPs = []netip.Addr{netip.MustParseAddr("10.96.0.2"), netip.MustParseAddr("fd00:96::2")}
+	other.Ports = []lb.ServicePort{{Protocol: lb.UDP, Port: 53}}
+	for i := uint16(1); i < frontends; i++ {
+		name := fmt.Sprint(i)
+		svc.Ports = append(svc.Ports, lb.ServicePort{Name: name, Protocol: lb.UDP, Port: 53 + i})
+		for j := range endpoints {
+			endpoints[j].Ports = append(endpoints[j].Ports, lb.SlicePort{Name: name, Protocol: lb.UDP, Port: 8080})
+		}
+	}
+	for j := range endpoints {
+		endpoints[j].Endpoints = endpoints[j].Endpoints[:2]
+	}
+	s := site.relayingUDP(t, rate, endpoints, svc, other)
 	r, stop := s.relay(t, s.feed, s.socket, 1000)
 	defer stop()
 	began := time.Now()
-	vip := netip.AddrPortFrom(s.vips[lb.IPv4], 53)
-	for range flood {
+	for i := range uint16(flood) {
+		vip := netip.AddrPortFrom(s.vips[lb.IPv4], 53+i%frontends)
 		if _, err := askUDP(s.dialUDP(t, vip), patient); err != nil {
 			t.Error(err)
 		}
@@ -599,11 +623,11 @@ func TestContract11TheRulesBoundAFlood(t *testing.T) {
 	if relayed == 0 || relayed > most {
 		t.Errorf("%d of %d flows are relayed, and %d may be", relayed, flood, most)
 	}
-	if _, err := askUDP(s.dialUDP(t, netip.AddrPortFrom(s.svc.ClusterIPs[0], 53)), patient); err != nil {
+	if _, err := askUDP(s.dialUDP(t, netip.AddrPortFrom(other.ClusterIPs[0], 53)), patient); err != nil {
 		t.Error(err)
 	}
-	if n := r.Counts()[0].Connections; n != relayed+1 {
-		t.Errorf("at another frontend, %d are relayed", n-relayed)
+	if counts := r.Counts(); len(counts) != 2 || counts[1].Connections != 1 {
+		t.Errorf("with another namespace, %+v are relayed", counts)
 	}
 	for _, addr := range []string{"10.0.0.1", "fd00::1"} {
 		family := lb.FamilyOf(netip.MustParseAddr(addr))

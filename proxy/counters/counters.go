@@ -99,6 +99,7 @@ type Actor struct {
 	mu       sync.Mutex
 	services map[lb.Key]*service
 	places   map[place]*counter
+	held     map[string]int     // how many of places each namespace has
 	prepared map[lb.Family]bool // the kernel holds the elements of all places
 	fresh    time.Time          // until when what was read of all Services serves
 	failure  error
@@ -112,7 +113,7 @@ func New(deps Deps) *Actor { return newActor(deps, deps.Kernel) }
 
 func newActor(deps Deps, k kernel) *Actor {
 	a := &Actor{deps: deps, kernel: k, services: map[lb.Key]*service{}, places: map[place]*counter{},
-		prepared: map[lb.Family]bool{}}
+		held: map[string]int{}, prepared: map[lb.Family]bool{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: gap})
 	return a
 }
@@ -183,6 +184,8 @@ func (a *Actor) apply(changes map[lb.Key]plan.Service) error {
 	for key, w := range wanted { // first, so that a place that moves to another Service stays
 		for p := range w.places {
 			if c := a.places[p]; c != nil {
+				a.hold(c.owner, -1)
+				a.hold(key, 1)
 				c.owner = key
 			}
 		}
@@ -208,6 +211,7 @@ func (a *Actor) replace(key lb.Key, w *service, edits map[lb.Family]*edit) {
 		for p := range old.places {
 			if c := a.places[p]; c != nil && c.owner == key && !has(w.places, p) {
 				delete(a.places, p)
+				a.hold(key, -1)
 				edits[p.family].all(p, false)
 			}
 		}
@@ -215,11 +219,12 @@ func (a *Actor) replace(key lb.Key, w *service, edits map[lb.Family]*edit) {
 	for p := range w.places {
 		switch {
 		case a.places[p] != nil:
-		case len(a.places) >= MaxTotal:
+		case len(a.places) >= MaxTotal || a.held[key.Namespace] >= MaxOfNamespace:
 			delete(w.places, p)
 			w.Uncounted++
 		default:
 			a.places[p] = &counter{owner: key}
+			a.hold(key, 1)
 			edits[p.family].all(p, true)
 		}
 	}
@@ -228,6 +233,13 @@ func (a *Actor) replace(key lb.Key, w *service, edits map[lb.Family]*edit) {
 		return
 	}
 	a.services[key] = w
+}
+
+// hold notes that a Service has so many places more.
+func (a *Actor) hold(key lb.Key, n int) {
+	if a.held[key.Namespace] += n; a.held[key.Namespace] == 0 {
+		delete(a.held, key.Namespace)
+	}
 }
 
 func has[K comparable, V any](m map[K]V, key K) bool {

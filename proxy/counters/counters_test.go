@@ -229,6 +229,46 @@ func TestPlacesAreBounded(t *testing.T) {
 	}
 }
 
+// Contract clause 11: one namespace with many Services leaves others room, and gives it back.
+func TestContract11ANamespaceLeavesOthersCounters(t *testing.T) {
+	all := map[lb.Key]plan.Service{}
+	for i := range MaxTotal/MaxPlaces + 1 {
+		s := exampleService(1, plan.ToCluster)
+		s.Key = lb.Key{Namespace: "one", Name: fmt.Sprint(i)}
+		port := s.Ports[0]
+		s.Ports = nil
+		for j := range MaxPlaces {
+			p := port
+			p.Frontends = []plan.Frontend{{Kind: plan.LoadBalancer, Addr: vip(i).addr, Port: uint16(j + 1)}}
+			s.Ports = append(s.Ports, p)
+		}
+		all[s.Key] = s
+	}
+	f := &fake{elements: map[place]*counts{}}
+	a := fakeActor(f, External)
+	a.Begin(all)
+	a.settle(t)
+	if len(a.places) != MaxOfNamespace {
+		t.Errorf("%d places of one namespace", len(a.places))
+	}
+	other := exampleService(200, plan.ToCluster)
+	other.Key.Namespace = "other"
+	a.Update(map[lb.Key]plan.Service{other.Key: other})
+	a.settle(t)
+	if got, _ := a.Of(other.Key); got.Uncounted > 0 {
+		t.Errorf("%d frontends of another namespace are left out", got.Uncounted)
+	}
+	for key := range all {
+		all[key] = plan.Service{Key: key}
+	}
+	all[other.Key] = plan.Service{Key: other.Key}
+	a.Update(all)
+	a.settle(t)
+	if len(a.places) > 0 || len(a.held) > 0 {
+		t.Errorf("%d places stay, and %v are held", len(a.places), a.held)
+	}
+}
+
 // A second scrape within the rest asks the kernel for nothing.
 func TestScrapesShareWhatWasRead(t *testing.T) {
 	f := &fake{elements: map[place]*counts{}}

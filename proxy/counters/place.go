@@ -20,10 +20,12 @@ const (
 	All      Scope = "all"
 )
 
-// MaxPlaces is how many frontends of one Service are counted at most, MaxTotal how many of all.
+// MaxPlaces is how many frontends of one Service are counted at most, MaxOfNamespace how many of those of a namespace,
+// and MaxTotal how many of all.
 const (
-	MaxPlaces = 1024
-	MaxTotal  = 1 << 17
+	MaxPlaces      = 1024
+	MaxOfNamespace = MaxTotal / 4
+	MaxTotal       = 1 << 17
 )
 
 // place is where clients connect to; without an address it is a node port.

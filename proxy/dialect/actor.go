@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -246,12 +247,15 @@ func (a *Actor) apply(ctx context.Context, verify, all bool) (r round, ok bool) 
 	loads := a.loads
 	a.loads = nil
 	a.mu.Unlock()
+	order := slices.SortedFunc(maps.Keys(changes), func(a, b lb.Key) int {
+		return cmp.Or(changes[a].Age.Compare(changes[b].Age), a.Compare(b))
+	})
 	var errs, own []error
 	for _, f := range a.families {
 		f.Stats, f.now, f.all = Stats{}, time.Now(), all
 		f.configure(*config)
-		for key, s := range changes {
-			f.want(key, s)
+		for _, key := range order { // so that what they are numbered by is the same after each start
+			f.want(key, changes[key])
 		}
 		f.weigh(loads)
 		if err := f.sync(ctx, verify); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -31,8 +32,9 @@ type family struct {
 	// rules is nil on a node without this family; unusable then says why.
 	rules    Rules
 	unusable error
-	// turn is the Service of which a part was written last.
-	turn lb.Key
+	// turn is the namespace of which a part was written last, turns the Services of which one was, by namespace.
+	turn  string
+	turns map[string]lb.Key
 	// now is when the round has begun; all is set when those that wait for their next try do not.
 	now time.Time
 	all bool
@@ -43,7 +45,7 @@ type family struct {
 }
 
 func newFamily(name lb.Family, rules func(lb.Family, *Ledger) Rules, unusable error, publish func()) *family {
-	f := &family{Ledger: newLedger(), name: name, publish: publish}
+	f := &family{Ledger: newLedger(), name: name, publish: publish, turns: map[string]lb.Key{}}
 	f.rules = rules(name, f.Ledger)
 	if f.rules == nil {
 		if f.unusable = unusable; unusable == nil {
@@ -149,7 +151,7 @@ func (f *family) write(ctx context.Context) error {
 	}
 	if key, ok := f.nextTurn(); ok && parts {
 		f.publish() // the others' outcomes do not wait for it
-		f.turn = key
+		f.turn, f.turns[key.Namespace] = key.Namespace, key
 		alone = append(alone, key)
 	}
 	for _, key := range alone {
@@ -183,14 +185,30 @@ func (f *family) due() (fresh, alone []lb.Key) {
 	return fresh, alone
 }
 
-// nextTurn returns the Service of which a part is to be written next: each in turn.
+// nextTurn returns the Service of which a part is to be written next: each namespace in turn, and each of its Services,
+// so that those of one namespace, however many, hold up no other one's.
 func (f *family) nextTurn() (next lb.Key, ok bool) {
-	keys := slices.SortedFunc(maps.Keys(f.unfinished), lb.Key.Compare)
-	if len(keys) == 0 {
+	waiting := map[string][]lb.Key{}
+	for key := range f.unfinished {
+		waiting[key.Namespace] = append(waiting[key.Namespace], key)
+	}
+	maps.DeleteFunc(f.turns, func(namespace string, _ lb.Key) bool { return waiting[namespace] == nil })
+	if len(waiting) == 0 {
 		return next, false
 	}
-	i := slices.IndexFunc(keys, func(key lb.Key) bool { return key.Compare(f.turn) > 0 })
-	return keys[max(i, 0)], true
+	namespace := after(f.turn, slices.Collect(maps.Keys(waiting)), strings.Compare)
+	return after(f.turns[namespace], waiting[namespace], lb.Key.Compare), true
+}
+
+// after returns which of all comes next after last in order, or else the first.
+func after[T any](last T, all []T, compare func(a, b T) int) T {
+	isLater := func(a T) bool { return compare(a, last) > 0 }
+	return slices.MinFunc(all, func(a, b T) int {
+		if isLater(a) != isLater(b) {
+			return compare(b, a) // those that are later come first
+		}
+		return compare(a, b)
+	})
 }
 
 // commit writes the first n of the named Services, or notes that the first is written in parts, or

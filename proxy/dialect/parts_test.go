@@ -111,3 +111,56 @@ func TestContract11AnUnfinishedServiceHoldsUpNobody(t *testing.T) {
 		}
 	})
 }
+
+// endless are rules for Services that are never written to the end.
+type endless struct {
+	dialect.Rules
+	part func(lb.Key)
+}
+
+func (r endless) Commit(_ context.Context, keys []lb.Key) (int, error) {
+	switch len(keys) {
+	case 0:
+		return 0, nil
+	case 1:
+		r.part(keys[0])
+	}
+	return 1, dialect.ErrUnfinished
+}
+
+// Contract clause 11: many Services of one namespace that are written in parts have every other part together if
+// another namespace has one such Service, and each of them its turn.
+func TestContract11NamespacesTakeTurnsWithParts(t *testing.T) {
+	const many = 250
+	ctx, cancel := context.WithCancel(t.Context())
+	all, other := map[lb.Key]plan.Service{}, lb.Key{Namespace: "other", Name: "only"}
+	for i := range many {
+		key := lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)}
+		all[key] = plan.Service{Key: key}
+	}
+	all[other] = plan.Service{Key: other}
+	written := map[lb.Key]int{}
+	rules := endless{part: func(key lb.Key) {
+		if written[key]++; len(written) > many && written[other] >= many {
+			cancel()
+		}
+	}}
+	actor := dialect.New(dialect.Deps{Log: slog.New(slog.DiscardHandler), Changed: func() {},
+		Rules: func(f lb.Family, ledger *dialect.Ledger) dialect.Rules {
+			if f == lb.IPv6 {
+				return nil
+			}
+			rules.Rules = (&kernel{held: map[lb.Key]plan.Service{}}).Rules(f, ledger)
+			return rules
+		}})
+	actor.Configure(plan.Config{})
+	actor.Begin(all)
+	if _, err := actor.Apply(ctx, false); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	for key := range all {
+		if n := written[key]; key != other && n > 2 {
+			t.Errorf("%s: %d parts, while that of the other namespace had %d", key, n, written[other])
+		}
+	}
+}

@@ -325,18 +325,26 @@ func TestWhatWasMissedIsMadeGood(t *testing.T) {
 func TestContract11LoadsAreToldAtABoundedRate(t *testing.T) {
 	const seconds = 20
 	for _, tt := range []struct {
-		services, backends int
-		least, most        int // loads in the time
+		services, lists, backends int
+		least, most               int // loads in the time
 	}{
-		{1, 3, seconds * 4, seconds*5 + 1},
-		{500, 3, seconds * 48, seconds*50 + 11},
-		{1, 4000, seconds / 2, seconds}, // which are more to write
+		{1, 1, 3, seconds * 4, seconds*5 + 1},
+		{500, 1, 3, seconds * 48, seconds*50 + 11},
+		{1, 1, 4000, seconds / 2, seconds}, // which are more to write
+		{1, 500, 2, 2, seconds/10 + 1},     // and so are the tables of many lists
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			g := newRig(t)
 			all := map[lb.Key]plan.Service{}
 			for n := range tt.services {
-				all[key(n)] = serviceOf(n, tt.backends, plan.LeastConnections)
+				s := serviceOf(n, tt.backends, plan.LeastConnections)
+				for i := range tt.lists - 1 {
+					p := s.Ports[0]
+					p.Number, p.Backends.Cluster = 0, slices.Clone(p.Backends.Cluster)
+					p.Frontends = []plan.Frontend{{Kind: plan.ClusterIP, Addr: vip(n), Port: uint16(1000 + i)}}
+					s.Ports = append(s.Ports, p)
+				}
+				all[key(n)] = s
 			}
 			g.Begin(all)
 			for i := range seconds * 1000 {

@@ -9,9 +9,9 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// How often loads are told. Each has the kernel's tables for a Service written anew, so there is an
-// end of it for each Service and for the node, by what it costs: 1 for a Service with less than 64
-// backends and destinations, which takes the kernel some 0.5 ms.
+// How often loads are told. Each has the kernel's tables for a Service written anew, so there is an end of it for each
+// Service and for the node, by what it costs: 1 for each list of backends, whose table takes the kernel some 0.5 ms,
+// and for each 64 backends and destinations.
 const (
 	// gap is the least time between two loads of one Service.
 	gap = 200 * time.Millisecond

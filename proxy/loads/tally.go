@@ -109,7 +109,7 @@ func (t *tally) set(key lb.Key, planned plan.Service) (more bool) {
 			s.backends[addr] = &backend{of: s, addr: addr, wanted: true}
 		}
 	}
-	s.cost = 1 + (len(addresses)+len(s.destinations))/64
+	s.cost = lists(planned) + (len(addresses)+len(s.destinations))/64
 	return more
 }
 
@@ -132,6 +132,20 @@ func choices(s plan.Service) map[netip.Addr]bool {
 		return nil
 	}
 	return addresses
+}
+
+// lists returns how many lists of backends there are to choose from: each has a table. Ports with the same one share
+// it.
+func lists(s plan.Service) int {
+	all := map[*lb.Backend]bool{}
+	for _, p := range s.Ports {
+		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
+			if len(list) > 1 {
+				all[&list[0]] = true
+			}
+		}
+	}
+	return len(all)
 }
 
 // destinations returns where connections are counted: addresses, and ports at any address, each once.

@@ -19,7 +19,7 @@ import (
 // clusterService is the i-th of many Services with a cluster IP and two backends; version changes
 // one of them.
 func clusterService(i, backends, version int) plan.Service {
-	key := lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)}
+	key := clusterServiceKey(i)
 	svc := lb.Service{
 		Key: key, Type: lb.ClusterIP, ExternalPolicy: lb.Cluster, InternalPolicy: lb.Cluster,
 		ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)})},
@@ -34,6 +34,10 @@ func clusterService(i, backends, version int) plan.Service {
 		s.Endpoints = append(s.Endpoints, lb.Endpoint{Addr: at, Ready: true, Serving: true})
 	}
 	return plan.New(svc, []lb.Slice{s}, plan.Node{Name: localNode})
+}
+
+func clusterServiceKey(i int) lb.Key {
+	return lb.Key{Namespace: "default", Name: fmt.Sprint("service-", i)}
 }
 
 func BenchmarkRender(b *testing.B) {

@@ -44,17 +44,6 @@ func drawClass(n int) uint32 {
 	return size
 }
 
-// countedClass returns the table size for n backends whose shares follow their connections. As the next
-// table makes good what this one gets wrong, one slot for each backend is enough.
-func countedClass(n int) uint32 {
-	for _, size := range plan.SlotSizes {
-		if uint32(n) <= size {
-			return size
-		}
-	}
-	return plan.SlotSizes[len(plan.SlotSizes)-1]
-}
-
 // method returns the digit by which numbers of a scheduler are told apart.
 func method(s plan.Scheduler) uint32 {
 	switch s {

@@ -308,3 +308,28 @@ func TestLoadsHoldBackNoParts(t *testing.T) {
 	}
 	t.Error("it is never finished")
 }
+
+// Contract clause 11: a load of a Service with many lists of backends makes no more than their tables take, in parts of
+// bounded size, and what the next connections are is found out once for all lists that are alike.
+func TestContract11ALoadOfManyLists(t *testing.T) {
+	const lists = 500
+	four := newFakeKernel(lb.IPv4)
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+	a.Configure(seedConfig)
+	s := mixedService(lists, 2, 0)
+	s.Scheduler = plan.LeastConnections
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	load := plan.Load{Open: map[netip.Addr]uint32{s.Ports[0].Backends.Cluster[0].Addr.Addr(): 9}, Soon: 1000}
+	four.largest = 0
+	st := a.weigh(t, s.Key, load)
+	if st.Changes < lists || st.Changes > lists*2*127 || four.largest > maxOperations {
+		t.Errorf("%+v, the largest part has %d elements", st, four.largest)
+	}
+	filled := map[*counted]bool{}
+	for _, c := range a.table(lb.IPv4).choices(s.Key, s, map[uint32]bool{}) {
+		filled[c.cluster.counted] = true
+	}
+	if len(filled) != 1 {
+		t.Errorf("%d tables are filled for %d lists that are alike", len(filled), lists)
+	}
+}

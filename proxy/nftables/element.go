@@ -64,6 +64,8 @@ const (
 	setLocal
 	// setRelayed are the frontends whose connections the node's relay ends, while it is there.
 	setRelayed
+	// setRelayOwners is the map from those of UDP to the number of their namespace.
+	setRelayOwners
 	// setExternal are frontends at addresses that may have other uses: VIPs, external IPs and node
 	// ports.
 	setExternal
@@ -203,7 +205,7 @@ func (id setID) isNumber() bool { return id <= setMixedSCTP || id == setHanded }
 func (id setID) leadsToPort() bool { return id == setPorts || id == setAffinityPorts }
 
 func (id setID) leadsToGroup() bool {
-	return id == setGroups || id == setLocalGroups || id == setSources || id == setDirect
+	return id == setGroups || id == setLocalGroups || id == setSources || id == setDirect || id == setRelayOwners
 }
 
 // isBackend reports whether the keys of a set or map are a group and the address of one of its backends.

@@ -25,16 +25,22 @@ type group struct {
 	backends  []target
 	weights   []uint8 // nil if all are the same
 	scheduler plan.Scheduler
-	// burdens are of the backends, for a scheduler that counts, and soon is how many new connections are
-	// expected.
-	burdens []plan.Burden
-	soon    uint32
+	// counted is for a scheduler that counts.
+	counted *counted
 	// class is the size of the table of a scheduler with slots.
 	class uint32
 	// direct is set if frontends that are forwarded directly choose from it.
 	direct bool
 	// byAddress is set if clients are not remembered although they shall be: their addresses choose.
 	byAddress bool
+}
+
+// counted is what is known of the connections of a group's backends. Groups that follow each other and whose backends
+// are alike in that share one, and so a table: where ports' numbers differ, there are hundreds.
+type counted struct {
+	burdens []plan.Burden
+	soon    uint32 // how many new connections are expected
+	table   []uint16
 }
 
 // choice is what the frontends of one port choose from; nil for what no frontend uses.
@@ -82,9 +88,10 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 	all := slices.AppendSeq(slices.Collect(maps.Values(cluster.groups)), maps.Values(local.groups))
 	slices.SortFunc(all, func(a, b *group) int { return compareNames(a.name, b.name) })
 	for _, g := range all {
-		g.id = r.number(key, g.name, taken)
+		g.id = r.number(key, s.UID, g.name, taken)
 	}
 	remember := func(ports bool) {
+		last := &counted{}
 		for _, g := range all {
 			g.scheduler, g.class = s.Scheduler, 0
 			g.byAddress = s.AffinityTimeout > 0 && (s.Places == plan.NoPlaces || g.mixed != 0 && !ports)
@@ -94,7 +101,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 				g.scheduler = plan.SourceHash
 			}
 			if g.scheduler.Counts() {
-				g.weigh(r.family, r.loads[key])
+				last = g.weigh(r.family, r.loads[key], last)
 			}
 		}
 		limitSlots(all)
@@ -215,12 +222,13 @@ func weightsOf(backends []lb.Backend) []uint8 {
 	return weights
 }
 
-// number returns the number of a group, which is the same after each start: a hash, or the next
-// that is not another's.
-func (r renderer) number(key lb.Key, name string, taken map[uint32]bool) uint32 {
+// number returns the number of a group, which is the same after each start: a hash, or the next that is not another's.
+// The hash is of the Service's UID too: names are what tenants choose, and one who searches finds some that have the
+// number of another's group.
+func (r renderer) number(key lb.Key, uid, name string, taken map[uint32]bool) uint32 {
 	for try := uint64(0); ; try++ {
 		h := fnv.New64a()
-		fmt.Fprintf(h, "%s\x00%s\x00", key, name)
+		fmt.Fprintf(h, "%s\x00%s\x00%s\x00", key, uid, name)
 		h.Write(binary.BigEndian.AppendUint64(nil, try))
 		id := uint32(plan.Mix(h.Sum64()) >> 32)
 		if id == 0 || id == math.MaxUint32 || taken[id] || r.taken != nil && r.taken(id) { // the two mean something
@@ -257,7 +265,7 @@ func limitSlots(groups []*group) {
 func (g *group) wantedClass() uint32 {
 	class := plan.SlotSize(g.shares())
 	if g.scheduler.Counts() {
-		class = countedClass(len(g.backends))
+		class = plan.CountedSize(len(g.backends))
 	}
 	if g.direct { // where the size of a table changes, most connections move
 		class = max(class, plan.SlotSizes[1])
@@ -265,23 +273,31 @@ func (g *group) wantedClass() uint32 {
 	return class
 }
 
-// weigh takes in what is known of the backends' connections.
-func (g *group) weigh(family lb.Family, load plan.Load) {
-	g.soon, g.burdens = load.Soon, make([]plan.Burden, len(g.backends))
+// weigh takes in what is known of the backends' connections, and returns it. last is that of the group before.
+func (g *group) weigh(family lb.Family, load plan.Load, last *counted) *counted {
+	burdens := make([]plan.Burden, len(g.backends))
 	for i, b := range g.backends {
-		g.burdens[i].Open = load.Open[b.addr.ip(family)]
+		burdens[i].Open = load.Open[b.addr.ip(family)]
 		if g.weights != nil {
-			g.burdens[i].Weight = g.weights[i]
+			burdens[i].Weight = g.weights[i]
 		}
 	}
+	if g.counted = last; !slices.Equal(burdens, last.burdens) {
+		g.counted = &counted{burdens: burdens, soon: load.Soon}
+	}
+	return g.counted
 }
 
 // slots returns the group's table.
 func (g *group) slots() []uint16 {
-	if g.scheduler.Counts() {
-		return countedSlots(g.scheduler, g.burdens, g.soon, g.class)
+	if !g.scheduler.Counts() {
+		return slots(g.scheduler, g.backends, g.weights, g.class)
 	}
-	return slots(g.scheduler, g.backends, g.weights, g.class)
+	c := g.counted
+	if len(c.table) != int(g.class) {
+		c.table = countedSlots(g.scheduler, c.burdens, c.soon, g.class)
+	}
+	return c.table
 }
 
 // shares returns how many shares a table has at least, each backend's in proportion to its weight.

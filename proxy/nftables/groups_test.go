@@ -168,9 +168,9 @@ func TestNumbersOfGroups(t *testing.T) {
 		t.Errorf("%d numbers for 100 Services, want 100", len(numbers))
 	}
 	key := lb.Key{Namespace: "a", Name: "b"}
-	first := r.number(key, "x", map[uint32]bool{})
+	first := r.number(key, "", "x", map[uint32]bool{})
 	r.taken = func(id uint32) bool { return id == first }
-	if second := r.number(key, "x", map[uint32]bool{}); second == first {
+	if second := r.number(key, "", "x", map[uint32]bool{}); second == first {
 		t.Error("a number that another Service has")
 	}
 }
@@ -209,6 +209,75 @@ func TestNumbersOfAPredecessor(t *testing.T) {
 	if refused > 0 || four.state.elements[at(two)] != want {
 		t.Errorf("%d backends were added while a frontend led there; it leads to %v, want %v", refused,
 			four.state.elements[at(two)], want)
+	}
+}
+
+// sameNumber returns two Services whose first groups have the same number, whoever comes first: of the names that
+// tenants may choose there are always such. uid says which UID the API server gives one by its name.
+func sameNumber(t *testing.T, uid func(name string) string) (one, two plan.Service) {
+	t.Helper()
+	r, seen := newRenderer(lb.IPv4, seedConfig), map[uint32]int{}
+	for i := range 1 << 22 {
+		key := clusterServiceKey(i)
+		id := r.number(key, uid(key.Name), "cluster /TCP", map[uint32]bool{})
+		if first, found := seen[id]; found {
+			one, two = clusterService(first, 2, 0), clusterService(i, 2, 0)
+			one.UID, two.UID = uid(one.Key.Name), uid(two.Key.Name)
+			return one, two
+		}
+		seen[id] = i
+	}
+	t.Fatal("no two have the same number")
+	return one, two
+}
+
+// numberOf returns the number of the only group of a Service.
+func numberOf(t *testing.T, s plan.Service) uint32 {
+	t.Helper()
+	for _, p := range newRenderer(lb.IPv4, seedConfig).service(s.Key, s).parts {
+		if p.group != 0 {
+			return p.group
+		}
+	}
+	t.Fatalf("%s has no group", s.Key)
+	return 0
+}
+
+// Contract clause 11: names are what tenants choose, and they do not choose by them whose number their groups have.
+func TestContract11NamesAloneGiveNoNumber(t *testing.T) {
+	one, two := sameNumber(t, func(string) string { return "" })
+	if numberOf(t, one) != numberOf(t, two) {
+		t.Fatalf("%s and %s have different numbers without UIDs", one.Key, two.Key)
+	}
+	one.UID, two.UID = "a", "b"
+	if numberOf(t, one) == numberOf(t, two) {
+		t.Errorf("%s and %s have the same number", one.Key, two.Key)
+	}
+}
+
+// Where two groups have one hash, it is the same one after each start that has the next number: nothing changes, and
+// nothing is refused.
+func TestOneHashOfTwo(t *testing.T) {
+	one, two := sameNumber(t, func(name string) string { return "uid of " + name })
+	for _, order := range [][2]plan.Service{{one, two}, {two, one}} {
+		order[0].Created, order[1].Created = 1, 2
+		four := newFakeKernel(lb.IPv4)
+		for start := range 16 {
+			a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+			a.Configure(seedConfig)
+			a.Set(map[lb.Key]plan.Service{order[0].Key: order[0], order[1].Key: order[1]})
+			if st := a.settle(t, nil); start > 0 && st.Changes > 0 {
+				t.Errorf("%s is older: start %d changes %d elements", order[0].Key, start, st.Changes)
+			}
+		}
+		var led []uint32
+		for _, s := range order {
+			led = append(led, four.state.elements[element{set: setGroups, frontend: frontend{
+				addr: addressOf(s.Ports[0].Frontends[0].Addr), port: 80, protocol: tcp}}].group)
+		}
+		if want := numberOf(t, order[0]); led[0] != want || led[1] == want || led[1] == 0 {
+			t.Errorf("they lead to %v, want the older one to %d, and the other elsewhere", led, want)
+		}
 	}
 }
 

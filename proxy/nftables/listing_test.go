@@ -71,7 +71,7 @@ func variety() map[lb.Key]plan.Service {
 		}
 		if s.Relay = i == 0; s.Relay {
 			for j := range s.Ports {
-				s.Ports[j].Relay = s.Ports[j].Protocol == lb.TCP
+				s.Ports[j].Relay = s.Ports[j].Protocol != lb.SCTP
 			}
 		}
 		if s.Direct {
@@ -132,8 +132,9 @@ func TestListingReadsBack(t *testing.T) {
 		"ip daddr set ct original ip daddr",
 		"ip daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip to meta l4proto map @relay",
 		"ip daddr . meta l4proto . udp dport @relayed fib saddr type != local jump relay-udp",
-		"update @relay-rates { ip daddr . meta l4proto . udp dport timeout 10s limit rate 500/second burst " +
-			"126 packets } limit rate 2000/second burst 501 packets dnat ip to meta l4proto map @relay",
+		"meta priority set ip daddr . meta l4proto . udp dport map @relay-owners update @relay-rates { meta priority " +
+			"timeout 10s limit rate 500/second burst 126 packets } limit rate 1000/second burst 251 packets dnat ip to meta l4proto " +
+			"map @relay",
 		"meta l4proto @relay-leased counter packets 0 bytes 0",
 		"meta l4proto . udp dport @relay-ports ct state new ct original ip daddr . meta l4proto . ct original proto-dst != " +
 			"@relayed counter packets 0 bytes 0 drop",

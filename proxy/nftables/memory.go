@@ -21,11 +21,13 @@ const (
 	stickyShare  = 2 * stickyPlaces
 	// stickyLimit is how many places are taken at most. Clients of others are served without affinity.
 	stickyLimit = 8 * stickyShare
-	// fewerSplit is how much more often places are halved of a Service with few.
-	fewerSplit = 5
-	// maxSplit is how often places are halved at most. That is enough for the groups of any Service,
+	// maxSplit is how often places are halved at most of a Service that has many. That is enough for the groups of any,
 	// see MaxElements.
 	maxSplit = 15
+	// fewerSplit is how much more often they are halved of a Service with few, up to maxFewerSplit: then each group has
+	// one.
+	fewerSplit    = 5
+	maxFewerSplit = 18
 )
 
 // A memory is how a group remembers clients: for how many seconds, and in how many places. It is
@@ -52,7 +54,7 @@ func memoryOf(timeout time.Duration, groups int, has plan.Places) memory {
 	}
 	split := splitFor(groups)
 	if has == plan.FewPlaces {
-		split = min(split+fewerSplit, maxSplit)
+		split = min(split+fewerSplit, maxFewerSplit)
 	}
 	if split > 0 {
 		return nearest(seconds) | split<<secondsBits

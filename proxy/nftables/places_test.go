@@ -2,11 +2,13 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/nstest"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
@@ -14,7 +16,7 @@ import (
 // lists each has; one without places takes none, and its clients' addresses choose.
 func TestContract11ANamespaceLeavesOthersPlaces(t *testing.T) {
 	most := map[plan.Places]int{}
-	for lists := 1; lists <= 2048; lists++ {
+	for lists := 1; lists <= 1<<14; lists++ { // more have no room among the elements
 		for _, has := range []plan.Places{plan.ManyPlaces, plan.FewPlaces, plan.NoPlaces} {
 			m, taken := memoryOf(time.Hour, lists, has), 0
 			if m > 0 {
@@ -86,6 +88,22 @@ func TestPlacesInTheKernel(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The kernel takes the rules for groups of which each has one place.
+func TestOnePlaceInTheKernel(t *testing.T) {
+	a := newTestActor(t, nstest.New(t))
+	s := mixedService(2049, 2, 0)
+	s.AffinityTimeout, s.Places = time.Hour, plan.FewPlaces
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	want := need{setRemember, memoryOf(time.Hour, 2049, plan.FewPlaces)}
+	has := a.table(lb.IPv4).rules.needs
+	if n, first := places(splitOf(want.number)); n != 1 || first != 1 || !slices.Contains(has, want) {
+		t.Errorf("%d places from %d on, the rules have %v", n, first, has)
+	}
+	if st, err := a.Apply(t.Context(), true); err != nil || st.Repaired > 0 || st.Changes > 0 {
+		t.Errorf("read back: %+v, %v", st, err)
 	}
 }
 

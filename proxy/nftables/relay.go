@@ -19,18 +19,18 @@ import (
 // that the rules never lead for long to a relay that is not there: without one they go on.
 const relayMap = "relay"
 
-// relayRates has how many flows of UDP the rules may lead to the relay from each frontend, and relayPorts the ports
+// relayRates has how many flows of UDP the rules may lead to the relay from each namespace, and relayPorts the ports
 // at which the relay receives UDP, which time out as the elements of relayMap do. So do those of relayLeased, the
 // protocols that relayMap has: Linux 6.1 looks up a key of a map only to load its value.
 const relayRates, relayPorts, relayLeased = "relay-rates", "relay-ports", "relay-leased"
 
-// Bounds of relayRates: a frontend with room in its rate again is forgotten, and flows of one for which there is no
+// Bounds of relayRates: a namespace with room in its rate again is forgotten, and flows of one for which there is no
 // place go straight to endpoints.
 const (
 	maxRelayRates = 1 << 14
 	relayRateFor  = 10 * time.Second
-	// relayRateOfAll is how many times the rate of one frontend all have.
-	relayRateOfAll = 4
+	// relayRateOfAll is how many times the rate of one namespace all have.
+	relayRateOfAll = 2
 	// relayBurst is which part of a second's flows may come at once after a silence. Of all there are fewer with the
 	// standard rate than the relay asks the proxy about at once.
 	relayBurst = 4
@@ -67,17 +67,17 @@ func (b builder) toRelay() expr.List { // nft reads back no translation to a por
 	return expr.Join(b.key(fieldProtocol), expr.List{b.lookup(relayMap, 0)}, b.dnatMixed())
 }
 
-// relayUDP renders which flows of UDP go to the relay: so many a second of each frontend, and of all. Others go
-// straight to endpoints, as without a relay. So a flood of one Service keeps no relay from others.
+// relayUDP renders which flows of UDP go to the relay: so many a second of each namespace, and of all. Others go
+// straight to endpoints, as without a relay. So a flood to the Services of one namespace keeps no relay from others.
 func (b builder) relayUDP(rate int) []nft.Rule {
 	var within expr.List
 	if rate > 0 {
 		limit := func(times int) *expr.Limit {
 			return &expr.Limit{Rate: uint64(times * rate), Burst: uint32(times*rate)/relayBurst + 1}
 		}
-		within = append(b.key(fieldDestination, fieldProtocol, fieldPort), &expr.Dynset{SrcRegKey: expr.Reg,
+		within = expr.Join(b.grouped(setRelayOwners), b.key(fieldGroup), expr.List{&expr.Dynset{SrcRegKey: expr.Reg,
 			SetName: relayRates, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: relayRateFor, Each: limit(1)},
-			limit(relayRateOfAll))
+			limit(relayRateOfAll)})
 	}
 	return []nft.Rule{b.rule(CommentRelay, b.isProtocol(udp), within, b.toRelay()),
 		b.rule("beyond the rate", b.key(fieldProtocol), expr.In(relayLeased), expr.List{&expr.Counter{}})}

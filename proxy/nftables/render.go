@@ -223,6 +223,9 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint3
 	}
 	if is.relayed {
 		w.add(setRelayed)
+		if at.protocol == udp {
+			w.leadsTo(setRelayOwners, s.namespace())
+		}
 	}
 	if sources != 0 {
 		w.add(setRestricted)
@@ -254,6 +257,11 @@ func (s *service) frontend(at frontend, f plan.Frontend, c choice, sources uint3
 		w.entries = append(w.entries, entry{element: element{set: setPorts, frontend: at}, to: target{port: c.port}})
 	}
 	return w.entries
+}
+
+// namespace returns the number of the Service's namespace. That two have the same harms nobody but them.
+func (s *service) namespace() uint32 {
+	return renderer{}.number(lb.Key{Namespace: s.key.Namespace}, "", "", map[uint32]bool{})
 }
 
 // onePort returns the port that all backends have, and whether there is one.

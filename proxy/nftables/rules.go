@@ -173,7 +173,7 @@ func (t *table) disturbed(loaded state, have held) int {
 }
 
 // misled removes what leads from a predecessor's frontends to groups whose numbers are those of
-// other Services now, as happens when two names have one hash.
+// other Services now, as happens when two have one hash.
 func (t *table) misled() error {
 	if len(t.applied) > 0 {
 		return nil // numbers do not change while a process runs
@@ -181,6 +181,9 @@ func (t *table) misled() error {
 	var c change
 	for f, entries := range t.have.parts {
 		for _, e := range entries {
+			if e.set == setRelayOwners { // which are no groups
+				continue
+			}
 			if owner := t.owners[frontend{group: e.to.group}]; e.to.group != 0 && owner != nil && owner != t.owners[f] {
 				c.remove = append(c.remove, e)
 			}

@@ -331,7 +331,7 @@ var setNames = [...]string{
 	setPassed: "passed",
 	setGroups: "groups", setLocal: "local", setAffinity: "affinity", setAffinityPorts: "affinity-ports",
 	setExternal: "external", setEcho: "echo",
-	setClusterIPs: "cluster-ips", setVIPs: "vips", setRelayed: "relayed",
+	setClusterIPs: "cluster-ips", setVIPs: "vips", setRelayed: "relayed", setRelayOwners: "relay-owners",
 	setHanded: "handed", setNear: "near", setDirect: "direct", setNodes: "nodes",
 }
 

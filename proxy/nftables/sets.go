@@ -31,7 +31,7 @@ func newSets(needs needs, relay bool) []set {
 		switch id := setID(id); {
 		case id.isNumbered():
 			continue // see below
-		case id == setRelayed && !relay:
+		case (id == setRelayed || id == setRelayOwners) && !relay:
 			continue
 		case id == setBackends, id == setHanded:
 			s.key, s.value, s.typeOf = []field{fieldGroup, fieldNumber}, []field{fieldDestination}, tcp
@@ -76,7 +76,8 @@ func newSets(needs needs, relay bool) []set {
 			key: []field{fieldProtocol}, value: []field{fieldDestination, fieldPort}},
 			set{name: relayLeased, flags: unix.NFT_SET_TIMEOUT, key: []field{fieldProtocol}},
 			set{name: relayPorts, flags: unix.NFT_SET_TIMEOUT, key: []field{fieldProtocol, fieldPort}},
-			set{name: relayRates, flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: maxRelayRates, key: frontend})
+			set{name: relayRates, flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: maxRelayRates,
+				key: []field{fieldGroup}})
 	}
 	return append(sets, set{
 		name: stickyMap, flags: unix.NFT_SET_MAP | unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, size: stickyLimit,

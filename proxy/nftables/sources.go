@@ -32,7 +32,7 @@ func (r renderer) sourceLists(key lb.Key, s plan.Service, taken map[uint32]bool)
 				lists[i].of = append(lists[i].of, f.Sources)
 				continue
 			}
-			lists = append(lists, sourceList{r.number(key, fmt.Sprint("sources ", len(lists)), taken),
+			lists = append(lists, sourceList{r.number(key, s.UID, fmt.Sprint("sources ", len(lists)), taken),
 				[]*plan.Sources{f.Sources}, networks})
 		}
 	}

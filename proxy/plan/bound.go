@@ -52,13 +52,49 @@ const (
 	largeDeliveries = maxDeliveries / 32
 	largeFrontends  = maxFrontends / 32
 	largeSources    = maxSources / 4
+	// largeSlots are of tables, which take the kernel's writer some milliseconds to fill and compare.
+	largeSlots = MaxSlots / 16
 )
 
-// IsLarge reports whether a Service with these endpoints takes long to plan.
-func IsLarge(svc lb.Service, endpoints []lb.Slice) bool {
+// IsLarge reports whether a Service with these endpoints takes long to plan or to write. scheduler is that of Services
+// that do not ask for one.
+func IsLarge(svc lb.Service, endpoints []lb.Slice, scheduler Scheduler) bool {
 	addresses := 2*len(svc.ClusterIPs) + len(svc.ExternalIPs) + len(svc.Ingress) // with node ports
 	return deliveries(endpoints) > largeDeliveries || len(svc.Ports)*addresses > largeFrontends ||
-		len(svc.SourceRanges) > largeSources
+		len(svc.SourceRanges) > largeSources ||
+		slotsOf(svc, endpoints, schedulerFor(svc, Node{Scheduler: scheduler})) > largeSlots
+}
+
+// slotsOf returns about how many slots the tables of a Service may have once all its endpoints are ready.
+func slotsOf(svc lb.Service, endpoints []lb.Slice, scheduler Scheduler) int {
+	hasTables := scheduler.Hashes() || scheduler.Turns() || scheduler.Counts()
+	if !hasTables && svc.AffinityTimeout == 0 { // whose clients' addresses choose if they cannot be remembered
+		return 0
+	}
+	n, lists, weight := 0, 1, uint8(1)
+	for _, slice := range endpoints {
+		n, weight = n+len(slice.Endpoints), max(weight, slice.Weight)
+		if !slices.Equal(slice.Ports, endpoints[0].Ports) {
+			lists = len(svc.Ports)
+		}
+	}
+	for _, w := range svc.Weights {
+		weight = max(weight, w.Share)
+	}
+	if n < 2 {
+		return 0
+	}
+	size := SlotSize(n)
+	switch {
+	case scheduler.Counts():
+		size = CountedSize(n)
+	case scheduler.Weighted():
+		size = SlotSize(n * int(weight))
+	}
+	if svc.Forwarding != "" {
+		size = 2 * max(size, SlotSizes[1])
+	}
+	return lists * int(size)
 }
 
 // IsLarge reports whether a plan has so many frontends that it takes long to replace it, or to take it back.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -351,5 +352,60 @@ func BenchmarkNewWeighted(b *testing.B) {
 				New(svc, slices, Node{Name: "node-1"})
 			}
 		})
+	}
+}
+
+// Contract clause 11: a Service with few endpoints is large too if its tables are, whether or not its endpoints are
+// ready, as they may all become that at once.
+func TestContract11LargeTables(t *testing.T) {
+	for _, test := range []struct {
+		what                    string
+		scheduler               string
+		ports, slices, each     int
+		weight                  uint8
+		affinity, direct, apart bool
+		want                    bool
+	}{
+		{what: "no tables", ports: 1, slices: 1, each: 100, weight: 100},
+		{what: "two endpoints", scheduler: "maglev", ports: 1, slices: 1, each: 2},
+		{what: "two with weights", scheduler: "maglev", ports: 1, slices: 1, each: 2, weight: 100, want: true},
+		{what: "one with a weight", scheduler: "maglev", ports: 1, slices: 1, each: 1, weight: 100},
+		{what: "a weight that does not count", scheduler: "rr", ports: 1, slices: 1, each: 2, weight: 100},
+		{what: "many endpoints", scheduler: "rr", ports: 1, slices: 1, each: 52, want: true},
+		{what: "many that are counted", scheduler: "lc", ports: 1, slices: 1, each: 1000},
+		{what: "more that are counted", scheduler: "lc", ports: 1, slices: 1, each: 1022, want: true},
+		{what: "ports that share a table", scheduler: "rr", ports: 40, slices: 2, each: 2},
+		{what: "ports that share none", scheduler: "rr", ports: 40, slices: 2, each: 2, apart: true, want: true},
+		{what: "counted at ports that share none", scheduler: "lc", ports: 40, slices: 2, each: 2, apart: true, want: true},
+		{what: "clients that have no place", ports: 1, slices: 1, each: 52, affinity: true, want: true},
+		{what: "nodes that hand over", scheduler: "maglev", ports: 3, slices: 2, each: 2, apart: true, direct: true,
+			want: true},
+		{what: "the node's scheduler", scheduler: "", ports: 1, slices: 1, each: 52},
+	} {
+		svc := lb.Service{Scheduler: test.scheduler, Ports: make([]lb.ServicePort, test.ports)}
+		if test.affinity {
+			svc.AffinityTimeout = time.Hour
+		}
+		if test.direct {
+			svc.Forwarding = "direct"
+		}
+		var endpoints []lb.Slice
+		for i := range test.slices {
+			slice := lb.Slice{Weight: test.weight, Endpoints: make([]lb.Endpoint, test.each)}
+			for j := range test.ports {
+				number := 8000 + j
+				if test.apart {
+					number += 1000 * i
+				}
+				slice.Ports = append(slice.Ports, lb.SlicePort{Port: uint16(number)})
+			}
+			endpoints = append(endpoints, slice)
+		}
+		if got := IsLarge(svc, endpoints, Random); got != test.want {
+			t.Errorf("%s: large is %v", test.what, got)
+		}
+		if got := IsLarge(svc, endpoints, RoundRobin); test.scheduler == "" && got != (test.each == 52 || test.each == 100) {
+			t.Errorf("%s, with round-robin on the node: large is %v", test.what, got)
+		}
 	}
 }

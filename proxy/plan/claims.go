@@ -73,7 +73,8 @@ type Age struct {
 	UID       string
 }
 
-func (a Age) compare(b Age) int {
+// Compare orders Services by age, the oldest first.
+func (a Age) Compare(b Age) int {
 	return cmp.Or(cmp.Compare(a.Intruding, b.Intruding), cmp.Compare(a.Created, b.Created), cmp.Compare(a.UID, b.UID))
 }
 
@@ -91,7 +92,7 @@ func Precedes(kind Kind, age Age, otherKind Kind, otherAge Age) bool {
 	if kind != LoadBalancer {
 		age.Intruding, otherAge.Intruding = lb.IntrudesNot, lb.IntrudesNot
 	}
-	return cmp.Or(cmp.Compare(kind.rank(), otherKind.rank()), age.compare(otherAge)) < 0
+	return cmp.Or(cmp.Compare(kind.rank(), otherKind.rank()), age.Compare(otherAge)) < 0
 }
 
 // NewClaims returns Claims that no Service has made.

@@ -45,7 +45,7 @@ type Config struct {
 	// accepts them, as far as iptables mode has to know; nftables mode has it in a map.
 	Relay   bool
 	RelayTo map[lb.Family]netip.AddrPort
-	// RelayUDPRate is how many flows of UDP a second they lead there from each frontend; 0 for no limit.
+	// RelayUDPRate is how many flows of UDP a second they lead there from each namespace; 0 for no limit.
 	RelayUDPRate int
 	// Offload are the families in which the rules offload established connections to a flowtable, in nftables mode.
 	Offload map[lb.Family]bool

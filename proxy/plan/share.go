@@ -230,7 +230,7 @@ type waiter struct {
 
 // compare puts the older one first.
 func (w waiter) compare(other waiter) int {
-	return cmp.Or(w.Age.compare(other.Age), w.key.Compare(other.key))
+	return cmp.Or(w.Age.Compare(other.Age), w.key.Compare(other.key))
 }
 
 // younger returns how many of those with idle places are younger than a Service.

@@ -27,6 +27,17 @@ func SlotSize(n int) uint32 {
 	return SlotSizes[len(SlotSizes)-1]
 }
 
+// CountedSize returns the size of the table for n backends whose shares follow their connections. As the next
+// table makes good what this one gets wrong, one slot for each backend is enough.
+func CountedSize(n int) uint32 {
+	for _, size := range SlotSizes {
+		if uint32(n) <= size {
+			return size
+		}
+	}
+	return SlotSizes[len(SlotSizes)-1]
+}
+
 // MaxSlots is how many slots the tables of a Service have together. A Service with many lists of backends
 // gets smaller tables, and draws at random where even the smallest are too many.
 const MaxSlots = 1 << 16
