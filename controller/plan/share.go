@@ -232,7 +232,7 @@ func (e *entry) recall() {
 	if e.joined = joined; len(e.decided) == 0 {
 		e.after = joined
 	}
-	e.agreed = terms == e.terms || lb.FormerTerms(terms, &e.Service)
+	e.agreed = terms == e.terms
 }
 
 // sharing says how e shares its addresses, for its condition: which Service it joined, also once that is gone. So the

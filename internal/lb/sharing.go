@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
@@ -29,15 +28,7 @@ const maxTerms = 96
 
 // SharingTerms returns all that decides with which others a Service can share an address; "" if it
 // has no sharing key.
-func SharingTerms(s *Service) string { return sharingTerms(s, shorten) }
-
-// FormerTerms reports whether terms are those of s as a former release wrote them. A tenant can find other terms that
-// are shortened to the same, so the controller does not write them any more: the first decision replaces them.
-func FormerTerms(terms string, s *Service) bool {
-	return strings.Contains(terms, shortened) && terms == sharingTerms(s, shortenFormerly)
-}
-
-func sharingTerms(s *Service, shorten func(string) string) string {
+func SharingTerms(s *Service) string {
 	if s.Request.Share == "" {
 		return ""
 	}
@@ -107,9 +98,8 @@ func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) Intrusio
 	}
 	agreed, _, _ := strings.Cut(strings.TrimPrefix(terms[len(key):], " on "), ", policy ")
 	agreed, _, _ = strings.Cut(agreed, andMore)
-	list := sharedPorts(ports)
 	switch {
-	case agreed == shorten(list), agreed == shortenFormerly(list):
+	case agreed == shorten(sharedPorts(ports)):
 		return IntrudesNot
 	case len(after) == 0:
 		return Changed
@@ -117,29 +107,14 @@ func Intrudes(assigned Condition, ports []ServicePort, shown []Ingress) Intrusio
 	return ChangedAfterOthers
 }
 
-// shortened comes between the beginning of a text and the hash of all of it.
-const shortened = "... "
-
-// shorten bounds a text and keeps different ones apart.
+// shorten bounds a text and keeps different ones apart, also where a tenant looks for two that are not.
 func shorten(s string) string {
 	if len(s) <= maxTerms {
 		return s
 	}
 	sum := sha256.Sum256([]byte(s))
-	return fmt.Sprintf("%s%s%x", beginning(s), shortened, sum[:16])
+	return fmt.Sprintf("%s... %x", strings.ToValidUTF8(s[:maxTerms/2], ""), sum[:16])
 }
-
-// shortenFormerly is shorten of a former release.
-func shortenFormerly(s string) string {
-	if len(s) <= maxTerms {
-		return s
-	}
-	h := fnv.New64a()
-	h.Write([]byte(s))
-	return fmt.Sprintf("%s%s%016x", beginning(s), shortened, h.Sum64())
-}
-
-func beginning(s string) string { return strings.ToValidUTF8(s[:maxTerms/2], "") }
 
 // FormatSharing returns the end of a condition's message. after has, for each address that another
 // Service held first, that Service.
