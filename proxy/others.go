@@ -36,8 +36,8 @@ func newMark() (mark, error) {
 // Close takes the mark away.
 func (m mark) Close() error { return m.listener.Close() }
 
-// others returns how many other proxies run on this node. Whoever runs a program there could make up such names: those of
-// users that are not root do not count, where the kernel tells them.
+// others returns how many other proxies run on this node. Whoever runs a program there could make up such names: those
+// of users that are not root do not count, where the kernel tells them.
 func (m mark) others() (int, error) {
 	const list = "/proc/thread-self/net/unix"
 	text, err := os.ReadFile(list)
@@ -55,11 +55,11 @@ func (m mark) others() (int, error) {
 	}
 	delete(names, m.name)
 	owners, err := links.UnixOwners(markPrefix)
-	if err != nil {
+	if _, told := owners[m.name]; err != nil || !told { // before Linux 5.3 it names no users
 		return len(names), nil //nolint:nilerr // all of them count
 	}
 	for name := range names {
-		if uid, ok := owners[name]; ok && uid != 0 && uid != uint32(os.Geteuid()) {
+		if uid, listens := owners[name]; !listens || uid != 0 && uid != uint32(os.Geteuid()) {
 			delete(names, name)
 		}
 	}

@@ -43,7 +43,7 @@ func (m moved) Run(ctx context.Context) error {
 			case now.Sub(since) >= movedFor:
 				m.log.Error("the Node shows other addresses than the one at which this speaker takes part in gossip; ending, "+
 					"so that the next one takes one of those", "address", bound, "shown", node.Addresses)
-				return fmt.Errorf("Node %s shows the addresses %v, and the speaker is bound to %s", m.self, node.Addresses, bound)
+				return fmt.Errorf("the Node %s shows %v, and the speaker is bound to %s", m.self, node.Addresses, bound)
 			}
 		}
 	}

@@ -403,7 +403,7 @@ func (s *speaker) handOff(now time.Time, nodes bool, decided map[netip.Addr]owne
 		return
 	}
 	f := handoff.Facts{Self: s.self, Dead: s.rooms.partition.Dead(), CutOff: s.rooms.partition.CutOff(),
-		Booted: s.rooms.partition.Speakers().Booted, Gates: s.phase.gates}
+		Booted: s.rooms.partition.Speakers().Booted, Live: s.rooms.partition.Speakers().Live, Gates: s.phase.gates}
 	if nodes {
 		all := s.from.nodes.All()
 		f.Addresses = addresses(all)

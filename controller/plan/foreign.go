@@ -115,8 +115,8 @@ func (b *Book) keeps(e *entry, addrs []netip.Addr) string {
 		", which Landfall did not assign"
 }
 
-// others names what e holds and the condition does not name: apart what it has by right, as that alone is confirmed, and
-// with duplicates what others hold with more right.
+// others names what e holds and the condition does not name: apart what it has by right, as that alone is confirmed,
+// and with duplicates what others hold with more right.
 func (b *Book) others(e *entry, c lb.Condition, duplicates bool) string {
 	var others, theirs []string
 	named := conditionAddresses(c)

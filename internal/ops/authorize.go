@@ -45,8 +45,8 @@ const (
 	maxClientGap = 32 * time.Second
 	// maxClients is how many clients are remembered.
 	maxClients = 4096
-	// suspectFor is how long a client that sends nothing counts as one of which a token was refused: even with one question
-	// a second, that many clients do not take all questions of others by turns.
+	// suspectFor is how long a client that sends nothing counts as one of which a token was refused: even with one
+	// question a second, that many clients do not take all questions of others by turns.
 	suspectFor = maxClients * time.Second
 )
 

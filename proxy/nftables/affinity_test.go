@@ -249,6 +249,9 @@ func TestContract11TimeoutsAreFew(t *testing.T) {
 		asked := time.Duration(seconds) * time.Second
 		for _, groups := range []int{1, 2, 3, 64, 65, 2048, 2049, 1 << 17} {
 			m := memoryOf(asked, groups, plan.ManyPlaces)
+			if few := memoryOf(asked, groups, plan.FewPlaces); few != 0 {
+				memories[few] = true
+			}
 			if seconds == 0 {
 				if m != 0 {
 					t.Errorf("without a timeout: %x", m)

@@ -132,7 +132,7 @@ func TestListingReadsBack(t *testing.T) {
 		"ip daddr set ct original ip daddr",
 		"ip daddr . meta l4proto . tcp dport @relayed fib saddr type != local dnat ip to meta l4proto map @relay",
 		"ip daddr . meta l4proto . udp dport @relayed fib saddr type != local jump relay-udp",
-		"meta priority set ip daddr . meta l4proto . udp dport map @relay-owners update @relay-rates { meta priority " +
+		"meta priority set ip daddr . meta l4proto . udp dport map @relay-owners update @relay-shares { meta priority " +
 			"timeout 10s limit rate 500/second burst 126 packets } limit rate 1000/second burst 251 packets dnat ip to meta l4proto " +
 			"map @relay",
 		"meta l4proto @relay-leased counter packets 0 bytes 0",

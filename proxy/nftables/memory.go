@@ -44,7 +44,7 @@ const (
 
 // maxMemories is how many memories there are at most. Each that is in use costs a rule, which
 // connections with session affinity pass once. So timeouts are rounded.
-const maxMemories = 200
+const maxMemories = 210
 
 // memoryOf returns the memory of each of the groups of one Service.
 func memoryOf(timeout time.Duration, groups int, has plan.Places) memory {

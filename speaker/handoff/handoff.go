@@ -27,6 +27,8 @@ type Facts struct {
 	// Booted are the nodes that have booted since this one met them, with the last boot of each: they know
 	// no connection from before. When it changes, the step has to have a view of each VIP.
 	Booted map[string]uint64
+	// Live are the nodes whose speakers live. It is looked at where Addresses are given.
+	Live []string
 	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
 	CutOff bool
 	// Gates is set if the views say what is unannounced. When it changes, the step has to have a view of
@@ -123,12 +125,13 @@ func (s *State) Step(now time.Time, f Facts, events map[netip.Addr]*View) (updat
 // meet takes in which nodes there are, and reports whether that differs.
 func (s *State) meet(now time.Time, f Facts) (changed bool) {
 	changed = f.Self != s.self || !slices.Equal(s.dead, f.Dead) || s.cutOff != f.CutOff || s.gates != f.Gates
+	died := slices.Concat(s.dead, f.Dead) // liveness forgets a dead node in the step in which its Node goes
 	s.self, s.dead, s.cutOff, s.gates = f.Self, f.Dead, f.CutOff, f.Gates
 	if !maps.Equal(s.booted, f.Booted) {
 		s.forget(f.Booted)
 		s.booted, changed = f.Booted, true
 	}
-	if s.meetNodes(now, f) {
+	if s.meetNodes(now, f, died) {
 		changed = true
 	}
 	if f.Addresses != nil && s.meetForeign(now, f.Foreign) {
@@ -139,20 +142,22 @@ func (s *State) meet(now time.Time, f Facts) (changed bool) {
 	return changed || len(s.foreign) != before
 }
 
-// meetNodes takes in the nodes' addresses, and reports whether they differ. Those of a node that is deleted stay for as
-// long as proxies remember a silent connection, unless it is dead, or another node has them by now.
-func (s *State) meetNodes(now time.Time, f Facts) (changed bool) {
+// meetNodes takes in the nodes' addresses, and reports whether they differ. Those of a node that is deleted while its
+// speaker lives stay for as long as proxies remember a silent connection, unless it dies, or another node has them by
+// now.
+func (s *State) meetNodes(now time.Time, f Facts, died []string) (changed bool) {
 	if f.Addresses != nil {
 		all := maps.Clone(f.Addresses)
 		shown := shownBy(all)
 		for node, addrs := range s.addresses {
 			_, exists := all[node]
+			_, known := s.deleted[node]
 			reused := slices.ContainsFunc(addrs, func(a netip.Addr) bool { return shown[a] })
-			if exists || reused || slices.Contains(f.Dead, node) {
+			if exists || reused || slices.Contains(died, node) || !known && !slices.Contains(f.Live, node) {
 				delete(s.deleted, node)
 				continue
 			}
-			if _, known := s.deleted[node]; !known {
+			if !known {
 				if s.deleted == nil {
 					s.deleted = map[string]time.Time{}
 				}

@@ -270,7 +270,7 @@ func TestContract5ADeletedNodeIsRemembered(t *testing.T) {
 		what      string
 		after     time.Duration
 		addresses map[string][]netip.Addr
-		dead      []string
+		dead, left []string
 		want      string
 	}{
 		"for as long as connections": {
@@ -290,7 +290,18 @@ func TestContract5ADeletedNodeIsRemembered(t *testing.T) {
 			{what: "it dies", dead: []string{"a"}, want: "; ring c"},
 			{what: "a false alarm", want: "a; ring c a"},
 		},
-		"it was dead": {{what: "its Node is deleted", addresses: without("a"), dead: []string{"a"}, want: "; ring c"}},
+		"it was dead": {
+			{what: "it dies", dead: []string{"a"}, want: "; ring c"},
+			{what: "its Node is deleted, and so it is no dead one any more", addresses: without("a"), left: []string{"a"},
+				want: "; ring c"},
+			{what: "nothing more happens", left: []string{"a"}, want: "; ring c"},
+		},
+		"it was deleted, and died": {
+			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
+			{what: "it dies", dead: []string{"a"}, want: "; ring c"},
+			{what: "another Node changes", addresses: without("a"), left: []string{"a"}, want: "; ring c"},
+		},
+		"it had left": {{what: "its Node is deleted", addresses: without("a"), left: []string{"a"}, want: "; ring c"}},
 		"somebody else's by now": {
 			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
 			{what: "another Node shows its address", addresses: reused, want: "; ring c"},
@@ -308,7 +319,10 @@ func TestContract5ADeletedNodeIsRemembered(t *testing.T) {
 			if c.addresses != nil {
 				events = nil
 			}
-			next, changed := s.Step(now, Facts{Self: "b", Addresses: c.addresses, Dead: c.dead}, events)
+			live := slices.DeleteFunc([]string{"a", "c"}, func(node string) bool {
+				return slices.Contains(c.dead, node) || slices.Contains(c.left, node)
+			})
+			next, changed := s.Step(now, Facts{Self: "b", Addresses: c.addresses, Dead: c.dead, Live: live}, events)
 			if changed {
 				u.Apply(next)
 			}

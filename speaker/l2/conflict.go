@@ -200,7 +200,9 @@ func (p *port) defend(w *work, seen seenOn, allowed *allowance, now time.Time) e
 	for vip, holders := range seen {
 		v := p.vips[vip]
 		if v != nil && !w.probes[vip] && !now.Before(v.defended.Add(defendInterval)) &&
-			slices.ContainsFunc(slices.Collect(maps.Values(holders)), func(h sighting) bool { return v.defended.Before(h.last) }) {
+			slices.ContainsFunc(slices.Collect(maps.Values(holders)), func(h sighting) bool {
+				return v.defended.Before(h.last)
+			}) {
 			due = append(due, vip)
 		}
 	}

@@ -271,27 +271,24 @@ func (m *Members) Run(ctx context.Context) error {
 // start opens the sockets, and retries until it succeeds: the address may appear after the program
 // has started, and the port may still be held by the process before.
 func (m *Members) start(ctx context.Context) (ml *memberlist.Memberlist, err error) {
-	bind, err := m.opts.Bind(ctx)
-	if ctx.Err() != nil {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find the address for gossip: %w", err)
-	}
-	m.mu.Lock()
-	m.bind = bind
-	m.mu.Unlock()
 	trying, done := context.WithCancel(ctx)
 	defer done()
 	backoff := loop.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
-	err = loop.Retry(trying, backoff, func(context.Context) bool {
-		opened, err := m.open(bind)
+	err = loop.Retry(trying, backoff, func(ctx context.Context) bool {
+		bind, err := m.opts.Bind(ctx) // each time, as the Node may show another one by now
+		if err == nil {
+			m.mu.Lock()
+			m.bind = bind
+			m.mu.Unlock()
+			ml, err = m.open(bind)
+		}
 		if err != nil {
-			m.opts.Log.Warn("cannot start gossip; retrying", "address", netip.AddrPortFrom(bind, uint16(m.opts.Port)),
-				"error", err)
+			if ctx.Err() == nil {
+				m.opts.Log.Warn("cannot start gossip; retrying", "address", netip.AddrPortFrom(bind, uint16(m.opts.Port)),
+					"error", err)
+			}
 			return false
 		}
-		ml = opened
 		done()
 		return true
 	})

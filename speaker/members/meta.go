@@ -95,8 +95,8 @@ func (m *Members) compacts() bool {
 	return some
 }
 
-// SetMACs replaces the MAC addresses under which this node may answer; the first ones are told where there is no room for
-// all.
+// SetMACs replaces the MAC addresses under which this node may answer; the first ones are told where there is no room
+// for all.
 func (m *Members) SetMACs(macs []string) {
 	m.mu.Lock()
 	same := slices.Equal(m.ownMACs, macs)

@@ -40,6 +40,8 @@ func explicitSize(updates []update) (size int) {
 // half of the others are left out, and again, until it does. Others come in any order, so that the
 // next state has others. A node that says too much for any state is left out of all.
 func state(own update, others []update, compact bool, limit int) []byte {
+	tooMany := func(u update) bool { return len(u.entries) > maxVIPs }
+	others = slices.DeleteFunc(others, tooMany)
 	for {
 		all := append([]update{own}, others...)
 		if !compact && len(others) > 0 && explicitSize(all) > 2*limit {
@@ -60,7 +62,7 @@ func state(own update, others []update, compact bool, limit int) []byte {
 			for i, u := range all {
 				all[i] = u.explicit()
 			}
-			all = slices.DeleteFunc(all, func(u update) bool { return len(u.entries) > maxVIPs })
+			all = slices.DeleteFunc(all, tooMany)
 			message = encode(all...)
 		}
 		if readable && len(message) <= limit || len(others) == 0 {
