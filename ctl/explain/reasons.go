@@ -32,8 +32,8 @@ var Reasons = map[lb.Reason]Entry{
 	lb.ReasonDuplicate: {"A Service that comes first holds the same address, as after a restored backup.",
 		"kubectl annotate service NAME landfall.dev/loadBalancerIPs=ADDRESS --overwrite   # another address for one of " +
 			"the two"},
-	lb.ReasonForeignAddress: {"Another program wrote the status: an address or a hostname that Landfall did not assign, or " +
-		"it removed those that Landfall had assigned.",
+	lb.ReasonForeignAddress: {"Another program wrote the status: an address or a hostname that Landfall did not assign, " +
+		"or it removed those that Landfall had assigned.",
 		"find the other load balancer, and set spec.loadBalancerClass on one of the two"},
 	lb.ReasonPoolOverlaps: {"The pool shares addresses with an older pool, so it assigns none.",
 		"kubectl edit ipaddresspool POOL   # take the shared addresses out of one of the two"},

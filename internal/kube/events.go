@@ -25,8 +25,8 @@ import (
 // is a courtesy, and sending it must not block. Namespaces share the queue fairly.
 const eventQueue = 1000
 
-// maxEventMessage is how many bytes of a message are sent. With "(combined from similar events): ", which the correlator
-// puts before some, these are the 1,024 characters that the chart's policy takes of a node.
+// maxEventMessage is how many bytes of a message are sent. With "(combined from similar events): ", which the
+// correlator puts before some, these are the 1,024 characters that the chart's policy takes of a node.
 const maxEventMessage = 990
 
 // Waits between attempts to send an Event while the API server cannot be reached.

@@ -21,8 +21,8 @@ const relayMap = "relay"
 
 // relayRates has how many flows of UDP the rules may lead to the relay from each namespace, and relayPorts the ports
 // at which the relay receives UDP, which time out as the elements of relayMap do. So do those of relayLeased, the
-// protocols that relayMap has: Linux 6.1 looks up a key of a map only to load its value. One that gets another key needs
-// another name: the whole table is written anew where a set has another shape.
+// protocols that relayMap has: Linux 6.1 looks up a key of a map only to load its value. One that gets another key
+// needs another name: the whole table is written anew where a set has another shape.
 const relayRates, relayPorts, relayLeased = "relay-shares", "relay-ports", "relay-leased"
 
 // Bounds of relayRates: a namespace with room in its rate again is forgotten, and flows of one for which there is no

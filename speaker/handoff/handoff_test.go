@@ -267,11 +267,11 @@ func TestContract5ADeletedNodeIsRemembered(t *testing.T) {
 	reused := without("a")
 	reused["new"] = nodes()["a"]
 	for name, story := range map[string][]struct {
-		what      string
-		after     time.Duration
-		addresses map[string][]netip.Addr
+		what       string
+		after      time.Duration
+		addresses  map[string][]netip.Addr
 		dead, left []string
-		want      string
+		want       string
 	}{
 		"for as long as connections": {
 			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
