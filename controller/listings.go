@@ -225,6 +225,7 @@ func (l *lister) write(ctx context.Context, services []lb.Service) {
 			continue
 		}
 		w = listingWrite{service: s, next: next}
+		l.pauses.note(s.Key, l.now())
 		l.writing[s.Key] = w
 		l.lanes.Do(s.Key.Namespace, func() error {
 			w.err = within(ctx, func(ctx context.Context) error { return l.status.List(ctx, s, next) })

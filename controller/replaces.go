@@ -19,16 +19,22 @@ const (
 // replaces says when an address that another program wrote may be replaced again, by Service.
 type replaces map[lb.Key]*pause
 
-// allow reports whether the Service's status may be replaced now, and takes note of it.
+// allow reports whether the Service's status may be replaced now.
 func (r replaces) allow(key lb.Key, now time.Time) bool {
+	last := r[key]
+	if last == nil {
+		return true
+	}
+	last.waiting = now.Before(last.until)
+	return !last.waiting
+}
+
+// note takes note of a replacement that is about to be written.
+func (r replaces) note(key lb.Key, now time.Time) {
 	last := r[key]
 	if last == nil || now.Sub(last.until) > forgetReplace {
 		last = &pause{backoff: loop.Backoff{Min: minReplace, Max: maxReplace}}
 		r[key] = last
 	}
-	if last.waiting = now.Before(last.until); last.waiting {
-		return false
-	}
 	last.until = now.Add(last.backoff.Next())
-	return true
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -69,6 +70,48 @@ func TestContract8ForeignStatus(t *testing.T) {
 				t.Errorf("%d Events for %d replacements", told, writes)
 			}
 		})
+	}
+}
+
+// Somebody empties the statuses of many Services, once. They wait for room in the pool's status, and not for what was
+// not written.
+func TestContract8ManyEmptiedStatuses(t *testing.T) {
+	const services = 600
+	c := newCluster()
+	p := newProcess(c)
+	p.ticks = time.Millisecond
+	c.addPool("p", "10.0.0.0/16")
+	for i := range services {
+		c.put(service(fmt.Sprint("s", i)))
+	}
+	p.takeOver(t)
+	p.settle(t)
+	for i := range services {
+		s := c.services[key(fmt.Sprint("s", i))]
+		s.Ingress = nil
+		c.put(s)
+	}
+	p.ticks = time.Microsecond
+	begun := p.clock
+	for {
+		p.deliver()
+		again, err := p.step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := 0
+		for i := range services {
+			if !strings.HasPrefix(c.holds(fmt.Sprint("s", i)), "10.") {
+				left++
+			}
+		}
+		took := p.clock.Sub(begun)
+		if left == 0 && again == 0 {
+			break
+		} else if took >= time.Second {
+			t.Fatalf("%d of %d wait after %s", left, services, took)
+		}
+		p.clock = p.clock.Add(again)
 	}
 }
 

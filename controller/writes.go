@@ -52,7 +52,7 @@ func (c *controller) changes(p plan.Plan) []change {
 		}
 		ch := change{service: s, holding: h, replaced: decision.Replaced, pool: decision.Pool, deleted: s.Deleting,
 			emptied: emptied(s, h)}
-		if (len(ch.replaced)+s.Unread > 0 || ch.emptied) && !c.replaces.allow(key, c.now()) {
+		if ch.paced() && !c.replaces.allow(key, c.now()) {
 			continue
 		}
 		changes = append(changes, ch)
@@ -60,6 +60,9 @@ func (c *controller) changes(p plan.Plan) []change {
 	slices.SortFunc(changes, func(a, b change) int { return plan.Older(&a.service, &b.service) })
 	return changes
 }
+
+// paced reports whether the change replaces what somebody else wrote, which he may write again.
+func (c change) paced() bool { return len(c.replaced)+c.service.Unread > 0 || c.emptied }
 
 // emptied reports whether h gives a Service addresses that somebody has taken out of its status, or put a hostname in
 // the place of: what Landfall writes shows all that its condition confirms.
