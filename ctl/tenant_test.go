@@ -172,6 +172,7 @@ func TestLandfallElsewhere(t *testing.T) {
 	there := append(strings.Fields("--landfall-namespace kube-system --kubeconfig"), elsewhere.serve(t))
 	for line, want := range map[string]string{"version": "3 containers", "status": "Nothing is wrong.",
 		"explain reason SecretMissing": "Cure: kubectl -n kube-system get secrets",
+		"explain reason FeedUnknown":   "landfallctl --landfall-namespace kube-system explain node",
 		"explain node n0":              "the speaker on n0 did not answer: pod kube-system/landfall-node-0"} {
 		_, stdout, stderr := run(append(strings.Fields(line), there...)...)
 		if !strings.Contains(stdout+stderr, want) || strings.Contains(stdout, "landfall-system") {

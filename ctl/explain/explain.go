@@ -61,7 +61,11 @@ type Verdict struct {
 
 // In returns the verdict about an installation in a namespace: cures are written for landfall-system.
 func (v Verdict) In(namespace string) Verdict {
-	there := strings.NewReplacer("kubectl -n landfall-system ", "kubectl -n "+namespace+" ")
+	words := []string{"kubectl -n landfall-system ", "kubectl -n " + namespace + " "}
+	if namespace != "landfall-system" {
+		words = append(words, "landfallctl explain ", "landfallctl --landfall-namespace "+namespace+" explain ")
+	}
+	there := strings.NewReplacer(words...)
 	var in func([]Check) []Check
 	in = func(checks []Check) []Check {
 		checks = slices.Clone(checks)

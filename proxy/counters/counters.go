@@ -219,7 +219,7 @@ func (a *Actor) replace(key lb.Key, w *service, edits map[lb.Family]*edit) {
 	for p := range w.places {
 		switch {
 		case a.places[p] != nil:
-		case len(a.places) >= MaxTotal || a.held[key.Namespace] >= MaxOfNamespace:
+		case len(a.places) >= MaxTotal, len(a.places) >= MaxTotal/2 && a.held[key.Namespace] >= MaxOfNamespace:
 			delete(w.places, p)
 			w.Uncounted++
 		default:

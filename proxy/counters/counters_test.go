@@ -248,7 +248,7 @@ func TestContract11ANamespaceLeavesOthersCounters(t *testing.T) {
 	a := fakeActor(f, External)
 	a.Begin(all)
 	a.settle(t)
-	if len(a.places) != MaxOfNamespace {
+	if len(a.places) != MaxTotal/2 {
 		t.Errorf("%d places of one namespace", len(a.places))
 	}
 	other := exampleService(200, plan.ToCluster)

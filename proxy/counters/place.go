@@ -20,8 +20,8 @@ const (
 	All      Scope = "all"
 )
 
-// MaxPlaces is how many frontends of one Service are counted at most, MaxOfNamespace how many of those of a namespace,
-// and MaxTotal how many of all.
+// MaxPlaces is how many frontends of one Service are counted at most, MaxTotal how many of all, and MaxOfNamespace how
+// many of those of a namespace once half of MaxTotal are.
 const (
 	MaxPlaces      = 1024
 	MaxOfNamespace = MaxTotal / 4

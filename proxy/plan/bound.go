@@ -71,9 +71,10 @@ func slotsOf(svc lb.Service, endpoints []lb.Slice, scheduler Scheduler) int {
 	if !hasTables && svc.AffinityTimeout == 0 { // whose clients' addresses choose if they cannot be remembered
 		return 0
 	}
-	n, lists, weight := 0, 1, uint8(1)
+	n, lists, weight, of := 0, 1, uint8(1), map[lb.Family]int{}
 	for _, slice := range endpoints {
-		n, weight = n+len(slice.Endpoints), max(weight, slice.Weight)
+		of[slice.Family] += len(slice.Endpoints) // each family has tables of its own
+		n, weight = max(n, of[slice.Family]), max(weight, slice.Weight)
 		if !slices.Equal(slice.Ports, endpoints[0].Ports) {
 			lists = len(svc.Ports)
 		}

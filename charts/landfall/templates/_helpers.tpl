@@ -232,13 +232,13 @@ nothing: the first work is done. It is asked for at the port, or with the comman
 {{- define "landfall.probes" -}}
 {{- $scheme := ternary "HTTPS" "HTTP" .root.Values.metrics.secure -}}
 {{- $host := ternary "127.0.0.1" "" (and .node (eq .root.Values.metrics.listen "localhost")) -}}
-{{- range $probe, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
+{{- range $probe := list "liveness" "readiness" "startup" }}
 {{- with get $.root.Values.probes $probe }}
 {{ $probe }}Probe:
   {{- with ternary $.ready $.alive (eq $probe "readiness") }}
   exec: {command: {{ toJson . }}}
   {{- else }}
-  httpGet: {path: {{ $path }}, port: {{ $.port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
+  httpGet: {path: /readyz, port: {{ $.port }}, scheme: {{ $scheme }}{{ with $host }}, host: {{ . }}{{ end }}}
   {{- end }}
   {{- toYaml . | nindent 2 }}
 {{- end }}
