@@ -338,6 +338,7 @@ func TestContract11LoadsAreToldAtABoundedRate(t *testing.T) {
 			all := map[lb.Key]plan.Service{}
 			for n := range tt.services {
 				s := serviceOf(n, tt.backends, plan.LeastConnections)
+				s.Ports[0].Backends.Local = slices.Clone(s.Ports[0].Backends.Cluster) // which no frontend uses
 				for i := range tt.lists - 1 {
 					p := s.Ports[0]
 					p.Number, p.Backends.Cluster = 0, slices.Clone(p.Backends.Cluster)

@@ -138,12 +138,15 @@ func choices(s plan.Service) map[netip.Addr]bool {
 // it.
 func lists(s plan.Service) int {
 	all := map[*lb.Backend]bool{}
-	for _, p := range s.Ports {
-		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
-			if len(list) > 1 {
-				all[&list[0]] = true
-			}
+	add := func(used bool, list []lb.Backend) {
+		if used && len(list) > 1 {
+			all[&list[0]] = true
 		}
+	}
+	for _, p := range s.Ports {
+		cluster, local := p.Uses()
+		add(cluster, p.Backends.Cluster)
+		add(local, p.Backends.Local)
 	}
 	return len(all)
 }

@@ -67,7 +67,7 @@ func (r renderer) choices(key lb.Key, s plan.Service, taken map[uint32]bool) []c
 		if !ok {
 			continue
 		}
-		usesCluster, usesLocal := uses(p)
+		usesCluster, usesLocal := p.Uses()
 		port, same := onePort(p)
 		if same {
 			choices[i].port, protocol = port, 0
@@ -134,21 +134,6 @@ func compareNames(a, b string) int {
 		return 1
 	}
 	return 0
-}
-
-// uses reports which backends the frontends of a port choose from.
-func uses(p plan.Port) (cluster, local bool) {
-	for _, f := range p.Frontends {
-		switch {
-		case f.Action == plan.Reject, f.Kind == plan.ClusterIP && f.Action == plan.Drop:
-		case f.Kind == plan.ClusterIP && f.Action == plan.ToLocal:
-			local = true
-		default: // with policy Local, pods and the node itself reach all endpoints
-			cluster = true
-			local = local || f.Action == plan.ToLocal
-		}
-	}
-	return cluster, local
 }
 
 // lists are the groups of a Service for one kind of lists of backends.

@@ -113,6 +113,21 @@ type Port struct {
 	Frontends []Frontend
 }
 
+// Uses reports which of the backends its frontends choose from.
+func (p Port) Uses() (cluster, local bool) {
+	for _, f := range p.Frontends {
+		switch {
+		case f.Action == Reject, f.Kind == ClusterIP && f.Action == Drop:
+		case f.Kind == ClusterIP && f.Action == ToLocal:
+			local = true
+		default: // with policy Local, pods and the node itself reach all endpoints
+			cluster = true
+			local = local || f.Action == ToLocal
+		}
+	}
+	return cluster, local
+}
+
 // Service is what the kernel shall do for one Service.
 type Service struct {
 	Key lb.Key
