@@ -238,6 +238,9 @@ var forgedStories = []story{
 	}},
 }
 
+// noWeb deletes the Service web of namespace shop.
+func noWeb(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "web"}) }
+
 // forgedRuleStories have tenants write addresses that the rules of pools keep from them.
 var forgedRuleStories = []story{
 	{name: "an address of another namespace", steps: []step{
@@ -252,6 +255,48 @@ var forgedRuleStories = []story{
 			want: map[string]string{"other": "10.0.0.0 PoolNotFound"}},
 		{name: "it may be shared", do: []change{edit("p", func(p *lb.Pool) { p.ShareAcross = true })},
 			want: map[string]string{"guest": "10.0.0.0 Assigned"}},
+	}},
+	{name: "an address of another namespace, until its holder goes", steps: []step{
+		{name: "is shown", do: []change{newPool("p", "10.0.0.0/29"),
+			edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), in("shop", "web"),
+			service("guest", kind(lb.ClusterIP)), service("other", kind(lb.ClusterIP))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "-", "other": "-"}},
+		{name: "by one that gets no other", do: []change{
+			service("guest", kind(lb.LoadBalancer), holds("10.0.0.0"), asksPool("nope"))},
+			want: map[string]string{"guest": "10.0.0.0 PoolNotFound"}},
+		{name: "the status of the holder is emptied", do: []change{in("shop", "web", holds())},
+			moves: []string{"web"}, want: map[string]string{"web": "10.0.0.0 Assigned"}},
+		{name: "the holder is deleted", do: []change{noWeb, service("guest", asks("10.0.0.0"), asksPool(""))},
+			want: map[string]string{"web": "gone", "guest": "10.0.0.0 AddressKept"}},
+		{name: "and comes back", do: []change{in("shop", "web")}, want: map[string]string{"web": "10.0.0.0 Assigned",
+			"guest": "10.0.0.0 AddressTaken"}},
+		{name: "is deleted, and its time is over", do: []change{noWeb, pass(time.Second)},
+			want: map[string]string{"web": "gone", "guest": "10.0.0.0 AddressKept"}},
+		{name: "the time is over", do: []change{pass(time.Hour)}, want: map[string]string{"guest": "10.0.0.0 Assigned"}},
+	}},
+	{name: "an address that may be shared, with another key", steps: []step{
+		{name: "hold", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) {
+			p.Quarantine, p.ShareAcross = time.Minute, true
+		}), in("shop", "web", shares("k", 80)), service("guest", kind(lb.ClusterIP))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "-"}},
+		{name: "is shown", do: []change{
+			service("guest", kind(lb.LoadBalancer), holds("10.0.0.0"), shares("other", 81), asks("10.0.0.0"))},
+			want: map[string]string{"guest": "10.0.0.0 Duplicate"}},
+		{name: "the holder goes", do: []change{noWeb}, want: map[string]string{"web": "gone",
+			"guest": "10.0.0.0 AddressKept"}},
+		{name: "and comes back", do: []change{in("shop", "web", shares("k", 80))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "10.0.0.0 Duplicate"}},
+	}},
+	{name: "an address that is reserved for another namespace, with a quarantine", steps: []step{
+		{name: "is shown, and taken out again", do: []change{newPool("p", "10.0.0.0/28"), edit("p", func(p *lb.Pool) {
+			p.Quarantine = -1
+			p.Reservations = []lb.Reservation{{Range: parsed("10.0.0.5/32"), Namespace: "shop"}}
+		}), service("tenant", holds("10.0.0.5")), service("asks", holds("10.0.0.5"), asks("10.0.0.5"))},
+			moves: []string{"tenant"},
+			want:  map[string]string{"tenant": "10.0.0.0 Assigned", "asks": "10.0.0.5 AddressReserved"}},
+		{name: "is deleted", do: []change{noService("asks")}, want: map[string]string{"asks": "gone"}},
+		{name: "is still there for it", do: []change{in("shop", "web", asks("10.0.0.5"))},
+			want: map[string]string{"web": "10.0.0.5 Assigned"}},
 	}},
 	{name: "while there is no other", steps: []step{
 		{name: "hold", do: []change{newPool("p", "10.0.0.0/31"), service("tenant", kind(lb.ClusterIP), shares("k", 81)),
@@ -287,7 +332,7 @@ var forgedRuleStories = []story{
 			edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), in("shop", "web")},
 			want: map[string]string{"web": "10.0.0.0 Assigned"}},
 		{name: "and shown by others", do: []change{
-			func(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "web"}) },
+			noWeb,
 			service("tenant", holds("10.0.0.0")), service("asks", holds("10.0.0.0"), asks("10.0.0.0"))},
 			moves: []string{"tenant"},
 			want:  map[string]string{"web": "gone", "tenant": "10.0.0.1 Assigned", "asks": "10.0.0.0 AddressKept"}},
