@@ -31,6 +31,7 @@ func (b *Book) gain(e *entry, addr netip.Addr) {
 	for waiter := range b.asking[addr] {
 		b.mark(waiter)
 	}
+	b.markJoined(e, addr)
 }
 
 // parting returns those of addrs that e holds by right, so that clients may know them, and of these those that nobody
@@ -58,6 +59,7 @@ func (b *Book) lose(e *entry, addr netip.Addr, given, alone bool, now time.Time)
 	// What is free now: the address, also for the one that it is kept for, a port of it, or room for the
 	// namespace.
 	b.freed = true
+	b.markJoined(e, addr)
 	if len(others) > 0 {
 		if alone {
 			b.keep(addr, e.Key, now)
