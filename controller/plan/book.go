@@ -215,19 +215,18 @@ func (e *entry) stands(next *entry) bool {
 // move has e become what was read, and has those decided anew that this concerns.
 func (b *Book) move(e, next *entry, now time.Time) {
 	before, named := e.taken, !slices.Equal(e.named, next.named) || !slices.Equal(e.fresh, next.fresh)
-	var never []netip.Addr // given to it: no write of this version of it has taken place, or may yet
-	if e.UID == next.UID && e.Version == next.Version {
-		never = e.fresh
-	}
+	gone := without(before, func(addr netip.Addr) bool { return slices.Contains(next.taken, addr) })
+	given, alone := b.parting(e, without(gone, func(addr netip.Addr) bool {
+		// Never given to it: no write of this version of it has taken place, or may yet.
+		return e.UID == next.UID && e.Version == next.Version && slices.Contains(e.fresh, addr)
+	}))
 	for _, addr := range before {
 		b.leave(e, addr)
 	}
 	b.freed = b.freed || e.Request.Share != "" || next.Request.Share != "" // may let others share
 	e.become(next)
-	for _, addr := range before {
-		if !slices.Contains(e.taken, addr) {
-			b.lose(e, addr, !slices.Contains(never, addr), now)
-		}
+	for _, addr := range gone {
+		b.lose(e, addr, slices.Contains(given, addr), slices.Contains(alone, addr), now)
 	}
 	for _, addr := range e.taken {
 		if !slices.Contains(before, addr) {
@@ -237,8 +236,11 @@ func (b *Book) move(e, next *entry, now time.Time) {
 	}
 	for _, addr := range union(before, e.taken) {
 		b.markFirst(addr)
+		if !named {
+			continue
+		}
 		for _, other := range b.at(addr) {
-			if named && !other.knows(addr) {
+			if !other.knows(addr) {
 				b.mark(other)
 			}
 		}
@@ -301,10 +303,11 @@ func (b *Book) Delete(key lb.Key, now time.Time) {
 	if e == nil {
 		return
 	}
+	given, alone := b.parting(e, e.taken)
 	delete(b.entries, key)
 	for _, addr := range e.taken {
 		b.leave(e, addr)
-		b.lose(e, addr, true, now)
+		b.lose(e, addr, slices.Contains(given, addr), slices.Contains(alone, addr), now)
 		b.markFirst(addr)
 	}
 	b.count(e, "")

@@ -237,7 +237,7 @@ func (b *Book) own(e *entry, p *pool, family lb.Family, picked []netip.Addr) (ne
 	if kept := b.kept.of[e.Key]; len(kept) > 0 {
 		for _, addr := range slices.SortedFunc(slices.Values(kept), netip.Addr.Compare) {
 			if lb.FamilyOf(addr) == family && (p.spaces[family].offers(addr) || p.reservedFor(e, addr)) &&
-				len(b.at(addr)) == 0 && !slices.Contains(picked, addr) {
+				!b.owned(addr, nil) && !slices.Contains(picked, addr) {
 				return addr, true
 			}
 		}

@@ -25,10 +25,24 @@ func (b *Book) assigned(e *entry, addr netip.Addr) bool {
 	return e.knows(addr) || b.pools.of(addr) != nil && b.denied(e, addr) == nil
 }
 
-// knows reports whether addr is known to be assigned to e.
+// rightful reports whether e holds addr by right: assigned, and beside nobody who keeps it from e.
+func (b *Book) rightful(e *entry, addr netip.Addr) bool {
+	return e.knows(addr) || b.assigned(e, addr) && b.duplicate(e, []netip.Addr{addr}) == nil
+}
+
+// owned reports whether one of those that hold addr, apart from e, does so by right.
+func (b *Book) owned(addr netip.Addr, e *entry) bool {
+	return slices.ContainsFunc(b.at(addr), func(other *entry) bool { return other != e && b.rightful(other, addr) })
+}
+
+// knows reports whether addr is known to be assigned to e. That a write is to go on showing what the status shows does
+// not say so.
 func (e *entry) knows(addr netip.Addr) bool {
 	switch {
-	case slices.Contains(e.named, addr) || slices.Contains(e.assigned, addr):
+	case slices.Contains(e.named, addr):
+		return true
+	case slices.Contains(e.assigned, addr) &&
+		!slices.ContainsFunc(e.Ingress, func(in lb.Ingress) bool { return in.Addr == addr }):
 		return true
 	case e.shown == "":
 		return len(e.AllocatedFrom) > 0
@@ -124,7 +138,9 @@ func (b *Book) others(e *entry, c lb.Condition, duplicates bool) string {
 		switch {
 		case slices.Contains(named, addr) || !b.assigned(e, addr):
 		case duplicates && b.duplicate(e, []netip.Addr{addr}) != nil:
-			theirs = append(theirs, addr.String())
+			if e.knows(addr) { // else what the condition says would make it known
+				theirs = append(theirs, addr.String())
+			}
 		default:
 			others = append(others, addr.String())
 		}

@@ -31,10 +31,27 @@ func (b *Book) gain(e *entry, addr netip.Addr) {
 	for waiter := range b.asking[addr] {
 		b.mark(waiter)
 	}
+	b.markJoined(e, addr)
 }
 
-// lose counts that e, which held addr, does so no longer. Clients may know the address if it was given to e.
-func (b *Book) lose(e *entry, addr netip.Addr, given bool, now time.Time) {
+// parting returns those of addrs that e holds by right, so that clients may know them, and of these those that nobody
+// else holds by right. It is to be asked before e leaves them: who merely shows one may have it once e is gone.
+func (b *Book) parting(e *entry, addrs []netip.Addr) (given, alone []netip.Addr) {
+	for _, addr := range addrs {
+		if !b.rightful(e, addr) {
+			continue
+		}
+		given = append(given, addr)
+		if !b.owned(addr, e) {
+			alone = append(alone, addr)
+		}
+	}
+	return given, alone
+}
+
+// lose counts that e, which held addr, does so no longer. Clients may know the address if it was given to e; alone is
+// set if it was given to none of the others.
+func (b *Book) lose(e *entry, addr netip.Addr, given, alone bool, now time.Time) {
 	others := b.at(addr)
 	if !hasNamespace(others, e.Key.Namespace) {
 		b.pools.used(addr, e.Key.Namespace, -1)
@@ -42,8 +59,11 @@ func (b *Book) lose(e *entry, addr netip.Addr, given bool, now time.Time) {
 	// What is free now: the address, also for the one that it is kept for, a port of it, or room for the
 	// namespace.
 	b.freed = true
+	b.markJoined(e, addr)
 	if len(others) > 0 {
-		if given {
+		if alone {
+			b.keep(addr, e.Key, now)
+		} else if given {
 			b.left[addr] = e.Key
 		}
 		return
@@ -54,13 +74,24 @@ func (b *Book) lose(e *entry, addr netip.Addr, given bool, now time.Time) {
 	}
 	delete(b.left, addr)
 	b.pools.assigned(addr, -1)
-	if _, kept := b.kept.at[addr]; kept {
-		// It was to be given, and was never seen to be.
-	} else if pool := b.pools.of(addr); given && pool != nil && pool.Quarantine != 0 {
-		b.kept.add(lb.Released{Addr: addr, Service: last, At: now.UTC().Truncate(time.Second)}, b.pools)
-	} else {
+	if r, kept := b.kept.at[addr]; kept {
+		b.kept.crowd(r.Service.Namespace) // beyond its quota if need be, now that nobody holds it
+	} else if !given || !b.keep(addr, last, now) {
 		b.pools.occupied(addr, false)
 	}
+}
+
+// keep keeps addr for the Service that it was given to last, and reports whether its pool says so. What is kept already
+// was to be given, and was never seen to be.
+func (b *Book) keep(addr netip.Addr, last lb.Key, now time.Time) bool {
+	pool := b.pools.of(addr)
+	if pool == nil || pool.Quarantine == 0 {
+		return false
+	}
+	if _, kept := b.kept.at[addr]; !kept {
+		b.kept.add(lb.Released{Addr: addr, Service: last, At: now.UTC().Truncate(time.Second)}, b.pools)
+	}
+	return true
 }
 
 // unkeep makes an address free for everybody.

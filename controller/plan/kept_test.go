@@ -125,6 +125,26 @@ func TestContract11QuarantineListsAFewOfMany(t *testing.T) {
 	}
 }
 
+// While the write that refuses an address to who merely shows it is under way, the address is not known to be assigned
+// to that one: its holder may go in just that moment.
+func TestContract11WhatIsShownIsNotAssignedByAWrite(t *testing.T) {
+	w := newWorld(Config{})
+	for _, do := range []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }),
+		in("shop", "web"), service("guest", kind(lb.ClusterIP), asksPool("nope"))} {
+		do(w)
+	}
+	w.settle(t, false)
+	service("guest", kind(lb.LoadBalancer), holds("10.0.0.0"))(w)
+	w.tellBook(nil)
+	s := w.services[key("guest")]
+	w.book.Set(s, Pending{UID: s.UID, Version: s.Version, Addresses: addresses(s)}, w.now)
+	noWeb(w)
+	d := w.tellBook(nil).Services[s.Key]
+	if _, kept := w.book.kept.at[testAddr("10.0.0.0")]; !kept || len(lb.Confirmed(*d.Condition)) > 0 {
+		t.Errorf("kept: %v, decides %v", kept, d.Condition)
+	}
+}
+
 // A Service leaves an address to one that has found it and that the API server refuses, so that it was never given to
 // that one. Clients know the address all the same, so it is kept for the one that was given it.
 func TestContract11ASharedAddressIsKeptForTheLastThatWasGivenIt(t *testing.T) {

@@ -21,8 +21,8 @@ type Config struct {
 	// MoveOutside gives a Service whose address no pool contains any more another one, instead of only
 	// saying so.
 	MoveOutside bool
-	// MoveDuplicates gives the younger of two Services with one address another one, instead of only
-	// saying so.
+	// MoveDuplicates gives a Service whose address another one holds that comes first another address, instead of
+	// only saying so.
 	MoveDuplicates bool
 	// Never are addresses that no pool hands out: gateways and the like.
 	Never []lb.Range

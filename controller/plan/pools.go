@@ -303,7 +303,7 @@ func (ps *pools) occupied(addr netip.Addr, busy bool) (exhausted bool) {
 }
 
 // used notes in all pools that contain addr that a namespace has it, or with -1 that it has not any
-// longer. It reports whether the namespace has now as many as one of them allows it.
+// longer. It reports whether the namespace has now as many as one of them allows it, or more.
 func (ps *pools) used(addr netip.Addr, namespace string, by int) (full bool) {
 	ps.containing(addr, func(p *pool) bool {
 		k := namespaceFamily{namespace, lb.FamilyOf(addr)}
@@ -311,7 +311,7 @@ func (ps *pools) used(addr netip.Addr, namespace string, by int) (full bool) {
 		if p.byNamespace[k] = n; n == 0 {
 			delete(p.byNamespace, k)
 		}
-		full = full || by > 0 && n == p.PerNamespace
+		full = full || by > 0 && p.PerNamespace > 0 && n >= p.PerNamespace
 		return true
 	})
 	return full

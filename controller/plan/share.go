@@ -160,7 +160,7 @@ func (b *Book) duplicate(e *entry, addrs []netip.Addr) *duplicated {
 		if h == nil || len(h.entries) == 1 && h.entries[0] == e {
 			continue
 		}
-		yield, found := oldest(func(other *entry) bool { return precedes(other, e, addr) })
+		yield, found := oldest(func(other *entry) bool { return b.precedes(other, e, addr) })
 		h.apart(e, yield)
 		if first := found(); first != nil {
 			return &duplicated{addr, first, apart(&e.Service, &first.Service)}
@@ -170,19 +170,43 @@ func (b *Book) duplicate(e *entry, addrs []netip.Addr) *duplicated {
 }
 
 // precedes reports which of two Services that cannot share their address goes on with it: the one
-// with the better right; then the one that did not join others, by what the conditions of both say; then the older.
-func precedes(a, b *entry, addr netip.Addr) bool {
-	if a.over != b.over {
-		return b.over
+// with the better right; then the older, where one that joined another holder is as old as that one and comes after it.
+func (b *Book) precedes(x, y *entry, addr netip.Addr) bool {
+	if x.over != y.over {
+		return y.over
 	}
-	if x, y := a.right(addr), b.right(addr); x != y {
-		return x < y
+	if of, than := x.right(addr), y.right(addr); of != than {
+		return of < than
 	}
-	_, x := a.joined[addr]
-	if _, y := b.joined[addr]; x != y {
-		return y
+	of, than := b.joined(x, addr), b.joined(y, addr)
+	if by := Older(&of.Service, &than.Service); by != 0 {
+		return by < 0
 	}
-	return Older(&a.Service, &b.Service) < 0
+	if (of == x) != (than == y) {
+		return of == x
+	}
+	return Older(&x.Service, &y.Service) < 0
+}
+
+// joined returns the Service that held addr before e did, by what the condition of e says, if it holds it still; else
+// e.
+func (b *Book) joined(e *entry, addr netip.Addr) *entry {
+	if key, ok := e.joined[addr]; ok {
+		if first := b.entries[key]; first != nil && slices.Contains(first.taken, addr) {
+			return first
+		}
+	}
+	return e
+}
+
+// markJoined has those decided anew that hold addr, if some of them joined e, which has come to addr or left it: that
+// changes whom those come before. It matters only if some cannot share, and then one of these is not assigned.
+func (b *Book) markJoined(e *entry, addr netip.Addr) {
+	others := b.at(addr)
+	if slices.ContainsFunc(others, func(other *entry) bool { return other.dirty || other.reason != lb.ReasonAssigned }) &&
+		slices.ContainsFunc(others, func(other *entry) bool { return other.joined[addr] == e.Key }) {
+		b.touch(addr)
+	}
 }
 
 // right is less for those with a better right to an address.

@@ -190,6 +190,81 @@ var shareStories = []story{
 	}},
 }
 
+// restored has the Service come with the address and the condition that it had in a backup.
+func restored(addr string) func(*lb.Service) {
+	return func(s *lb.Service) {
+		holds(addr)(s)
+		s.Conditions = []lb.Condition{{Type: lb.ConditionAssigned, Status: true, Reason: lb.ReasonAssigned,
+			Message: addr + " from pool p"}}
+	}
+}
+
+// restoredStories have Services that share an address and one that comes back to it from a backup.
+var restoredStories = []story{
+	{name: "the youngest is restored", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("first", shares("k", 80)),
+			service("joined", shares("k", 81))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "joined": "10.0.0.0 Assigned"}},
+		{name: "is restored", do: []change{service("back", restored("10.0.0.0"))}, moves: []string{"back"},
+			want: map[string]string{"back": "10.0.0.1 Assigned"}},
+		{name: "the first is gone, another joins", do: []change{noService("first"), service("late", shares("k", 82))},
+			want: map[string]string{"first": "gone", "late": "10.0.0.0 Assigned"}},
+		{name: "another is restored", do: []change{service("again", restored("10.0.0.0"))}, moves: []string{"again"},
+			want: map[string]string{"again": "10.0.0.2 Assigned"}},
+	}},
+	{name: "one younger than the first is restored", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("first", shares("k", 80), created(1)),
+			service("joined", shares("k", 81), created(3)), service("third", shares("k", 82), created(4))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "joined": "10.0.0.0 Assigned",
+				"third": "10.0.0.0 Assigned"}},
+		{name: "is restored", do: []change{service("back", restored("10.0.0.0"), created(2))}, moves: []string{"back"},
+			want: map[string]string{"back": "10.0.0.1 Assigned"}},
+		{name: "while the first goes", do: []change{service("back", restored("10.0.0.0")), noService("first")},
+			moves: []string{"back", "joined", "third"}, want: map[string]string{"first": "gone",
+				"back": "10.0.0.0 Assigned", "joined": "10.0.0.1 Assigned", "third": "10.0.0.1 Assigned"}},
+	}},
+	{name: "one older than the first, younger than who joined it", config: Config{MoveDuplicates: true}, steps: []step{
+		{name: "two share", do: []change{newPool("p", "10.0.0.0/30"), service("joined", kind(lb.ClusterIP), shares("k", 81),
+			created(1)), service("first", shares("k", 80), created(3))},
+			want: map[string]string{"first": "10.0.0.0 Assigned", "joined": "-"}},
+		{name: "joins", do: []change{service("joined", kind(lb.LoadBalancer))},
+			want: map[string]string{"joined": "10.0.0.0 Assigned"}},
+		{name: "is restored", do: []change{service("back", restored("10.0.0.0"), created(2))},
+			moves: []string{"joined", "first"}, want: map[string]string{"back": "10.0.0.0 Assigned",
+				"joined": "10.0.0.1 Assigned", "first": "10.0.0.1 Assigned"}},
+	}},
+}
+
+// The first of several goes, or comes back, just when another one that cannot share with them is restored. That decides
+// whom those come before that joined the first.
+func TestContract11TheFirstGoesWhileAnotherIsRestored(t *testing.T) {
+	w := newWorld(Config{})
+	for _, do := range []change{newPool("p", "10.0.0.0/30"), service("first", shares("k", 80), created(1)),
+		service("joined", shares("k", 81), created(3)), service("third", shares("k", 82), created(4))} {
+		do(w)
+	}
+	w.settle(t, false)
+	service("back", restored("10.0.0.0"), created(2))(w)
+	first := w.services[key("first")]
+	for _, there := range []bool{false, true} {
+		w.book.Set(w.services[key("back")], Pending{}, w.now)
+		if there {
+			w.services[first.Key] = first
+			w.book.Set(first, Pending{}, w.now)
+		} else {
+			delete(w.services, first.Key)
+			w.book.Delete(first.Key, w.now)
+		}
+		p := w.book.Plan(w.now)
+		w.compare(t, p)
+		for _, name := range []string{"joined", "third"} {
+			if d := p.Services[key(name)]; d.Condition == nil || d.Condition.Status != there {
+				t.Errorf("the first is there: %v: %s is decided as %v", there, name, d.Condition)
+			}
+		}
+	}
+}
+
 // shareDualStories have Services of two families.
 var shareDualStories = []story{
 	{name: "a change into a conflict at two addresses", steps: []step{
@@ -238,6 +313,9 @@ var forgedStories = []story{
 	}},
 }
 
+// noWeb deletes the Service web of namespace shop.
+func noWeb(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "web"}) }
+
 // forgedRuleStories have tenants write addresses that the rules of pools keep from them.
 var forgedRuleStories = []story{
 	{name: "an address of another namespace", steps: []step{
@@ -252,6 +330,48 @@ var forgedRuleStories = []story{
 			want: map[string]string{"other": "10.0.0.0 PoolNotFound"}},
 		{name: "it may be shared", do: []change{edit("p", func(p *lb.Pool) { p.ShareAcross = true })},
 			want: map[string]string{"guest": "10.0.0.0 Assigned"}},
+	}},
+	{name: "an address of another namespace, until its holder goes", steps: []step{
+		{name: "is shown", do: []change{newPool("p", "10.0.0.0/29"),
+			edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), in("shop", "web"),
+			service("guest", kind(lb.ClusterIP)), service("other", kind(lb.ClusterIP))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "-", "other": "-"}},
+		{name: "by one that gets no other", do: []change{
+			service("guest", kind(lb.LoadBalancer), holds("10.0.0.0"), asksPool("nope"))},
+			want: map[string]string{"guest": "10.0.0.0 PoolNotFound"}},
+		{name: "the status of the holder is emptied", do: []change{in("shop", "web", holds())},
+			moves: []string{"web"}, want: map[string]string{"web": "10.0.0.0 Assigned"}},
+		{name: "the holder is deleted", do: []change{noWeb, service("guest", asks("10.0.0.0"), asksPool(""))},
+			want: map[string]string{"web": "gone", "guest": "10.0.0.0 AddressKept"}},
+		{name: "and comes back", do: []change{in("shop", "web")}, want: map[string]string{"web": "10.0.0.0 Assigned",
+			"guest": "10.0.0.0 AddressTaken"}},
+		{name: "is deleted, and its time is over", do: []change{noWeb, pass(time.Second)},
+			want: map[string]string{"web": "gone", "guest": "10.0.0.0 AddressKept"}},
+		{name: "the time is over", do: []change{pass(time.Hour)}, want: map[string]string{"guest": "10.0.0.0 Assigned"}},
+	}},
+	{name: "an address that may be shared, with another key", steps: []step{
+		{name: "hold", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) {
+			p.Quarantine, p.ShareAcross = time.Minute, true
+		}), in("shop", "web", shares("k", 80)), service("guest", kind(lb.ClusterIP))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "-"}},
+		{name: "is shown", do: []change{
+			service("guest", kind(lb.LoadBalancer), holds("10.0.0.0"), shares("other", 81), asks("10.0.0.0"))},
+			want: map[string]string{"guest": "10.0.0.0 Duplicate"}},
+		{name: "the holder goes", do: []change{noWeb}, want: map[string]string{"web": "gone",
+			"guest": "10.0.0.0 AddressKept"}},
+		{name: "and comes back", do: []change{in("shop", "web", shares("k", 80))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "10.0.0.0 Duplicate"}},
+	}},
+	{name: "an address that is reserved for another namespace, with a quarantine", steps: []step{
+		{name: "is shown, and taken out again", do: []change{newPool("p", "10.0.0.0/28"), edit("p", func(p *lb.Pool) {
+			p.Quarantine = -1
+			p.Reservations = []lb.Reservation{{Range: parsed("10.0.0.5/32"), Namespace: "shop"}}
+		}), service("tenant", holds("10.0.0.5")), service("asks", holds("10.0.0.5"), asks("10.0.0.5"))},
+			moves: []string{"tenant"},
+			want:  map[string]string{"tenant": "10.0.0.0 Assigned", "asks": "10.0.0.5 AddressReserved"}},
+		{name: "is deleted", do: []change{noService("asks")}, want: map[string]string{"asks": "gone"}},
+		{name: "is still there for it", do: []change{in("shop", "web", asks("10.0.0.5"))},
+			want: map[string]string{"web": "10.0.0.5 Assigned"}},
 	}},
 	{name: "while there is no other", steps: []step{
 		{name: "hold", do: []change{newPool("p", "10.0.0.0/31"), service("tenant", kind(lb.ClusterIP), shares("k", 81)),
@@ -287,11 +407,21 @@ var forgedRuleStories = []story{
 			edit("p", func(p *lb.Pool) { p.Quarantine = time.Minute }), in("shop", "web")},
 			want: map[string]string{"web": "10.0.0.0 Assigned"}},
 		{name: "and shown by others", do: []change{
-			func(w *world) { delete(w.services, lb.Key{Namespace: "shop", Name: "web"}) },
+			noWeb,
 			service("tenant", holds("10.0.0.0")), service("asks", holds("10.0.0.0"), asks("10.0.0.0"))},
 			moves: []string{"tenant"},
 			want:  map[string]string{"web": "gone", "tenant": "10.0.0.1 Assigned", "asks": "10.0.0.0 AddressKept"}},
 		{name: "until its time is over", do: []change{pass(time.Hour)}, want: map[string]string{"asks": "10.0.0.0 Assigned"}},
+	}},
+	{name: "more than the quota, of what others hold", steps: []step{
+		{name: "has none", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) {
+			p.PerNamespace, p.ShareAcross = 1, true
+		}), in("shop", "web"), service("a", kind(lb.ClusterIP)), service("b", kind(lb.ClusterIP))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "a": "-", "b": "-"}},
+		{name: "shows one", do: []change{service("a", kind(lb.LoadBalancer), holds("10.0.0.0"), asksPool("nope"))},
+			want: map[string]string{"a": "10.0.0.0 Duplicate"}},
+		{name: "and another", do: []change{service("b", kind(lb.LoadBalancer), holds("10.0.0.5"), asksPool("nope"))},
+			want: map[string]string{"a": "10.0.0.0 PoolNotFound", "b": "10.0.0.5 PoolNotFound"}},
 	}},
 	{name: "more than the quota", steps: []step{
 		{name: "has one", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) { p.PerNamespace = 1 }),
@@ -394,7 +524,7 @@ func TestContract11HoldersAreNamedToTheirNamespace(t *testing.T) {
 }
 
 func TestContract11SharingStories(t *testing.T) {
-	for _, s := range slices.Concat(bothFamilies(shareStories), shareDualStories) {
+	for _, s := range slices.Concat(bothFamilies(shareStories), restoredStories, shareDualStories) {
 		for _, duplicated := range []bool{false, true} {
 			for _, lagging := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/duplicated=%v/lagging=%v", s.name, duplicated, lagging), func(t *testing.T) {

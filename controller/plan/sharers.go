@@ -128,7 +128,7 @@ func oldest(only func(*entry) bool) (yield func(*entry), found func() *entry) {
 func (b *Book) markHindered(e *entry, addr netip.Addr, h *sharers) {
 	if len(h.entries) > 1 {
 		h.apart(e, func(other *entry) {
-			if precedes(e, other, addr) {
+			if b.precedes(e, other, addr) {
 				b.mark(other)
 			}
 		})

@@ -71,11 +71,15 @@ func (b *Book) condition(e *entry, duplicate *duplicated, note string, refusal *
 	from, held := b.origins(e)
 	switch {
 	case duplicate != nil:
+		shown := duplicate.addr.String()
+		if !e.knows(duplicate.addr) {
+			shown = shows + shown + ", which" // not as lb.Duplicated reads it: it is never known to be assigned
+		}
 		held = lb.Refuse(
 			lb.ReasonDuplicate,
 			"%s"+lb.HeldByAnother+"%s as well, which comes first, %s; undo the change, ask for another address, or delete "+
 				"and create this Service",
-			duplicate.addr, duplicate.first.Key.SeenFrom(e.Key.Namespace), duplicate.why)
+			shown, duplicate.first.Key.SeenFrom(e.Key.Namespace), duplicate.why)
 		if refusal != nil {
 			held.Message += "; " + refusal.Message
 		}
