@@ -107,7 +107,7 @@ func (o *options) add(flags *pflag.FlagSet) {
 			"the Service's annotation "+lb.AnnotationWhenOutside+" overrides this")
 	flags.StringVar(&o.duplicates, "when-duplicate", keep,
 		"what to do when a Service that comes first holds the same address, as after a restored backup or a change of "+
-			"ports: keep the address, or move the Service that changed, else the younger one, to another")
+			"ports: keep the address, or move the Service that comes later")
 	flags.StringSliceVar(&o.never, "never-assign", nil,
 		"CIDRs and ranges that the controller never assigns, whatever pools contain; it never assigns addresses of Nodes "+
 			"and "+
