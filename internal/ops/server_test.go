@@ -85,7 +85,9 @@ func get(c *http.Client, url, token string) (code int, body string, err error) {
 	return response.StatusCode, string(text), err
 }
 
-func TestSecureMetrics(t *testing.T) {
+// servingSecurely serves over TLS to who brings the token "good".
+func servingSecurely(t *testing.T) (address string) {
+	t.Helper()
 	s := newServer(slog.New(slog.DiscardHandler), bigRegistry(1))
 	c, err := newCertificate(nil, "", "", []string{"127.0.0.1"})
 	if err != nil {
@@ -95,7 +97,11 @@ func TestSecureMetrics(t *testing.T) {
 	s.gatekeeper.use(func(_ context.Context, token string) (string, bool, error) {
 		return "prometheus", token == "good", nil
 	}, nil)
-	address := serving(t, s)
+	return serving(t, s)
+}
+
+func TestSecureMetrics(t *testing.T) {
+	address := servingSecurely(t)
 	for i, test := range []struct {
 		path, token string
 		want        int
@@ -191,16 +197,7 @@ func TestClientsThatDoNotReadHarmNobody(t *testing.T) {
 // TestContract11AFloodLeavesPrometheusItsConnection has clients flood a port, first one with the address of Prometheus and
 // then many: Prometheus goes on with the connection that it has.
 func TestContract11AFloodLeavesPrometheusItsConnection(t *testing.T) {
-	s := newServer(slog.New(slog.DiscardHandler), bigRegistry(1))
-	c, err := newCertificate(nil, "", "", []string{"127.0.0.1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.secure(c)
-	s.gatekeeper.use(func(_ context.Context, token string) (string, bool, error) {
-		return "prometheus", token == "good", nil
-	}, nil)
-	address := serving(t, s)
+	address := servingSecurely(t)
 	scraper := client("127.0.0.66")
 	scraper.Transport.(*http.Transport).DisableKeepAlives = false
 	defer scraper.CloseIdleConnections()
