@@ -63,6 +63,7 @@ var goBounds = map[string]string{
 	"proxy/counters":       "the kernel's listing of its counters",
 	"proxy/iptables":       "iptables-restore, which writes whole tables",
 	"proxy/nftables":       inPart,
+	"proxy/path":           noIO,
 	"proxy/plan":           noIO,
 	"proxy/probe":          "two questions, 100 ms apart, that get no answer",
 	"proxy/relay":          noIO,
