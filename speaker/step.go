@@ -161,7 +161,8 @@ func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 	for key := range keys {
 		changes[key] = holders.Service{}
 		if service, ok := s.from.services.Get(key); ok && service.Class == s.opts.class {
-			changes[key] = holders.Service{VIPs: service.VIPs(), Created: service.Created}
+			assigned, _ := lb.FindCondition(service.Conditions, lb.ConditionAssigned)
+			changes[key] = holders.Service{VIPs: service.VIPs(), Assigned: assigned, Created: service.Created}
 		}
 	}
 	touched, without := s.rooms.holders.Step(changes)
@@ -255,10 +256,7 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 			return holders
 		}
 		var holders []plan.Holder
-		joined := s.rooms.holders.Joined(vip, func(key lb.Key) []lb.Condition {
-			service, _ := s.from.services.Get(key)
-			return service.Conditions
-		})
+		joined := s.rooms.holders.Joined(vip)
 		for i, key := range s.rooms.holders.Of(vip) {
 			service, _ := s.from.services.Get(key)
 			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
