@@ -80,15 +80,19 @@ func (s *speaker) asked() (differs bool) {
 	return s.phase.gates != before
 }
 
-// meet tells gossip which nodes there are, which needs nothing but the list of them.
+// meet tells gossip which nodes there are, which needs nothing but the list of them. A list without this node does not
+// show that others are gone for good: it may have lost them all.
 func (s *speaker) meet() {
 	if !s.from.nodes.Synced() || !s.changes.takePeers() {
 		return
 	}
 	others := addresses(s.from.nodes.All())
+	_, listed := others[s.self]
 	delete(others, s.self)
 	s.from.members.SetPeers(others)
-	s.from.liveness.Set(others)
+	if listed {
+		s.from.liveness.Set(others)
+	}
 }
 
 func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
