@@ -59,8 +59,8 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 		s.to.neighbors.Set(neighbors.Desired{Interfaces: facts.Interfaces, Nodes: s.others()})
 	}
 	services := s.lookup()
-	then(s.route(now, facts, dirty, services))
 	claims := func(vip netip.Addr) map[string]plan.Claim { return s.from.members.Claims(vip, sight) }
+	then(s.route(now, facts, dirty, services, claims))
 	scouts, wait := s.scout(now, facts, dirty, divided, claims)
 	then(wait)
 	decided, changed, wait := s.own(now, facts, dirty.vips, services, sight)
@@ -287,10 +287,12 @@ func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.D
 // route decides what BGP peers hear, tells the actors, and adds the VIPs to what is dirty of which
 // something else is so than before.
 func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services func(netip.Addr) []plan.Holder,
-) (again time.Duration) {
+	claims func(netip.Addr) map[string]plan.Claim) (again time.Duration) {
 	from := s.from.routes
+	_, listed := s.from.nodes.Get(s.self)
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Unlisted: !listed,
+		Seen:   s.to.routes.seen(),
 		Rescue: s.from.feed != nil, Rescued: s.from.feed != nil && s.from.feed.Rescued(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
@@ -303,6 +305,14 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	step := s.rooms.routes.Step(now, f, routes.Events{
 		VIPs: dirty.vips, All: dirty.all || dirty.routes, Holders: services, Held: s.rooms.holders.All,
+		Elsewhere: func(vip netip.Addr) bool {
+			for _, claim := range claims(vip) {
+				if claim.Routes != "" && claim.Unrouted == "" {
+					return true
+				}
+			}
+			return false
+		},
 	})
 	for vip := range step.Changed {
 		dirty.vips[vip] = true
