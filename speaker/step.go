@@ -67,7 +67,7 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
 	s.act(facts, decided, dirty.all || divided || changed || scouts, first)
-	s.tell(facts, without, decided)
+	s.tell(now, facts, without, decided)
 	s.traceDecided(now, decided, first)
 	return again
 }
