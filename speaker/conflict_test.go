@@ -181,7 +181,7 @@ func TestContract11LinesAboutConflictingHostsAreBounded(t *testing.T) {
 		more := plan.Decision{VIP: vip1, ConflictingHosts: []plan.ConflictingHost{conflicting, second}}
 		others := plan.Decision{VIP: vip1, ConflictingHosts: []plan.ConflictingHost{conflicting, conflicting, second}}
 		for _, d := range []plan.Decision{now, now, more, others, more, before} {
-			s.logConflict(before, d)
+			s.logConflict(time.Now(), before, d)
 			before = d
 		}
 		if n := lines(); n != 3 { // of one, of others, of none
@@ -189,11 +189,11 @@ func TestContract11LinesAboutConflictingHostsAreBounded(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		for range 1000 {
-			s.logConflict(before, now)
-			s.logConflict(now, before)
+			s.logConflict(time.Now(), before, now)
+			s.logConflict(time.Now(), now, before)
 		}
 		time.Sleep(time.Second)
-		s.logConflict(before, now)
+		s.logConflict(time.Now(), before, now)
 		if text := log.String(); lines() != maxConflictLines+1 || !strings.Contains(text, "leftOut=1990") {
 			t.Errorf("logged:\n%s", text)
 		}

@@ -11,8 +11,9 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// movedFor is for how long a Node has to show other addresses than the speaker's before it counts as moved.
-const movedFor = 10 * time.Second
+// movedFor is for how long a Node has to show other addresses than the speaker's before it counts as moved. After etcd
+// was restored from a backup, Nodes show those of that time until each kubelet has written its own, in 10 s or so.
+const movedFor = 30 * time.Second
 
 // moved ends the program once this node's addresses are others than the one at which the speaker takes part in gossip:
 // the other speakers refuse it there, and only a new process can take another address.

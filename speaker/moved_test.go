@@ -34,16 +34,16 @@ func TestASpeakerWhoseNodeHasMovedEnds(t *testing.T) {
 		"not bound yet":              {first: show(next), ends: false},
 		"no address":                 {bound: old, first: show(), ends: false},
 		"the Node is deleted":        {bound: old, first: func(nodes table) { nodes.Delete(w177) }, ends: false},
-		"another one for a moment":   {bound: old, first: show(next), after: 8 * time.Second, then: show(old), ends: false},
+		"another one for a moment":   {bound: old, first: show(next), after: 28 * time.Second, then: show(old), ends: false},
 		"none, and then another one": {bound: old, first: show(), after: time.Minute, then: show(next), ends: true},
-		"another one, twice for a moment": {bound: old, first: show(next), after: 8 * time.Second, then: func(nodes table) {
+		"another one, twice for a moment": {bound: old, first: show(next), after: 28 * time.Second, then: func(nodes table) {
 			show(old)(nodes)
-			time.Sleep(8 * time.Second)
+			time.Sleep(28 * time.Second)
 			show(next)(nodes)
-			time.Sleep(8 * time.Second)
+			time.Sleep(28 * time.Second)
 			show(old)(nodes)
 		}, ends: false},
-		"another one, then none": {bound: old, first: show(next), after: 8 * time.Second, then: show(), ends: false},
+		"another one, then none": {bound: old, first: show(next), after: 28 * time.Second, then: show(), ends: false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

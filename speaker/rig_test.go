@@ -160,6 +160,7 @@ type fakeNode struct {
 	ours        map[string]string
 	rivals      map[netip.Addr]string
 	dead        []string      // as gossip finds
+	named       []string      // the other Nodes, as liveness was last told
 	confirmed   time.Time     // after which moment it was last asked whether they are silent still
 	update      lb.FeedUpdate // as the proxy was last told
 	passing     bool          // it passes on connections by that, or would if it were told
@@ -468,7 +469,11 @@ func (g fakeGossip) SetPeers(peers map[string][]netip.Addr) {
 // fakeLiveness sees the nodes whose speakers run and that it is connected with.
 type fakeLiveness struct{ *fakeNode }
 
-func (g fakeLiveness) Set(map[string][]netip.Addr) {}
+func (g fakeLiveness) Set(others map[string][]netip.Addr) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.named = slices.Sorted(maps.Keys(others))
+}
 
 // ConfirmAfter finds at once that those that are silent are so still.
 func (g fakeLiveness) ConfirmAfter(after time.Time) {

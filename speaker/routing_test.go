@@ -406,10 +406,6 @@ func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
 			},
 			func(r *rig, n *fakeNode) { r.api.nodes.Set(n.self, lb.Node{Name: n.self}) },
 		},
-		"the Node is deleted": {
-			func(r *rig, n *fakeNode) { r.api.nodes.Delete(n.self) },
-			func(r *rig, n *fakeNode) { r.api.nodes.Set(n.self, lb.Node{Name: n.self}) },
-		},
 		"cordon, where that drains": {
 			func(r *rig, n *fakeNode) {
 				n.opts.cordonDrains = true
@@ -457,6 +453,52 @@ func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
 			r.wantTold(what+": taken back for good", w177, "")
 		})
 	}
+}
+
+// A Node that is deleted may be one of all: an address stays on the air until another node announces it that has a Node,
+// or until the speaker is stopped.
+func TestContract5ADeletedNodeWithdrawsOnceAnotherAnnounces(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		r.start(w177, w178)
+		r.tor("tor-1", "172.26.236.2", graceful)
+		r.service(nginx, vip1)
+		r.wantTold("at first", w177, up1)
+		r.wantTold("at first", w178, up1)
+		nodes := r.api.nodes.All()
+		r.api.nodes.Delete(w177)
+		r.wantTold("one of two", w177, bye1)
+		time.Sleep(2900 * time.Millisecond)
+		r.wantTold("until routers have converged", w177, "")
+		time.Sleep(100 * time.Millisecond)
+		r.wantTold("another one announces", w177, down1)
+		r.wantTold("which goes on", w178, "")
+		r.api.nodes.Delete(w178)
+		r.wantTold("all are deleted", w178, bye1)
+		time.Sleep(time.Hour)
+		r.wantTold("nobody else announces", w178, "")
+		r.wantTold("who has withdrawn has done so", w177, "")
+		r.api.nodes.Set(w177, nodes[w177])
+		r.wantTold("one is back", w177, up1)
+		r.wantTold("and the other one ends", w178, down1)
+		r.api.nodes.Set(w178, nodes[w178])
+		r.wantTold("both are back", w178, up1)
+
+		r.api.nodes.Delete(w177)
+		r.api.nodes.Delete(w178)
+		r.wantTold("both at once", w177, bye1)
+		r.wantTold("both at once", w178, bye1)
+		time.Sleep(time.Minute)
+		r.wantTold("nobody else announces", w177, "")
+		r.wantTold("nobody else announces", w178, "")
+		began := time.Now()
+		r.stop(w177)
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("the end took %v", took)
+		}
+		r.wantTold("it is stopped", w177, down1+"; tor-1 is left")
+		r.wantTold("the last one", w178, "")
+	})
 }
 
 func TestContract1UnplannedEndsAreWithdrawnAtOnce(t *testing.T) {

@@ -552,3 +552,35 @@ func TestContract5ADeletedNodeLeavesAsADrainedOne(t *testing.T) {
 		r.wantAnswers("its Node is back", vip1, order[0])
 	})
 }
+
+// A node that has lost its own Node does not believe a list of the others: a restored or wrong one may lack them all. If
+// it did, it would miss nobody once it is cut off, and take their addresses.
+func TestContract7AListWithoutThisNodeSaysNothingOfOthers(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.start(w177, w178, w179)
+		synctest.Wait()
+		want := func(what string, node string, others ...string) {
+			t.Helper()
+			n := r.nodes[node]
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if !slices.Equal(n.named, others) {
+				t.Errorf("%s: %s knows of %v, want %v", what, node, n.named, others)
+			}
+		}
+		want("at first", w177, w178, w179)
+		nodes := r.api.nodes.All()
+		r.api.nodes.Delete(w177)
+		synctest.Wait()
+		want("without its Node", w177, w178, w179)
+		want("another without that Node", w178, w179)
+		r.api.nodes.Delete(w178)
+		r.api.nodes.Delete(w179)
+		synctest.Wait()
+		want("without all Nodes", w177, w178, w179)
+		r.api.nodes.Set(w177, nodes[w177])
+		r.api.nodes.Set(w178, nodes[w178])
+		synctest.Wait()
+		want("with its Node again", w177, w178)
+	})
+}

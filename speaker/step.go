@@ -59,15 +59,15 @@ func (s *speaker) step(now time.Time) (again time.Duration) {
 		s.to.neighbors.Set(neighbors.Desired{Interfaces: facts.Interfaces, Nodes: s.others()})
 	}
 	services := s.lookup()
-	then(s.route(now, facts, dirty, services))
 	claims := func(vip netip.Addr) map[string]plan.Claim { return s.from.members.Claims(vip, sight) }
+	then(s.route(now, facts, dirty, services, claims))
 	scouts, wait := s.scout(now, facts, dirty, divided, claims)
 	then(wait)
 	decided, changed, wait := s.own(now, facts, dirty.vips, services, sight)
 	then(wait)
 	s.handOff(now, dirty.nodes, decided) // before it is acted upon: the proxy has to know where a VIP comes from
 	s.act(facts, decided, dirty.all || divided || changed || scouts, first)
-	s.tell(facts, without, decided)
+	s.tell(now, facts, without, decided)
 	s.traceDecided(now, decided, first)
 	return again
 }
@@ -80,15 +80,19 @@ func (s *speaker) asked() (differs bool) {
 	return s.phase.gates != before
 }
 
-// meet tells gossip which nodes there are, which needs nothing but the list of them.
+// meet tells gossip which nodes there are, which needs nothing but the list of them. A list without this node does not
+// show that others are gone for good: it may have lost them all.
 func (s *speaker) meet() {
 	if !s.from.nodes.Synced() || !s.changes.takePeers() {
 		return
 	}
 	others := addresses(s.from.nodes.All())
+	_, listed := others[s.self]
 	delete(others, s.self)
 	s.from.members.SetPeers(others)
-	s.from.liveness.Set(others)
+	if listed {
+		s.from.liveness.Set(others)
+	}
 }
 
 func addresses(nodes map[string]lb.Node) map[string][]netip.Addr {
@@ -161,7 +165,8 @@ func (s *speaker) hold(dirty dirt) (without []lb.Key) {
 	for key := range keys {
 		changes[key] = holders.Service{}
 		if service, ok := s.from.services.Get(key); ok && service.Class == s.opts.class {
-			changes[key] = holders.Service{VIPs: service.VIPs(), Created: service.Created}
+			assigned, _ := lb.FindCondition(service.Conditions, lb.ConditionAssigned)
+			changes[key] = holders.Service{VIPs: service.VIPs(), Assigned: assigned, Created: service.Created}
 		}
 	}
 	touched, without := s.rooms.holders.Step(changes)
@@ -255,10 +260,7 @@ func (s *speaker) lookup() func(vip netip.Addr) []plan.Holder {
 			return holders
 		}
 		var holders []plan.Holder
-		joined := s.rooms.holders.Joined(vip, func(key lb.Key) []lb.Condition {
-			service, _ := s.from.services.Get(key)
-			return service.Conditions
-		})
+		joined := s.rooms.holders.Joined(vip)
 		for i, key := range s.rooms.holders.Of(vip) {
 			service, _ := s.from.services.Get(key)
 			holders = append(holders, plan.Holder{Service: key, Labels: labels.Set(service.Labels),
@@ -285,10 +287,12 @@ func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.D
 // route decides what BGP peers hear, tells the actors, and adds the VIPs to what is dirty of which
 // something else is so than before.
 func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services func(netip.Addr) []plan.Holder,
-) (again time.Duration) {
+	claims func(netip.Addr) map[string]plan.Claim) (again time.Duration) {
 	from := s.from.routes
+	_, listed := s.from.nodes.Get(s.self)
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Unlisted: !listed,
+		Seen:   s.to.routes.seen(),
 		Rescue: s.from.feed != nil, Rescued: s.from.feed != nil && s.from.feed.Rescued(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),
@@ -301,6 +305,14 @@ func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services fu
 	}
 	step := s.rooms.routes.Step(now, f, routes.Events{
 		VIPs: dirty.vips, All: dirty.all || dirty.routes, Holders: services, Held: s.rooms.holders.All,
+		Elsewhere: func(vip netip.Addr) bool {
+			for _, claim := range claims(vip) {
+				if claim.Routes != "" && claim.Unrouted == "" {
+					return true
+				}
+			}
+			return false
+		},
 	})
 	for vip := range step.Changed {
 		dirty.vips[vip] = true

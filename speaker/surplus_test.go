@@ -99,3 +99,32 @@ func TestWrongProbesAreTold(t *testing.T) {
 		}
 	})
 }
+
+// A tenant who may write the status of Services in one namespace can fill old ones with addresses that no pool has.
+// Those come after all that the controller has confirmed, on every node. While there is room they are announced: so
+// are those of Services from before the controller.
+func TestContract11MadeUpAddressesTakeNoRoom(t *testing.T) {
+	inRig(t, func(r *rig) {
+		for _, n := range r.nodes {
+			n.rooms.holders.Limit = 1
+		}
+		r.start(w177, w178, w179)
+		r.service(nginx, vip1)
+		r.wantAnswers("while there is room", vip1, ranked(vip1)[0])
+		r.service(other, vip2) // as old, and second by name
+		s, _ := r.api.services.Get(other)
+		s.Conditions = append(s.Conditions, lb.Condition{Type: lb.ConditionAssigned, Status: true,
+			Message: vip2.String() + lb.FromPool + "lan"})
+		r.api.services.Set(other, s)
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		r.wantAnswers("confirmed", vip2, ranked(vip2)[0])
+		r.wantAnswers("made up", vip1)
+		for _, n := range r.nodes {
+			if status, ok := n.reports[nginx]; ok && status.Condition.Reason != lb.ReasonTooManyVIPs {
+				t.Errorf("%s reports %+v", n.self, status.Condition)
+			}
+		}
+	})
+}

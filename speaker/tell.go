@@ -20,7 +20,7 @@ import (
 
 // tell logs what was decided, and reports on the Services that it concerns and on those without any
 // VIP.
-func (s *speaker) tell(facts plan.Facts, without []lb.Key, decided map[netip.Addr]ownership.Decided) {
+func (s *speaker) tell(now time.Time, facts plan.Facts, without []lb.Key, decided map[netip.Addr]ownership.Decided) {
 	touched := map[lb.Key]bool{}
 	for _, key := range without {
 		touched[key] = true
@@ -31,7 +31,7 @@ func (s *speaker) tell(facts plan.Facts, without []lb.Key, decided map[netip.Add
 		}
 		if !d.Gone {
 			logChange(s.log, s.self, d.Before, d.After)
-			s.logConflict(d.Before, d.After)
+			s.logConflict(now, d.Before, d.After)
 		}
 	}
 	reports := make(map[lb.Key]*lb.AnnouncedStatus, len(touched))
@@ -70,11 +70,11 @@ func logChange(log *slog.Logger, self string, before, now plan.Decision) {
 const maxConflictLines = 10
 
 // logConflict logs that something else is to be said of the conflicting hosts of a VIP.
-func (s *speaker) logConflict(before, now plan.Decision) {
-	if before.Uses() == now.Uses() {
+func (s *speaker) logConflict(now time.Time, before, after plan.Decision) {
+	if before.Uses() == after.Uses() {
 		return
 	}
-	leftOut, ok := s.conflictLines.Admit(time.Now(), maxConflictLines)
+	leftOut, ok := s.conflictLines.Admit(now, maxConflictLines)
 	if !ok {
 		return
 	}
@@ -82,12 +82,12 @@ func (s *speaker) logConflict(before, now plan.Decision) {
 	if leftOut > 0 {
 		log = log.With("leftOut", leftOut)
 	}
-	if now.Uses() == "" {
-		log.Info("the conflicting host no longer uses the address", "vip", now.VIP)
+	if after.Uses() == "" {
+		log.Info("the conflicting host no longer uses the address", "vip", after.VIP)
 		return
 	}
-	log.Warn("a conflicting host uses the address", "vip", now.VIP, "hosts", now.ConflictingHosts, "announced",
-		len(now.Answer) > 0)
+	log.Warn("a conflicting host uses the address", "vip", after.VIP, "hosts", after.ConflictingHosts, "announced",
+		len(after.Answer) > 0)
 }
 
 // announced is what is to be written to a Service; nil if it is not for this node to say.

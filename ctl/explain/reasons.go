@@ -114,7 +114,7 @@ var Reasons = map[lb.Reason]Entry{
 		"kubectl get nodes"},
 	lb.ReasonFamilyUnspoken: {"The speaker does not announce addresses of this family.", "landfallctl explain node NODE"},
 	lb.ReasonTooManyVIPs: {"The Services of the cluster have more addresses than the speakers announce, 65,536: those " +
-		"of the youngest Services are left out.",
+		"that the controller has not confirmed are left out first, and then those of the youngest Services.",
 		"delete Services, or have some share an address: landfall.dev/allow-shared-ip"},
 	lb.ReasonFlapping: {"The address was announced and withdrawn, or its route changed, so often in a row that the next " +
 		"announcement waits: its Service, its labels, or its endpoints come and go.",

@@ -12,36 +12,38 @@ import (
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
-// Service is what counts of a Service: the VIPs that it has, in the order of its status, and when it
-// was made.
+// Service is what counts of a Service: the VIPs that it has, in the order of its status, what its condition Assigned
+// says of them, and when it was made.
 type Service struct {
-	VIPs    []netip.Addr
-	Created time.Time
+	VIPs     []netip.Addr
+	Assigned lb.Condition
+	Created  time.Time
 }
 
-func (s Service) equal(other Service) bool {
-	return slices.Equal(s.VIPs, other.VIPs) && s.Created.Equal(other.Created)
+// holder is a Service, with its condition as it was read. It is read only if it is another one than before: 1,000
+// Services that share 32 VIPs have 4 MB of them.
+type holder struct {
+	Service
+	says lb.Assigned
+}
+
+// ranksAs reports whether the Service's VIPs have the same places as those of another.
+func (h holder) ranksAs(other holder) bool {
+	return slices.Equal(h.VIPs, other.VIPs) && h.Created.Equal(other.Created) &&
+		slices.Equal(h.says.Confirmed, other.says.Confirmed)
 }
 
 // State is what is known. The zero value knows nothing and is ready.
 type State struct {
-	has      map[lb.Key]Service
+	has      map[lb.Key]holder
 	services map[netip.Addr][]lb.Key // sorted
-	// surplus are the VIPs beyond the limit: those of the youngest Services.
+	// surplus are the VIPs beyond the limit: see ranked.
 	surplus map[netip.Addr]bool
-	// order are all VIPs, those of the oldest Services first, and places their elements; nil unless
-	// there are more than the limit.
+	// order are all VIPs, in their order, and places their elements; nil unless there are more than the limit.
 	order  []ranked
 	places map[netip.Addr]ranked
-	// assigned has the conditions Assigned of Services that share VIPs, as they were read last.
-	assigned map[lb.Key]assigned
 	// Limit is how many VIPs are held at most; 0 stands for plan.MaxVIPs.
 	Limit int
-}
-
-type assigned struct {
-	lb.Condition
-	says lb.Assigned
 }
 
 // Step takes what some Services have now; no VIPs for one that is gone or not ours. It returns the
@@ -50,9 +52,13 @@ type assigned struct {
 func (s *State) Step(changes map[lb.Key]Service) (touched map[netip.Addr]bool, without []lb.Key) {
 	touched = map[netip.Addr]bool{}
 	differ := false
-	for key, now := range changes {
+	for key, service := range changes {
 		before := s.has[key]
-		differ = differ || !before.equal(now)
+		now := holder{service, before.says}
+		if service.Assigned != before.Assigned {
+			now.says = lb.ReadAssigned(service.Assigned)
+		}
+		differ = differ || !before.ranksAs(now)
 		for _, vip := range before.VIPs {
 			touched[vip] = true
 			s.release(key, vip)
@@ -63,11 +69,10 @@ func (s *State) Step(changes map[lb.Key]Service) (touched map[netip.Addr]bool, w
 		}
 		if len(now.VIPs) == 0 {
 			delete(s.has, key)
-			delete(s.assigned, key)
 			continue
 		}
 		if s.has == nil {
-			s.has = map[lb.Key]Service{}
+			s.has = map[lb.Key]holder{}
 		}
 		s.has[key] = now
 	}
@@ -163,24 +168,35 @@ func (s *State) move(limit int, touched map[netip.Addr]bool) {
 	}
 }
 
-// ranked is a VIP with the oldest Service that has it.
+// ranked is a VIP with the first of the Services that have it.
 type ranked struct {
-	vip     netip.Addr
-	created time.Time
-	key     lb.Key
+	vip netip.Addr
+	// confirmed is set if the controller has confirmed that the Service holds the VIP. A tenant who may write the
+	// status of Services can make up others, outside of every pool, as many as speakers announce.
+	confirmed bool
+	created   time.Time
+	key       lb.Key
 }
 
 func (s *State) rank(vip netip.Addr, keys []lb.Key) (first ranked) {
 	for i, key := range keys {
-		if r := (ranked{vip, s.has[key].Created, key}); i == 0 || r.compare(first) < 0 {
+		has := s.has[key]
+		r := ranked{vip, slices.Contains(has.says.Confirmed, vip), has.Created, key}
+		if i == 0 || r.compare(first) < 0 {
 			first = r
 		}
 	}
 	return first
 }
 
-// compare orders VIPs by the age of their Services.
+// compare puts confirmed VIPs before others, and orders each by the age of their Services.
 func (r ranked) compare(other ranked) int {
+	if r.confirmed != other.confirmed {
+		if r.confirmed {
+			return -1
+		}
+		return 1
+	}
 	if c := r.created.Compare(other.created); c != 0 {
 		return c
 	}
@@ -213,27 +229,15 @@ func (s *State) Of(vip netip.Addr) []lb.Key {
 	return s.services[vip]
 }
 
-// Joined reports, for each of the Services on a VIP, whether it joined the others: see lb.Joined. It reads a
-// condition only if it is another one than before: 1,000 Services that share 32 VIPs have 4 MB of them.
-func (s *State) Joined(vip netip.Addr, conditions func(lb.Key) []lb.Condition) []bool {
+// Joined reports, for each of the Services on a VIP, whether it joined the others: see lb.Joined.
+func (s *State) Joined(vip netip.Addr) []bool {
 	keys := s.Of(vip)
 	if len(keys) < 2 {
 		return make([]bool, len(keys))
 	}
-	if s.assigned == nil {
-		s.assigned = map[lb.Key]assigned{}
-	}
 	all := make([]lb.Assigned, len(keys))
 	for i, key := range keys {
-		for _, c := range conditions(key) {
-			if c.Type != lb.ConditionAssigned {
-				continue
-			}
-			if s.assigned[key].Condition != c {
-				s.assigned[key] = assigned{c, lb.ReadAssigned(c)}
-			}
-			all[i] = s.assigned[key].says
-		}
+		all[i] = s.has[key].says
 	}
 	return lb.Joined(vip, keys, all)
 }

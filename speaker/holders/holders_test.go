@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,13 +21,22 @@ func key(n int) lb.Key { return lb.Key{Namespace: "default", Name: fmt.Sprint("s
 // wantSame fails the test unless both know the same.
 func wantSame(t *testing.T, what string, a, b State) {
 	t.Helper()
-	if !maps.EqualFunc(a.has, b.has, Service.equal) ||
+	if !maps.EqualFunc(a.has, b.has, holder.ranksAs) ||
 		!maps.EqualFunc(a.services, b.services, slices.Equal) || !maps.Equal(a.surplus, b.surplus) {
 		t.Fatalf("%s: %v %v, want %v %v", what, a.has, a.services, b.has, b.services)
 	}
 }
 
-// TestStory has Services come, move, share addresses and go, at random. What is known afterwards is
+// assigned is the condition that confirms some VIPs.
+func assigned(vips ...netip.Addr) lb.Condition {
+	var items []string
+	for _, vip := range vips {
+		items = append(items, vip.String()+lb.FromPool+"lan")
+	}
+	return lb.Condition{Type: lb.ConditionAssigned, Status: true, Message: strings.Join(items, ", ")}
+}
+
+// TestStory has Services come, move, share addresses and go, and the controller confirm some of them, at random. What is known afterwards is
 // what the last word on each Service says, in whatever order, however often and in however many
 // steps it was said.
 func TestStory(t *testing.T) {
@@ -45,7 +55,7 @@ func TestStory(t *testing.T) {
 					}
 				}
 				n := r.IntN(6)
-				changes[key(n)] = Service{vips, time.Unix(int64(n/2), 0)}
+				changes[key(n)] = Service{vips, assigned(vips[:r.IntN(len(vips)+1)]...), time.Unix(int64(n/2), 0)}
 			}
 			want := map[netip.Addr]bool{}
 			var gone []lb.Key
@@ -108,7 +118,7 @@ func TestTheYoungestAreSurplus(t *testing.T) {
 	s := State{Limit: 2}
 	step := func(what string, n int, age int64, vips []netip.Addr, surplus map[int][]netip.Addr, touched ...netip.Addr) {
 		t.Helper()
-		got, without := s.Step(map[lb.Key]Service{key(n): {vips, time.Unix(age, 0)}})
+		got, without := s.Step(map[lb.Key]Service{key(n): {VIPs: vips, Created: time.Unix(age, 0)}})
 		if sorted := slices.SortedFunc(maps.Keys(got), netip.Addr.Compare); !slices.Equal(sorted, touched) {
 			t.Errorf("%s: touched %v, want %v", what, sorted, touched)
 		}
@@ -151,8 +161,8 @@ func BenchmarkBeyondTheLimit(b *testing.B) {
 	var s State
 	changes := map[lb.Key]Service{}
 	for n := range plan.MaxVIPs + 1000 {
-		changes[key(n)] = Service{[]netip.Addr{netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})},
-			time.Unix(int64(n%1000), 0)}
+		vip := netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
+		changes[key(n)] = Service{[]netip.Addr{vip}, assigned(vip), time.Unix(int64(n%1000), 0)}
 	}
 	s.Step(changes)
 	one := changes[key(7)]
@@ -168,41 +178,85 @@ func BenchmarkBeyondTheLimit(b *testing.B) {
 func TestContract11ConditionsAreReadOnce(t *testing.T) {
 	const sharers = 50
 	var s State
-	conditions := map[lb.Key][]lb.Condition{}
-	for n := range sharers {
-		s.Step(map[lb.Key]Service{key(n): {[]netip.Addr{vip(1)}, time.Unix(int64(n), 0)}})
-		message := vip(1).String() + " from pool lan"
-		if n > 0 {
-			message += lb.FormatSharing(fmt.Sprintf(`"k" on %d/TCP`, n), map[netip.Addr]lb.Key{vip(1): key(0)})
-		}
-		conditions[key(n)] = []lb.Condition{{Type: lb.ConditionAssigned, Status: true, Message: message}}
+	set := func(n int, condition lb.Condition) {
+		s.Step(map[lb.Key]Service{key(n): {[]netip.Addr{vip(1)}, condition, time.Unix(int64(n), 0)}})
 	}
-	ask := func() []bool { return s.Joined(vip(1), func(key lb.Key) []lb.Condition { return conditions[key] }) }
+	sharing := func(n int, first lb.Key) lb.Condition {
+		c := assigned(vip(1))
+		c.Message += lb.FormatSharing(fmt.Sprintf(`"k" on %d/TCP`, n), map[netip.Addr]lb.Key{vip(1): first})
+		return c
+	}
+	set(0, assigned(vip(1)))
+	for n := 1; n < sharers; n++ {
+		set(n, sharing(n, key(0)))
+	}
 	want := func(what string, first lb.Key) {
 		t.Helper()
-		for i, joined := range ask() {
+		for i, joined := range s.Joined(vip(1)) {
 			if key := s.Of(vip(1))[i]; joined != (key != first) {
 				t.Errorf("%s: %s joined: %v", what, key, joined)
 			}
 		}
 	}
 	want("all", key(0))
-	if allocations := testing.AllocsPerRun(5, func() { ask() }); allocations > sharers/2 {
+	if allocations := testing.AllocsPerRun(5, func() { s.Joined(vip(1)) }); allocations > sharers/2 {
 		t.Errorf("%.0f allocations to ask again", allocations)
 	}
-	conditions[key(1)], conditions[key(0)] = conditions[key(0)],
-		[]lb.Condition{{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate}}
-	for n := range sharers {
-		if n > 1 {
-			message := vip(1).String() + " from pool lan" + lb.FormatSharing(`"k"`, map[netip.Addr]lb.Key{vip(1): key(1)})
-			conditions[key(n)] = []lb.Condition{{Type: lb.ConditionAssigned, Status: true, Message: message}}
-		}
+	again := sharing(2, key(0))
+	read := testing.AllocsPerRun(5, func() { lb.ReadAssigned(again) })
+	if allocations := testing.AllocsPerRun(5, func() { set(2, again) }); allocations > read+10 {
+		t.Errorf("%.0f allocations for a Service with the same condition, %.0f to read that", allocations, read)
+	}
+	set(0, lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate})
+	set(1, assigned(vip(1)))
+	for n := 2; n < sharers; n++ {
+		set(n, sharing(n, key(1)))
 	}
 	want("another is the first", key(1))
-	for n := range sharers {
-		s.Step(map[lb.Key]Service{key(n): {}})
+}
+
+// A tenant who may write the status of Services fills 2,048 of them, older than all others, with addresses that no pool
+// has. Others keep theirs, the youngest too, and one that nobody has confirmed yet is announced while there is room.
+func TestContract11MadeUpAddressesComeLast(t *testing.T) {
+	var s State
+	old, now := time.Unix(1e9, 0), time.Unix(2e9, 0)
+	changes := map[lb.Key]Service{}
+	addr := netip.MustParseAddr("198.18.0.0")
+	for n := range plan.MaxVIPs / lb.MaxAddresses {
+		var vips []netip.Addr
+		for range lb.MaxAddresses {
+			vips, addr = append(vips, addr), addr.Next()
+		}
+		changes[key(n)] = Service{vips, lb.Condition{}, old}
 	}
-	if len(s.assigned) > 0 {
-		t.Errorf("%d conditions of Services that are gone are kept", len(s.assigned))
+	if _, without := s.Step(changes); len(without) > 0 || s.Count() != plan.MaxVIPs {
+		t.Fatalf("%d of %d are held, %d Services lack some", s.Count(), plan.MaxVIPs, len(without))
+	}
+	shop := func(name string) lb.Key { return lb.Key{Namespace: "shop", Name: name} }
+	s.Step(map[lb.Key]Service{shop("unconfirmed"): {[]netip.Addr{vip(1)}, lb.Condition{}, now}})
+	if s.Held(vip(1)) {
+		t.Error("the youngest that is not confirmed is held without room")
+	}
+	touched, without := s.Step(map[lb.Key]Service{shop("web"): {[]netip.Addr{vip(2)}, assigned(vip(2)), now}})
+	if !s.Held(vip(2)) || len(without) > 0 || len(touched) != 2 || s.Beyond() != 2 {
+		t.Errorf("confirmed and held: %v, without %v; %d touched, %d beyond", s.Held(vip(2)), without, len(touched),
+			s.Beyond())
+	}
+	// A made-up one that shows it too, and says that others hold it, changes nothing.
+	liar := changes[key(0)]
+	liar.VIPs = append(slices.Clone(liar.VIPs[1:]), vip(2))
+	liar.Assigned = lb.Condition{Type: lb.ConditionAssigned, Reason: lb.ReasonDuplicate,
+		Message: vip(2).String() + lb.HeldByAnother + "shop/web"}
+	s.Step(map[lb.Key]Service{key(0): liar})
+	if !s.Held(vip(2)) || s.rank(vip(2), s.Of(vip(2))).key != shop("web") {
+		t.Error("it ranks by another Service that shows it")
+	}
+	s.Step(map[lb.Key]Service{key(0): {}, shop("web"): {}})
+	if !s.Held(vip(1)) || s.Beyond() > 0 {
+		t.Errorf("with room again: held %v, %d beyond", s.Held(vip(1)), s.Beyond())
+	}
+	s.Step(map[lb.Key]Service{key(0): changes[key(0)], shop("unconfirmed"): {[]netip.Addr{vip(1)}, assigned(vip(1)), now}})
+	if !s.Held(vip(1)) || s.Beyond() != 1 {
+		t.Errorf("once it is confirmed: held %v, %d beyond", s.Held(vip(1)), s.Beyond())
 	}
 }

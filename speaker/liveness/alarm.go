@@ -66,7 +66,7 @@ func (l *State) judge(n *peer, now time.Time) Verdict {
 	if !n.alarm.active(now) || !n.alarm.silent || !n.alarm.others || n.phase != live {
 		return Unchanged
 	}
-	n.forget()
+	n.forget(now)
 	n.alarm, n.condemned, n.dead = alarm{}, true, true
 	n.release(n.Born)
 	return NodeDead

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/plan"
 )
 
@@ -19,13 +20,17 @@ import (
 // the node replaces them sooner. After that the node has had nothing else to say.
 const staleFor = time.Second
 
+// followEvery is how often a node is asked that is not waited for any more, and that may hold connections: one that was
+// drained may be switched off at any time, and gossip does not see that.
+const followEvery = 10 * time.Second
+
 // Probe asks whether the kernel of a node answers.
 type Probe struct {
 	Node string
 	Addr netip.AddrPort
 
 	doubt     uint64    // of a suspect
-	held      uint64    // of a node that is waited for
+	held      uint64    // of a node that is waited for, or that may go down after its speaker
 	alarm     time.Time // of a node on a lost path
 	condemned uint64    // of a node that gossip still knows
 	confirms  time.Time // of a dead node that is asked once more, after that moment
@@ -59,6 +64,8 @@ type State struct {
 	// confirmAfter is after which moment the dead are to be asked once more, the zero time for not, and confirmed the
 	// last such moment after which they were.
 	confirmAfter, confirmed time.Time
+	// cluster are the other Nodes; nil while they are not known.
+	cluster map[string][]netip.Addr
 }
 
 // phase is what gossip knows of a node's speaker.
@@ -84,7 +91,10 @@ type peer struct {
 	dead            bool
 	alarm           alarm
 	// condemned is set while the node counts as dead because of an alarm, and gossip has not lost it.
-	condemned  bool
+	condemned bool
+	// gone is when it became absent. quiet is set if its kernel did not answer the last time, long after its speaker.
+	gone       time.Time
+	quiet      bool
 	hold       reserved
 	stale      plan.Point
 	staleUntil time.Time
@@ -180,7 +190,7 @@ func (l *State) Farewell(node string, born uint64, now time.Time) (news, left bo
 
 // leave notes that the process has ended as planned. Its node is missed no more, and may follow it, as in a reboot.
 func (n *peer) leave(now time.Time, hold time.Duration) {
-	n.forget()
+	n.forget(now)
 	n.met, n.condemned = false, false
 	n.release(n.Heard.Born)
 	if !n.dead && n.hold.born != 0 {
@@ -205,13 +215,30 @@ func (l *State) Recalled(born uint64, now time.Time) {
 	}
 }
 
-// Keep forgets the nodes that are no longer in the cluster.
+// Keep takes in which other nodes the cluster has, and forgets those that are absent and not among them, but for those
+// that may hold connections. Who becomes absent later is missed no more, and known to be dead until the next call.
 func (l *State) Keep(nodes map[string][]netip.Addr, now time.Time) {
 	l.boots.keep(nodes, now)
+	l.cluster = nodes
 	maps.DeleteFunc(l.nodes, func(name string, n *peer) bool {
-		_, ok := nodes[name]
-		return !ok && n.phase == absent
+		if l.isNode(name) || n.phase != absent {
+			return false
+		}
+		n.hold.left = true
+		return !n.follows(now)
 	})
+}
+
+// isNode reports whether the cluster has a Node of that name, as far as is known.
+func (l *State) isNode(name string) bool {
+	_, is := l.cluster[name]
+	return is || l.cluster == nil
+}
+
+// follows reports whether a node whose speaker is gone may go down after it: it may hold connections for as long as
+// proxies remember a silent one, and other nodes hand it packets of theirs.
+func (n *peer) follows(now time.Time) bool {
+	return n.phase == absent && !n.dead && n.hold.probe.IsValid() && now.Before(n.gone.Add(lb.FlowMemory))
 }
 
 // Probes returns which nodes to probe at once: the suspects, those that are waited for, and witnesses.
@@ -228,7 +255,7 @@ func (l *State) Probes(now time.Time) []Probe {
 			probes = append(probes, Probe{Node: name, Addr: n.Addr, alarm: n.alarm.since})
 		case n.condemned:
 			probes = append(probes, Probe{Node: name, Addr: n.Addr, condemned: n.Born, confirms: l.confirmAfter})
-		case n.phase == absent && n.hold.active(now) && n.hold.probe.IsValid():
+		case n.follows(now) && (n.hold.active(now) || !now.Before(l.followed(n))):
 			probes = append(probes, Probe{Node: name, Addr: n.hold.probe, held: n.hold.born})
 		case n.phase == absent && n.dead && !l.confirmAfter.IsZero() && n.Addr.IsValid():
 			probes = append(probes, Probe{Node: name, Addr: n.Addr, confirms: l.confirmAfter})
@@ -248,6 +275,11 @@ func (l *State) Probes(now time.Time) []Probe {
 // others together at most 1,000 times a second.
 func heldEvery(nodes int) time.Duration {
 	return max(probeEvery, time.Duration(nodes)*time.Millisecond)
+}
+
+// followed returns when to ask a node again that is not waited for any more.
+func (l *State) followed(n *peer) time.Time {
+	return n.asked.Add(max(followEvery, heldEvery(len(l.nodes))))
 }
 
 // due returns when to probe next; 0 for not at all.
@@ -287,7 +319,7 @@ func (l *State) Probed(answers []Answer, now time.Time) map[string]Verdict {
 		l.turn++
 	}
 	verdicts := map[string]Verdict{}
-	l.reconsider(shown, verdicts)
+	l.reconsider(shown, verdicts, now)
 	for _, a := range answers {
 		if a.confirms.After(l.confirmed) {
 			l.confirmed = a.confirms
@@ -324,21 +356,19 @@ func (l *State) settle(a Answer, unsure bool, now time.Time) Verdict {
 		n.dead = false // and missing as before
 		return NodeBack
 	case a.held != 0:
-		if a.Answered || unsure || n.phase != absent || n.hold.born != a.held {
+		if n.phase != absent || n.hold.born != a.held {
 			return Unchanged
 		}
-		n.dead = true // the node has followed its speaker
-		n.release(a.held)
-		return NodeDead
+		return l.follow(n, a, unsure, now)
 	case n.phase != suspect || n.doubt != a.doubt:
 		return Unchanged // back, or gone another way
 	case !a.Answered && unsure:
 		n.silent = now
 		return Unchanged
 	case !a.Answered:
-		return n.die()
+		return n.die(now)
 	}
-	n.forget()
+	n.forget(now)
 	if n.Heard.Born != 0 {
 		n.reserve(n.Process, now, l.hold)
 		n.hold.probe = a.Addr
@@ -346,9 +376,28 @@ func (l *State) settle(a Answer, unsure bool, now time.Time) Verdict {
 	return SpeakerOff
 }
 
+// follow takes in whether the kernel of a node has answered whose speaker is gone. Once it is not waited for, two
+// silences in a row show that it is down, and only to a node that sees a majority: nothing else would tell that it is
+// there after all, as it does not join again.
+func (l *State) follow(n *peer, a Answer, unsure bool, now time.Time) Verdict {
+	switch {
+	case a.Answered:
+		n.quiet = false
+		return Unchanged
+	case unsure, !n.hold.active(now) && !l.Speakers(now).Majority:
+		return Unchanged
+	case !n.hold.active(now) && !n.quiet:
+		n.quiet = true
+		return Unchanged
+	}
+	n.dead = true
+	n.release(a.held)
+	return NodeDead
+}
+
 // die takes a suspect for dead.
-func (n *peer) die() Verdict {
-	n.forget()
+func (n *peer) die(now time.Time) Verdict {
+	n.forget(now)
 	n.dead = true
 	n.release(n.Heard.Born)
 	return NodeDead
@@ -366,13 +415,19 @@ func (n *peer) reserve(p plan.Process, now time.Time, hold time.Duration) {
 // announced is never reserved again.
 func (n *peer) release(born uint64) { n.hold = reserved{born: max(born, n.hold.born)} }
 
-func (n *peer) forget() {
+func (n *peer) forget(now time.Time) {
 	n.phase, n.stale, n.staleUntil, n.silent = absent, plan.Point{}, time.Time{}, time.Time{}
+	n.gone, n.quiet = now, false
 }
 
 // Expire ends what has lasted long enough, and reports whether claims count differently now.
 func (l *State) Expire(now time.Time) (changed bool) {
-	for _, n := range l.nodes {
+	for name, n := range l.nodes {
+		if n.phase == absent && !l.isNode(name) && !now.Before(n.gone.Add(lb.FlowMemory)) {
+			delete(l.nodes, name)
+			changed = true
+			continue
+		}
 		if !n.hold.until.IsZero() && !n.hold.active(now) {
 			n.hold.until, changed = time.Time{}, true
 		}
@@ -391,9 +446,15 @@ func (l *State) Next(now time.Time) (next time.Time) {
 		}
 	}
 	sooner(l.previous.until)
-	for _, n := range l.nodes {
+	for name, n := range l.nodes {
 		sooner(n.hold.until)
 		sooner(n.staleUntil)
+		if n.follows(now) {
+			sooner(l.followed(n))
+		}
+		if n.phase == absent && !l.isNode(name) {
+			sooner(n.gone.Add(lb.FlowMemory))
+		}
 	}
 	return next
 }
@@ -410,7 +471,7 @@ func (l *State) Speakers(now time.Time) plan.Speakers {
 		if seen {
 			alive = append(alive, name)
 		}
-		if seen || n.met {
+		if seen || n.met && l.isNode(name) {
 			known = append(known, name)
 		}
 		if n.dead {

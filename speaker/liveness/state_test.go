@@ -185,6 +185,18 @@ func TestStories(t *testing.T) {
 		{"removed from the cluster", all + "a1 lost, a silent, cluster b", "live b m"},
 		{"still in the cluster", all + "a1 lost, a silent, cluster a b", "live b m, missing a, dead a"},
 		{"the Node was deleted, the speaker runs", all + "cluster b", "live a b m"},
+		{"and dies", all + "cluster b, a1 lost, a silent", "live b m, dead a"},
+		{"and dies, and gossip has not lost it", all + "cluster b, a1 path, a1 from b, a silent", "live b m, dead a"},
+		{"and crashes, while its node goes on", all + "cluster b, a1 lost, a answers, 5s", "live b m"},
+		{"it is seen as dead until a Node changes", all + "cluster b, a1 lost, a silent, 59m", "live b m, dead a"},
+		{"a Node changes", all + "cluster b, a1 lost, a silent, cluster b", "live b m"},
+		{"or an hour later", all + "cluster b, a1 lost, a silent, 1h", "live b m"},
+		{"its Node is back", all + "cluster b, a1 lost, a silent, cluster a b", "live b m, missing a, dead a"},
+		{"it was back before", all + "cluster b, cluster a b, a1 lost, a silent", "live b m, missing a, dead a"},
+		{"most were deleted, and die", five + "cluster a, b1 lost, b silent, c1 lost, c silent, d1 lost, d silent",
+			"live a m, dead b c d"},
+		{"and another dies after them", five + "cluster a, b1 lost, b silent, c1 lost, c silent, a1 lost, a silent",
+			"live d m, missing a, dead a b c"},
 
 		// A planned end.
 		{"left", all + "a1 leaves", "live b m"},
@@ -196,6 +208,20 @@ func TestStories(t *testing.T) {
 		{"left, and its node goes on", all + "a1 leaves, a answers, 1h", "live b m"},
 		{"left, and its node follows", all + "a1 leaves, 1s, a silent", "live b m, dead a"},
 		{"left, and its node is back", all + "a1 leaves, a silent, a2 joins", "live a b m"},
+		{"its node follows a minute later", all + "a1 leaves, 1m, a silent, 10s, a silent", "live b m, dead a"},
+		{"one silence in a minute shows nothing", all + "a1 leaves, 1m, a silent, 10s, a answers, 10s, a silent",
+			"live b m"},
+		{"nor does that of all", all + "a1 leaves, 1m, cut, 10s, cut", "live b m"},
+		{"nor while no majority is seen", all + "c1 joins, d1 joins, a1 leaves, b1 lost, b alone, c1 lost, c alone, " +
+			"1m, a alone, 10s, a alone, 1s, b1 joins, c1 joins", "live b c d m, b stale 1.1"},
+		{"after an hour nobody asks", all + "a1 leaves, 1h, a silent, 10s, a silent", "live b m"},
+		{"its Node is deleted first", all + "cluster b, a1 leaves, 1m, a silent, 10s, a silent", "live b m, dead a"},
+		{"and others change meanwhile", all + "cluster b, a1 leaves, cluster b, 1m, a silent, 10s, a silent",
+			"live b m, dead a"},
+		{"and once it is dead", all + "cluster b, a1 leaves, 1m, a silent, 10s, a silent, cluster b", "live b m"},
+		{"crashed, and its node follows a minute later", all + "a1 lost, a answers, 1m, a silent, 10s, a silent",
+			"live b m, missing a, dead a"},
+		{"crashed, and its Node is deleted", all + "a1 lost, a answers, cluster b", "live b m"},
 		{"all others have left", all + "a1 leaves, b1 leaves, 1h", "live m"},
 		{"back, and lost", all + "a1 leaves, a2 joins, a2 lost, a silent", "live b m, missing a, dead a"},
 
@@ -347,7 +373,7 @@ func TestRandomStories(t *testing.T) {
 				}
 			}
 			for _, name := range seen.Dead {
-				if !slices.Contains(seen.Missing, name) && s.nodes[name].met || !seen.Majority {
+				if n := s.nodes[name]; !slices.Contains(seen.Missing, name) && n.met && s.isNode(name) || !seen.Majority {
 					t.Fatalf("%v: %s", told, s)
 				}
 			}

@@ -221,14 +221,14 @@ func (l *State) sees(without map[string]bool, now time.Time) plan.Quorum {
 
 // reconsider takes the suspects that were silent while this node could not tell whether it was cut off. It
 // has them asked again, or takes them for dead with the others.
-func (l *State) reconsider(shown trust, verdicts map[string]Verdict) {
+func (l *State) reconsider(shown trust, verdicts map[string]Verdict, now time.Time) {
 	for name, n := range l.nodes {
 		switch {
 		case n.phase != suspect || n.silent.IsZero():
 		case shown == heard:
 			n.silent = time.Time{}
 		case shown == outlived:
-			verdicts[name] = n.die()
+			verdicts[name] = n.die(now)
 		}
 	}
 }

@@ -17,8 +17,8 @@ func Surplus(vips []netip.Addr) *lb.Refusal {
 	if more := len(vips) - 1; more > 0 {
 		which += fmt.Sprintf(" and %d more", more)
 	}
-	return lb.Refuse(lb.ReasonTooManyVIPs, "no node announces %s: %s, and this one is among the youngest", which,
-		Describe(lb.ReasonTooManyVIPs))
+	return lb.Refuse(lb.ReasonTooManyVIPs, "no node announces %s: %s, those that the controller has confirmed "+
+		"first, and then those of the oldest Services", which, Describe(lb.ReasonTooManyVIPs))
 }
 
 // SurplusStatus returns the status for a Service whose VIPs are all beyond MaxVIPs; nil if another

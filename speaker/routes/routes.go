@@ -27,7 +27,9 @@ type Facts struct {
 	Rescue, Rescued bool
 	// Convergence is how long routers get to choose other routes before a planned withdrawal.
 	Convergence time.Duration
-	Seen        Seen
+	// Unlisted is set once the Node of this node is gone: all may be. A VIP then ends only if another node announces it.
+	Unlisted bool
+	Seen     Seen
 }
 
 // Seen is what the actors have found out, as of the beginning of the step.
@@ -75,6 +77,8 @@ type Events struct {
 	Holders func(vip netip.Addr) []plan.Holder
 	// Held returns all VIPs that are held.
 	Held func() []netip.Addr
+	// Elsewhere reports whether another node announces a VIP over BGP, and is not about to end that.
+	Elsewhere func(vip netip.Addr) bool
 }
 
 // Step is what follows from a step.
@@ -283,7 +287,7 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 // planned.
 func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bool,
 ) (planned map[netip.Addr]bool, sessions bool) {
-	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, vip, e.Holders(vip)) }
+	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, f, e, vip) }
 	mayAmend := func(prefix netip.Prefix) bool { return s.mayAmend(now, prefix) }
 	if !e.All {
 		dirty := maps.Clone(changed)
@@ -308,7 +312,8 @@ func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bo
 }
 
 // input is what this node knows of a VIP for BGP; ok is false when no Service holds it.
-func (s *State) input(now time.Time, vip netip.Addr, holders []plan.Holder) (in plan.BGPInput, ok bool) {
+func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan.BGPInput, ok bool) {
+	holders := e.Holders(vip)
 	if len(holders) == 0 {
 		return in, false
 	}
@@ -318,7 +323,7 @@ func (s *State) input(now time.Time, vip netip.Addr, holders []plan.Holder) (in 
 		in.Announced = false // its withdrawal is on the way
 	}
 	if d := s.leaving[vip]; d != nil {
-		in.Converged = d.over
+		in.Converged = d.over && (!f.Unlisted || f.Node.Stopping || e.Elsewhere(vip))
 	}
 	return in, true
 }
