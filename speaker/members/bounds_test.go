@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"log/slog"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -70,6 +71,35 @@ func TestAShortMessageCostsLittle(t *testing.T) {
 		if len(m.past.pages) > maxLives {
 			t.Errorf("%s: %d earlier processes are remembered", name, len(m.past.pages))
 		}
+	}
+}
+
+// Whoever has the key can name a process that begins as late as there are numbers for: no process could outlive it, and
+// nobody would hear of that node until all have forgotten it at the same time.
+func TestContract6NoProcessBeginsAtTheEndOfTime(t *testing.T) {
+	m := New(Options{Self: "a", Born: time.Now(), Liveness: &recaller{}, Log: slog.New(slog.DiscardHandler),
+		Changed: func([]netip.Addr) {}})
+	m.SetPeers(map[string][]netip.Addr{"b": nil})
+	own := m.own.born
+	forged := func(node string, born uint64) {
+		t.Helper()
+		if _, ok := m.learn(encode(update{node: node, born: born})); !ok {
+			t.Fatal("the message is not read")
+		}
+	}
+	for _, born := range []uint64{math.MaxUint64, uint64(time.Now().Add(maxAhead + time.Hour).UnixNano())} {
+		forged("a", born)
+		forged("b", born)
+	}
+	if m.own.born != own || m.book.pages["b"] != nil {
+		t.Errorf("this process begins at %d, not %d any more; known of b: %+v", m.own.born, own, m.book.pages["b"])
+	}
+	ahead := uint64(time.Now().Add(maxAhead - time.Hour).UnixNano()) // by a clock that was wrong
+	forged("a", ahead)
+	forged("b", ahead)
+	if m.own.born != ahead+1 || m.book.pages["b"] == nil {
+		t.Errorf("this process begins at %d, and is not later than another one at %d; known of b: %+v", m.own.born, ahead,
+			m.book.pages["b"])
 	}
 }
 

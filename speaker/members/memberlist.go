@@ -191,11 +191,12 @@ func (m *Members) learn(b []byte) (news, ok bool) {
 	again, ended := false, false
 	times, strangers := make(map[string]int, len(updates)), map[string]bool{}
 	var changed []netip.Addr
+	latest := uint64(time.Now().Add(maxAhead).UnixNano())
 	for _, some := range portions(updates) {
 		var others []update
 		m.mu.Lock()
 		for _, u := range some {
-			if times[u.node]++; times[u.node] > maxLives {
+			if times[u.node]++; times[u.node] > maxLives || u.born > latest {
 				continue
 			}
 			if u.node == m.opts.Self {
@@ -259,6 +260,10 @@ func portions(updates []update) (parts [][]update) {
 // maxLives is of how many processes of a node a message may tell: of the one that is live and of
 // the one for which addresses are reserved, and some more.
 const maxLives = 4
+
+// maxAhead is how far beyond this node's clock a process may begin for its words to count, so that a later process can
+// outlive it: no number is beyond the greatest. A machine without a clock of its own may begin in 1970.
+const maxAhead = 100 * 365 * 24 * time.Hour
 
 // maxPast is how many earlier processes of this node are remembered at most, beside the one that
 // announced. More than a few restarts within the time that the others hold its addresses do not
