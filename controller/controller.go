@@ -258,11 +258,6 @@ func (c *controller) step(ctx context.Context) (again time.Duration, err error) 
 	p := c.book.Plan(started)
 	c.metrics.planned(p.Pools, c.book.Summary(), c.now().Sub(started))
 	changes, reserveErr := c.reserve(ctx, p, pools, c.changes(p))
-	for _, ch := range changes { // those for which a pool had no room have not replaced anything
-		if ch.paced() {
-			c.replaces.note(ch.service.Key, c.now())
-		}
-	}
 	c.writeServices(ctx, changes)
 	again, poolErr := c.writePools(ctx, p, pools)
 	if err = errors.Join(reserveErr, poolErr); errors.Is(err, kube.ErrWentBack) {

@@ -29,12 +29,21 @@ func (r replaces) allow(key lb.Key, now time.Time) bool {
 	return !last.waiting
 }
 
-// note takes note of a replacement that is about to be written.
+// note takes note of a replacement that was written, or is about to be.
 func (r replaces) note(key lb.Key, now time.Time) {
+	last := r.of(key, now)
+	last.until = now.Add(last.backoff.Next())
+}
+
+// missed takes note of one that has not taken place. It has replaced nothing, and so makes no pause longer.
+func (r replaces) missed(key lb.Key, now time.Time) { r.of(key, now).until = now.Add(minReplace) }
+
+// of returns the pause of a Service, or a new one.
+func (r replaces) of(key lb.Key, now time.Time) *pause {
 	last := r[key]
 	if last == nil || now.Sub(last.until) > forgetReplace {
 		last = &pause{backoff: loop.Backoff{Min: minReplace, Max: maxReplace}}
 		r[key] = last
 	}
-	last.until = now.Add(last.backoff.Next())
+	return last
 }

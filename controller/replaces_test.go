@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -70,6 +71,99 @@ func TestContract8ForeignStatus(t *testing.T) {
 				t.Errorf("%d Events for %d replacements", told, writes)
 			}
 		})
+	}
+}
+
+// run steps for so long.
+func (p *process) run(t *testing.T, d time.Duration) {
+	t.Helper()
+	for end := p.clock.Add(d); p.clock.Before(end); p.clock = p.clock.Add(50 * time.Millisecond) {
+		p.deliver()
+		if _, err := p.step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A tenant keeps Landfall from writing to its Service, by emptying its status until Landfall pauses for minutes or
+// because the API server refuses the writes, and empties the status once more. Its condition goes on to confirm the
+// address. When the tenant writes that into the status again, long after the quarantine, nobody else has it.
+func TestContract8AnEmptiedStatusKeepsItsAddress(t *testing.T) {
+	for _, refuses := range []bool{false, true} {
+		t.Run(fmt.Sprint("the API server refuses=", refuses), func(t *testing.T) {
+			c := newCluster()
+			p := newProcess(c)
+			p.ticks = time.Millisecond
+			c.addPool("p", "10.0.0.0/24")
+			pool := c.pools["p"]
+			pool.Quarantine = time.Minute
+			c.pools["p"] = pool
+			put := func(asks string, shown ...lb.Ingress) {
+				s := c.services[key("tenant")]
+				s.Ingress, s.Request.Addresses = shown, []string{asks}
+				c.put(s)
+			}
+			s := service("tenant")
+			s.Request.Addresses = []string{"10.0.0.5"}
+			c.put(s)
+			p.takeOver(t)
+			p.run(t, time.Second)
+			c.invalid = map[lb.Key]bool{s.Key: refuses}
+			for range 8 {
+				put("10.0.0.5")
+				for !refuses && len(c.services[s.Key].Ingress) == 0 {
+					p.run(t, time.Second)
+				}
+			}
+			put("10.0.0.6")
+			p.run(t, 62*time.Second)
+			if got := c.holds("tenant"); got != "Assigned" {
+				t.Fatalf("Landfall has written %q", got)
+			}
+			web := service("web")
+			web.Key.Namespace, web.Request.Addresses = "shop", []string{"10.0.0.5"}
+			c.put(web)
+			p.run(t, 2*time.Second)
+			put("10.0.0.5", lb.Ingress{Addr: netip.MustParseAddr("10.0.0.5"), Mode: lb.IPModeVIP})
+			p.run(t, 2*time.Second)
+			if web = c.services[web.Key]; len(web.Ingress) > 0 || web.Conditions[0].Reason != lb.ReasonAddressTaken {
+				t.Errorf("the other holds %v: %v", web.Ingress, web.Conditions)
+			}
+		})
+	}
+}
+
+// A status is emptied once, and its Service changes whenever Landfall writes to it. Nothing has been replaced, so no
+// pause grows.
+func TestContract8ConflictsMakeNoPauseLonger(t *testing.T) {
+	const conflicts = 5
+	c := newCluster()
+	p := newProcess(c)
+	p.ticks = time.Millisecond
+	c.addPool("p", "10.0.0.0/24")
+	c.put(service("a"))
+	p.takeOver(t)
+	p.run(t, time.Second)
+	s := c.services[key("a")]
+	s.Ingress = nil
+	c.put(s)
+	n := 0
+	c.holding = func(context.Context, lb.Key) error {
+		if n < conflicts {
+			c.touch("a")
+			n++
+		}
+		return nil
+	}
+	begun := p.clock
+	for n == 0 || len(c.services[key("a")].Ingress) == 0 {
+		p.run(t, 50*time.Millisecond)
+		if took := p.clock.Sub(begun); took > 2*conflicts*minReplace {
+			t.Fatalf("not written after %s and %d conflicts", took, n)
+		}
+	}
+	if n != conflicts {
+		t.Errorf("%d conflicts", n)
 	}
 }
 

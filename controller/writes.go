@@ -171,6 +171,13 @@ func (c *controller) wrote(ctx context.Context, ended serviceWrite) {
 	if !errors.Is(err, errNotSent) {
 		c.metrics.wrote("service", err)
 	}
+	switch {
+	case !ch.paced():
+	case kube.IsConflict(err), kube.IsUnwritable(err), errors.Is(err, errNotSent):
+		c.replaces.missed(key, c.now())
+	default:
+		c.replaces.note(key, c.now())
+	}
 	w, ok := c.writes[key]
 	if current := ok && w.Covers(ch.service); !current {
 		// The Service was seen in a newer version, or is gone: that says whether the write took place.

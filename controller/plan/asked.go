@@ -20,7 +20,10 @@ func (b *Book) checkAsked(addr netip.Addr, named string, e *entry) *lb.Refusal {
 	case in == nil:
 		return lb.Refuse(lb.ReasonAddressOutside, "asks for %s, which is in no pool", addr)
 	case slices.Contains(b.at(addr), e):
-		return b.denied(e, addr)
+		// Who only shows it has it no sooner than others who ask for it.
+		if refusal := b.denied(e, addr); refusal != nil || e.knows(addr) && !e.lacks(addr) {
+			return refusal
+		}
 	}
 	if refusal := b.mayJoin(e, addr); refusal != nil {
 		return refusal

@@ -45,10 +45,11 @@ type Book struct {
 // entry is one Service.
 type entry struct {
 	lb.Service
-	// held is what it holds: what its status shows, or what was decided since.
+	// held is what it holds: what its status shows or its condition confirms, or what was decided since.
 	held []netip.Addr
-	// taken is all that nobody else can have because of it: held, and what its status still shows. Its
-	// external IPs are not among it: whoever may edit a Service could keep addresses from all others.
+	// taken is all that nobody else can have because of it: held, and what its status still shows or its
+	// condition confirms. Its external IPs are not among it: whoever may edit a Service could keep addresses from all
+	// others.
 	taken []netip.Addr
 	// assigned are the addresses that a decision gave it and that its status need not show yet.
 	assigned []netip.Addr
@@ -188,6 +189,12 @@ func (b *Book) read(e *entry, s lb.Service, pending Pending) entry {
 		}
 	}
 	next.recall()
+	// What the condition confirms stays with the Service also where a program has taken it out of the status, until
+	// the Service shows a write of ours: otherwise one address could come to be confirmed for two.
+	next.taken = union(next.taken, next.named)
+	if !pending.of(s) {
+		next.held = withConfirmed(next.held, next.named)
+	}
 	if next.over && Protected(&s) {
 		next.taken = union(next.taken, shownAddresses(&s))
 	}
@@ -204,6 +211,7 @@ func (e *entry) become(next *entry) {
 // stands reports whether next concerns no other Service otherwise than e did.
 func (e *entry) stands(next *entry) bool {
 	return slices.Equal(e.taken, next.taken) && slices.Equal(e.named, next.named) && slices.Equal(e.fresh, next.fresh) &&
+		!slices.ContainsFunc(e.named, func(addr netip.Addr) bool { return e.lacks(addr) != next.lacks(addr) }) &&
 		e.over == next.over && e.agreed == next.agreed && e.Deleting == next.Deleting && e.Headless == next.Headless &&
 		maps.Equal(e.joined, next.joined) && maps.Equal(e.after, next.after) &&
 		!slices.ContainsFunc(e.taken, func(addr netip.Addr) bool { return e.settled(addr) != next.settled(addr) }) &&
@@ -215,6 +223,7 @@ func (e *entry) stands(next *entry) bool {
 // move has e become what was read, and has those decided anew that this concerns.
 func (b *Book) move(e, next *entry, now time.Time) {
 	before, named := e.taken, !slices.Equal(e.named, next.named) || !slices.Equal(e.fresh, next.fresh)
+	over := e.over != next.over
 	gone := without(before, func(addr netip.Addr) bool { return slices.Contains(next.taken, addr) })
 	given, alone := b.parting(e, without(gone, func(addr netip.Addr) bool {
 		// Never given to it: no write of this version of it has taken place, or may yet.
@@ -236,7 +245,12 @@ func (b *Book) move(e, next *entry, now time.Time) {
 	}
 	for _, addr := range union(before, e.taken) {
 		b.markFirst(addr)
-		if !named {
+		for waiter := range b.asking[addr] {
+			if over { // its condition says so
+				b.mark(waiter)
+			}
+		}
+		if !named && !over {
 			continue
 		}
 		for _, other := range b.at(addr) {
@@ -257,13 +271,22 @@ func holding(s *lb.Service, pending Pending) (held, taken, assigned []netip.Addr
 		held = append(held, in.Addr)
 	}
 	taken = union(nil, held) // each once, whatever somebody has written into the status
-	if pending.UID != "" && pending.Covers(*s) {
+	if pending.of(*s) {
 		// Whether the write took place is not known for sure, so what is shown stays taken as well.
 		held = pending.Addresses
 		assigned = union(held, pending.Possible)
 		taken = union(assigned, taken)
 	}
 	return held, taken, assigned
+}
+
+// withConfirmed adds the confirmed addresses to those that a status shows, of which only so many count together.
+func withConfirmed(shown, confirmed []netip.Addr) []netip.Addr {
+	all := union(shown, confirmed)
+	if len(all) > lb.MaxAddresses {
+		all = union(confirmed, shown)[:lb.MaxAddresses]
+	}
+	return all
 }
 
 // union returns the addresses of a, then those of b that are not in a; it changes neither.

@@ -17,7 +17,9 @@ func (b *Book) decide(e *entry) Decision {
 	if len(w.families) > 0 && slices.ContainsFunc(kept, otherFamily) {
 		kept = slices.DeleteFunc(slices.Clone(kept), otherFamily)
 	}
-	kept = b.withoutWritten(e, kept)
+	kept = without(b.withoutWritten(e, kept), func(addr netip.Addr) bool {
+		return e.lacks(addr) && b.duplicate(e, []netip.Addr{addr}) != nil // not to be shown beside its holder again
+	})
 	var note string
 	if refusal == nil {
 		var found []netip.Addr
@@ -66,6 +68,9 @@ func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
 		return false
 	}
 	in := b.pools.of(addr)
+	if in == nil && e.lacks(addr) && !b.pools.unread {
+		return false // announced nowhere, and a program took it out of the status
+	}
 	if (in == nil || b.pools.never.theirs[addr] != "") && (w.move || b.config.MoveOutside && e.Request.WhenOutside == "") {
 		return false
 	}

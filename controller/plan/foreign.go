@@ -50,6 +50,12 @@ func (e *entry) knows(addr netip.Addr) bool {
 	return e.shown == lb.ReasonDuplicate && slices.Contains(shownAddresses(&e.Service), addr)
 }
 
+// lacks reports whether the status lacks addr although the condition confirms it: a program has taken it out.
+func (e *entry) lacks(addr netip.Addr) bool {
+	return slices.Contains(e.named, addr) &&
+		!slices.ContainsFunc(e.Ingress, func(in lb.Ingress) bool { return in.Addr == addr })
+}
+
 // denied tells why e cannot have addr, which merely stands in its status: what keeps an address from who asks for it
 // keeps it from who writes it. Services of one namespace that do not go together are told apart later: see duplicate.
 func (b *Book) denied(e *entry, addr netip.Addr) *lb.Refusal {
@@ -69,8 +75,8 @@ func (b *Book) denied(e *entry, addr netip.Addr) *lb.Refusal {
 	}
 	pool := b.separating(addr)
 	for _, other := range holders {
-		if other.right(addr) < shown && other.Key.Namespace != e.Key.Namespace &&
-			(pool != nil || foreignPods(&e.Service, &other.Service)) {
+		if other.right(addr) < shown && (other.over || other.Key.Namespace != e.Key.Namespace &&
+			(pool != nil || foreignPods(&e.Service, &other.Service))) {
 			return refuseJoin(e, other, addr, pool)
 		}
 	}

@@ -44,6 +44,9 @@ type Pending struct {
 // took place.
 func (p Pending) Covers(s lb.Service) bool { return p.UID == s.UID && p.Version == s.Version }
 
+// of reports whether there is such a write, and it covers s.
+func (p Pending) of(s lb.Service) bool { return p.UID != "" && p.Covers(s) }
+
 // Decision is what one Service shall hold and show.
 type Decision struct {
 	// Addresses are all that the Service shall hold.

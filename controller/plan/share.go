@@ -170,13 +170,17 @@ func (b *Book) duplicate(e *entry, addrs []netip.Addr) *duplicated {
 }
 
 // precedes reports which of two Services that cannot share their address goes on with it: the one
-// with the better right; then the older, where one that joined another holder is as old as that one and comes after it.
+// with the better right; then the one whose status shows it; then the older, where one that joined another holder is as
+// old as that one and comes after it.
 func (b *Book) precedes(x, y *entry, addr netip.Addr) bool {
 	if x.over != y.over {
 		return y.over
 	}
 	if of, than := x.right(addr), y.right(addr); of != than {
 		return of < than
+	}
+	if x.lacks(addr) != y.lacks(addr) {
+		return y.lacks(addr)
 	}
 	of, than := b.joined(x, addr), b.joined(y, addr)
 	if by := Older(&of.Service, &than.Service); by != 0 {

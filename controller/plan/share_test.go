@@ -293,7 +293,7 @@ var forgedStories = []story{
 			want: map[string]string{"tenant": "10.0.0.0 Assigned"}},
 		{name: "what it requests names nothing", do: []change{service("tenant", holds("10.0.0.1"),
 			asksPool("; keeps 10.0.0.1"), shares("10.0.0.1 from pool p", 80))}, moves: []string{"tenant"},
-			want: map[string]string{"tenant": "10.0.0.1 Duplicate"}},
+			want: map[string]string{"tenant": "10.0.0.0 PoolNotFound"}},
 	}},
 	{name: "the addresses of two", steps: []step{
 		{name: "hold", do: []change{newPool("p", "10.0.0.0/29"), service("tenant", asksPool("nope")), service("shop"),
@@ -360,6 +360,33 @@ var forgedRuleStories = []story{
 		{name: "the holder goes", do: []change{noWeb}, want: map[string]string{"web": "gone",
 			"guest": "10.0.0.0 AddressKept"}},
 		{name: "and comes back", do: []change{in("shop", "web", shares("k", 80))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "10.0.0.0 Duplicate"}},
+	}},
+	{name: "an address that may be shared, asked for while it is shown beside the own one", steps: []step{
+		{name: "hold", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) { p.ShareAcross = true }),
+			service("tenant"), in("shop", "web")},
+			want: map[string]string{"tenant": "10.0.0.0 Assigned", "web": "10.0.0.1 Assigned"}},
+		{name: "is not to be had so", do: []change{service("tenant", holds("10.0.0.0", "10.0.0.1"), asks("10.0.0.1"))},
+			moves: []string{"tenant"}, want: map[string]string{"tenant": "10.0.0.0 AddressTaken"}},
+		{name: "nor instead of the own one", do: []change{service("tenant", holds("10.0.0.1"))}, moves: []string{"tenant"}},
+		{name: "with one key it is", do: []change{service("tenant", holds("10.0.0.0", "10.0.0.1"), shares("k", 81)),
+			in("shop", "web", shares("k", 80))}, moves: []string{"tenant"},
+			want: map[string]string{"tenant": "10.0.0.1 Assigned"}},
+	}},
+	{name: "an address that may be shared, until its holder is no load balancer", steps: []step{
+		{name: "is shown", do: []change{newPool("p", "10.0.0.0/29"), edit("p", func(p *lb.Pool) {
+			p.Quarantine, p.ShareAcross = time.Minute, true
+		}), in("shop", "web"), service("guest", kind(lb.ClusterIP))},
+			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "-"}},
+		{name: "by one that gets no other", do: []change{
+			in("shop", "web", func(s *lb.Service) { s.Finalizer = true }),
+			service("guest", kind(lb.LoadBalancer), holds("10.0.0.0"), asksPool("nope"))},
+			want: map[string]string{"guest": "10.0.0.0 Duplicate"}},
+		{name: "and asked for", do: []change{service("waits", asks("10.0.0.0"))},
+			want: map[string]string{"waits": "- AddressTaken"}},
+		{name: "it is none", do: []change{in("shop", "web", holds(), kind(lb.ClusterIP))}, moves: []string{"web"},
+			want: map[string]string{"web": "-", "guest": "10.0.0.0 PoolNotFound"}},
+		{name: "and is one again", do: []change{in("shop", "web", kind(lb.LoadBalancer))},
 			want: map[string]string{"web": "10.0.0.0 Assigned", "guest": "10.0.0.0 Duplicate"}},
 	}},
 	{name: "an address that is reserved for another namespace, with a quarantine", steps: []step{
