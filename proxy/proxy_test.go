@@ -1242,6 +1242,44 @@ func TestContract11TooLargeIsToldAndKept(t *testing.T) {
 	}
 }
 
+// Contract clauses 10 and 11: a Service with more EndpointSlices than it may have keeps the endpoints that it had and
+// that are listed, says so, and has all when they are no longer too many.
+func TestContract11TooManySlicesAreToldAndKept(t *testing.T) {
+	b := newBench(t)
+	b.put("web", "198.51.100.1", "10.200.1.1", "10.200.1.2")
+	b.synced()
+	b.confirmed()
+	had, _ := b.slices.Get(key("web"))
+	first, second := had[0], had[0]
+	first.Endpoints, second.Endpoints = had[0].Endpoints[:1], slices.Clone(had[0].Endpoints[1:])
+	second.Endpoints[0].Addr = netip.MustParseAddr("10.200.1.9")
+	set := func(all ...lb.Slice) plan.Service {
+		b.slices.Set(key("web"), all)
+		b.markEndpoints(key("web"))
+		b.confirmed()
+		return b.records[key("web")].planned
+	}
+	b.warnings = nil
+	for range 3 { // the second one may be another each time
+		second.Endpoints[0].Addr = second.Endpoints[0].Addr.Next()
+		s := set(first, second, lb.Slice{Service: key("web"), More: true})
+		if all := s.Endpoints(); len(all) != 1 || !all[first.Endpoints[0].Addr] {
+			t.Errorf("it delivers to %v", all)
+		}
+	}
+	const said = "it has more than the 4096 EndpointSlices that one Service may have"
+	if len(b.warnings) != 1 || !strings.HasPrefix(b.warnings[0], "web TooLarge here: "+said) {
+		t.Errorf("warnings %q", b.warnings)
+	}
+	d := b.records[key("web")].deliveries[0]
+	if d.Refusal == nil || !strings.HasPrefix(d.Refusal.Message, "the Service is too large: "+said) {
+		t.Errorf("delivery %+v", d)
+	}
+	if s := set(first, second); s.Excess != nil || len(s.Endpoints()) != 2 {
+		t.Errorf("afterwards: %v, %v", s.Excess, s.Endpoints())
+	}
+}
+
 // The facts of the node are read when something has changed of which they are made, and not with
 // each Service.
 func TestFactsAreReadWhenTheyChange(t *testing.T) {

@@ -55,6 +55,7 @@ var goBounds = map[string]string{
 	"controller/plan":      noIO,
 	"controller/view":      noIO,
 	"ctl":                  fromMemory,
+	"internal/kube":        noIO,
 	"internal/lb":          noIO,
 	"internal/otlp":        noIO,
 	"proxy":                inPart,

@@ -2,14 +2,11 @@ package kube
 
 import (
 	"net/netip"
-	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -152,95 +149,4 @@ func L2Advertisements(c *Client, changed, status func(name string)) *Table[strin
 	c.register(resource{client: c.landfall, name: "l2advertisements", example: &v1beta1.L2Advertisement{}},
 		objects[string, lb.L2Advertisement, *v1beta1.L2Advertisement]{table, convertL2Advertisement})
 	return table
-}
-
-// Slices watches the EndpointSlices of all Services that are not headless, by Service. changed gets
-// the Service's key.
-func Slices(c *Client, changed func(service lb.Key)) *Table[lb.Key, []lb.Slice] {
-	table := newTable[lb.Key, []lb.Slice](nil, changed)
-	c.register(resource{
-		client: c.rest.discovery, name: "endpointslices", example: &discoveryv1.EndpointSlice{},
-		labelSelector: notHeadless + "," + discoveryv1.LabelServiceName,
-	}, &sliceStore{table: table, owner: map[lb.Key]lb.Key{}})
-	return table
-}
-
-// sliceStore is the store behind the table of EndpointSlices, which groups them by Service, in the
-// order of their keys. The reflector calls it from one goroutine.
-type sliceStore struct {
-	table *Table[lb.Key, []lb.Slice]
-	owner map[lb.Key]lb.Key // from the slice to its Service, as its label can change
-}
-
-// Transformer has the first list held as lb values, as that of objects does.
-func (s *sliceStore) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) { return s.slice(obj), nil }
-}
-
-func (s *sliceStore) slice(obj any) *lb.Slice {
-	if slice, ok := obj.(*lb.Slice); ok {
-		return slice
-	}
-	slice := convertSlice(obj.(*discoveryv1.EndpointSlice))
-	return &slice
-}
-
-func (s *sliceStore) Add(obj any) error {
-	slice := s.slice(obj)
-	if before, had := s.owner[slice.Key]; had && before != slice.Service {
-		s.publish(before, s.without(before, slice.Key))
-	}
-	s.owner[slice.Key] = slice.Service
-	s.publish(slice.Service, inOrder(append(s.without(slice.Service, slice.Key), *slice)))
-	return nil
-}
-
-func (s *sliceStore) Update(obj any) error { return s.Add(obj) }
-
-func (s *sliceStore) Delete(obj any) error {
-	key := keyOf(obj.(*discoveryv1.EndpointSlice))
-	if service, ok := s.owner[key]; ok {
-		delete(s.owner, key)
-		s.publish(service, s.without(service, key))
-	}
-	return nil
-}
-
-func (s *sliceStore) Replace(list []any, _ string) error {
-	s.owner = make(map[lb.Key]lb.Key, len(list))
-	values := make(map[lb.Key][]lb.Slice, len(list))
-	for _, obj := range list {
-		slice := s.slice(obj)
-		s.owner[slice.Key] = slice.Service
-		values[slice.Service] = append(values[slice.Service], *slice)
-	}
-	for _, of := range values {
-		inOrder(of)
-	}
-	s.table.replace(values)
-	return nil
-}
-
-func (s *sliceStore) Resync() error { return nil }
-
-// without returns a copy of the slices of a Service, as the table's own are shared, without one of
-// them.
-func (s *sliceStore) without(service, key lb.Key) []lb.Slice {
-	of, _ := s.table.Get(service)
-	copied := make([]lb.Slice, 0, len(of)+1)
-	for _, slice := range of {
-		if slice.Key != key {
-			copied = append(copied, slice)
-		}
-	}
-	return copied
-}
-
-func inOrder(of []lb.Slice) []lb.Slice {
-	slices.SortFunc(of, func(a, b lb.Slice) int { return a.Key.Compare(b.Key) })
-	return of
-}
-
-func (s *sliceStore) publish(service lb.Key, of []lb.Slice) {
-	s.table.put(service, of, len(of) > 0)
 }

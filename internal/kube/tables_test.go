@@ -35,8 +35,8 @@ func slice(name, service string, addrs ...string) *discoveryv1.EndpointSlice {
 
 func TestSlicesAreGroupedByService(t *testing.T) {
 	var changed []string
-	table := newTable[lb.Key, []lb.Slice](nil, func(k lb.Key) { changed = append(changed, k.Name) })
-	store := &sliceStore{table: table, owner: map[lb.Key]lb.Key{}}
+	store := newSliceStore(lb.MaxSlices, func(k lb.Key) { changed = append(changed, k.Name) })
+	table := store.table
 	check := func(step, service string, want []string, changes ...string) {
 		t.Helper()
 		var got []string

@@ -271,7 +271,16 @@ type Slice struct {
 	// Triggered is the time of the change for which the slice was last written, as its writer reports;
 	// zero if unknown.
 	Triggered time.Time
+	// More is set of the last one in the list of a Service that has more than MaxSlices. That one stands for those
+	// that the list does not have, and has nothing else but the Service's key.
+	More bool
 }
+
+// MaxSlices is how many EndpointSlices one Service may have. Kubernetes' own controller puts 100 endpoints into each,
+// so it needs 1,311 for the most endpoints that a proxy serves, 131,072 with one port. There is room for three times as
+// many: slices that are filled to a third, or 4,096 of one endpoint. A list of so many takes less time to copy than to
+// plan.
+const MaxSlices = 4096
 
 // SlicePort is one port that all endpoints of a slice serve.
 type SlicePort struct {

@@ -28,10 +28,16 @@ type TooLarge struct {
 	Of string
 	// Together is set if the limit is one for all Services of a namespace.
 	Together bool
+	// Slices is set if there are more EndpointSlices than the limit; how many more, nobody counts.
+	Slices bool
 }
 
 // Error implements error.
 func (e TooLarge) Error() string {
+	if e.Slices {
+		return fmt.Sprintf("it has more than the %d EndpointSlices that one Service may have; put more endpoints into each, "+
+			"the API server takes 1000; until it fits, it has no other addresses, ports and endpoints than before", e.Limit)
+	}
 	of := e.Of
 	if of == "" {
 		of = "elements of the kernel's sets"
@@ -119,9 +125,14 @@ func deliveries(endpoints []lb.Slice) int {
 	return n
 }
 
-// Crowded reports whether a Service with these endpoints is too large by their number alone. Nobody should go through
-// them: there may be any number.
-func Crowded(endpoints []lb.Slice) bool { return deliveries(endpoints) > maxDeliveries }
+// Crowded reports whether a Service with these endpoints is too large by their number alone, or by that of its slices.
+// Nobody should go through them: there may be any number.
+func Crowded(endpoints []lb.Slice) bool {
+	return more(endpoints) || deliveries(endpoints) > maxDeliveries
+}
+
+// more reports whether a Service has more slices than it may.
+func more(endpoints []lb.Slice) bool { return len(endpoints) > 0 && endpoints[len(endpoints)-1].More }
 
 // bound leaves out of a Service what is beyond the bounds, in this order: source ranges, VIPs and
 // external IPs, each those that are named last. It returns what it leaves out, or why the Service is
@@ -133,6 +144,9 @@ func bound(svc *lb.Service, endpoints []lb.Slice) (denied []Denied, excess *TooL
 				"addresses", field, n, of, maxSources, maxVIPs, maxFrontends)})
 	}
 	frontends := 2 * (len(svc.Ports) + svc.Unkept.Ports) * len(svc.ClusterIPs) // with node ports
+	if more(endpoints) {
+		return nil, &TooLarge{Limit: lb.MaxSlices, Slices: true}
+	}
 	if n := deliveries(endpoints); n > maxDeliveries {
 		return nil, &TooLarge{Elements: n, Limit: maxDeliveries, Of: "pairs of port and endpoint"}
 	}

@@ -123,6 +123,7 @@ func TestContract11WhatAServiceCosts(t *testing.T) {
 		{"ports and endpoints", []func(*lb.Service){ports(200)}, endpoints(200, 500), 400, "", ""},
 		{"many ports and endpoints", []func(*lb.Service){ports(4)}, endpoints(4, 65_000), 0, "",
 			"260000 pairs of port and endpoint"},
+		{"many slices", nil, append(endpoints(1, 1), lb.Slice{More: true}), 0, "", "more than the 4096 EndpointSlices"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			svc := service(test.tweaks...)
