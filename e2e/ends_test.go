@@ -35,14 +35,21 @@ func TestServicesEnd(t *testing.T) {
 	})
 	wantCondition(t, l, "my-nginx", "landfall.dev/Announced", "False", "Headless", lb.LabelHeadless)
 	wantAddresses(t, l, "my-nginx", seedVIP.Addr().String())
-	eventually(t, "no node answers", func() error {
-		if answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", seedVIP); err == nil {
-			return fmt.Errorf("it is answered by %s", answer.Pod)
+	for _, from := range []string{lab.ClientName, l.Cluster().Nodes[1].Name, "coredns-2"} {
+		at := seedClusterIP
+		if from == lab.ClientName {
+			at = seedVIP
 		}
-		return nil
-	})
+		eventually(t, fmt.Sprintf("%s has no answer at %s", from, at), func() error {
+			if answer, err := l.Ask(t.Context(), from, "tcp", at); err == nil {
+				return fmt.Errorf("it is answered by %s", answer.Pod)
+			}
+			return nil
+		})
+	}
 	updateService(t, l, "my-nginx", func(s *corev1.Service) { s.Labels = nil })
 	waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
+	wantAnswers(t, l, "coredns-2", "tcp", seedClusterIP, "my-nginx-1", "my-nginx-2")
 
 	if err := services.Delete(t.Context(), "my-nginx", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)

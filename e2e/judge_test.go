@@ -39,13 +39,21 @@ func reading() []judged {
 		}
 		return judged{c, change}
 	}
-	stranger := both
+	stranger, inside, node := both, both, both
 	stranger.From = "stranger"
+	inside.From, inside.To = "pod", "cluster"
+	node.From, node.To = "node", "cluster"
+	headless := func(_ cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
+		s.Labels = map[string]string{corev1.IsHeadlessService: ""}
+	}
 	return []judged{
 		named(both, "44 a slice with the label headless", "reject",
 			func(_ cases.World, _ *corev1.Service, e *discoveryv1.EndpointSlice) {
 				e.Labels[corev1.IsHeadlessService] = ""
 			}),
+		named(both, "42 a Service with the label headless", "none", headless),
+		named(inside, "42 a Service with the label headless, pod to ClusterIP", "drop", headless),
+		named(node, "42 a Service with the label headless, node to ClusterIP", "drop", headless),
 		named(both, "a Service of another proxy", "none",
 			func(_ cases.World, s *corev1.Service, _ *discoveryv1.EndpointSlice) {
 				s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}

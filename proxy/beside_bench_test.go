@@ -43,7 +43,7 @@ const plainServices = 5000
 func besideLarge(t *testing.B, large, replaced int, port bool) {
 	debug.SetGCPercent(gcPercent)
 	defer runtime.KeepAlive(make([]byte, spare))
-	b := newCrowded(t, plainServices, rulesIn(t, nstest.New(t), modeNftables, 0), bounded)
+	b := newCrowded(t, lb.IPv4, plainServices, rulesIn(t, nstest.New(t), modeNftables, 0), bounded)
 	size := shape{ports: 200, endpoints: 500}
 	for i := range large {
 		b.grow(i, size, 0)
@@ -99,7 +99,7 @@ func BenchmarkBesideTables(t *testing.B) {
 	const large = 250
 	debug.SetGCPercent(gcPercent)
 	defer runtime.KeepAlive(make([]byte, spare))
-	b := newCrowded(t, plainServices, rulesIn(t, nstest.New(t), modeNftables, 0), bounded)
+	b := newCrowded(t, lb.IPv4, plainServices, rulesIn(t, nstest.New(t), modeNftables, 0), bounded)
 	flip := func(i int) {
 		for j := range large {
 			b.grow(j, shape{ports: 1, endpoints: 2 - i%2, weight: 100}, 0)
@@ -128,7 +128,7 @@ func BenchmarkFullNamespace(b *testing.B) {
 func fullNamespace(t *testing.B, s shape) {
 	debug.SetGCPercent(gcPercent)
 	defer runtime.KeepAlive(make([]byte, spare))
-	b := newCrowded(t, plainServices, rulesIn(t, nstest.New(t), modeNftables, 0), bounded)
+	b := newCrowded(t, lb.IPv4, plainServices, rulesIn(t, nstest.New(t), modeNftables, 0), bounded)
 	n, began := b.fill(s), time.Now()
 	b.run(t)
 	start := time.Since(began)

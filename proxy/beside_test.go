@@ -21,6 +21,7 @@ import (
 // crowded is a running proxy with many plain Services and some large ones, whose rules are in a kernel.
 type crowded struct {
 	*proxy
+	family    lb.Family
 	services  *kubetest.Table[lb.Key, lb.Service]
 	slices    *kubetest.Table[lb.Key, []lb.Slice]
 	confirmed chan lb.Key // the Services that the kernel has confirmed
@@ -28,13 +29,20 @@ type crowded struct {
 
 type rulesOf = func(lb.Family, *dialect.Ledger) dialect.Rules
 
-func newCrowded(t testing.TB, plain int, rules rulesOf, change ...func(*settings)) *crowded {
+func newCrowded(t testing.TB, family lb.Family, plain int, rules rulesOf, change ...func(*settings)) *crowded {
 	p, all := loaded(plain)
 	for _, f := range change {
 		f(&p.settings)
 	}
-	b := &crowded{services: p.from.services.(*kubetest.Table[lb.Key, lb.Service]), slices: all,
+	b := &crowded{family: family, services: p.from.services.(*kubetest.Table[lb.Key, lb.Service]), slices: all,
 		confirmed: make(chan lb.Key, 1<<17)}
+	p.families = []lb.Family{family}
+	for key, svc := range b.services.All() {
+		of, _ := all.Get(key)
+		svc, of = b.inFamily(svc, of)
+		b.services.Set(key, svc)
+		all.Set(key, of)
+	}
 	b.proxy = reborn(t, p, rules, b.confirmed)
 	return b
 }
@@ -65,7 +73,7 @@ func (b *crowded) grow(i int, s shape, version int) {
 	b.markEndpoints(svc.Key)
 }
 
-func (*crowded) large(i int, s shape, version int) (lb.Service, []lb.Slice) {
+func (b *crowded) large(i int, s shape, version int) (lb.Service, []lb.Slice) {
 	svc, all := s.service(largeKey(i), version)
 	for j := range svc.Ports {
 		svc.Ports[j].Protocol = lb.TCP
@@ -74,7 +82,35 @@ func (*crowded) large(i int, s shape, version int) (lb.Service, []lb.Slice) {
 		}
 	}
 	svc.ClusterIPs[0] = netip.AddrFrom4([4]byte{9, byte(i >> 16), byte(i >> 8), byte(i)})
+	return b.inFamily(svc, all)
+}
+
+// inFamily returns a Service of IPv4 as one of the family.
+func (b *crowded) inFamily(svc lb.Service, all []lb.Slice) (lb.Service, []lb.Slice) {
+	svc.ClusterIPs, svc.Ingress, all = slices.Clone(svc.ClusterIPs), slices.Clone(svc.Ingress), slices.Clone(all)
+	for i, a := range svc.ClusterIPs {
+		svc.ClusterIPs[i] = b.addr(a.As4())
+	}
+	for i := range svc.Ingress {
+		svc.Ingress[i].Addr = b.addr(svc.Ingress[i].Addr.As4())
+	}
+	for i := range all {
+		all[i].Family, all[i].Endpoints = b.family, slices.Clone(all[i].Endpoints)
+		for j := range all[i].Endpoints {
+			all[i].Endpoints[j].Addr = b.addr(all[i].Endpoints[j].Addr.As4())
+		}
+	}
 	return svc, all
+}
+
+// addr returns an address of IPv4, or one of IPv6 that begins so.
+func (b *crowded) addr(four [4]byte) netip.Addr {
+	if b.family == lb.IPv4 {
+		return netip.AddrFrom4(four)
+	}
+	var six [16]byte
+	copy(six[:], four[:])
+	return netip.AddrFrom16(six)
 }
 
 // change changes the endpoints of a plain Service.
@@ -118,28 +154,31 @@ func (r recorder) Commit(ctx context.Context, keys []lb.Key) (n int, err error) 
 func TestContract11ALargeServiceCostsOthersNothing(t *testing.T) {
 	const most = 150 << 20 // bytes in use, the objects of the API server included
 	for _, c := range []struct {
-		mode  string
-		plain int
-		large shape
-		parts int // at least
+		mode   string
+		family lb.Family
+		plain  int
+		large  shape
+		parts  int // at least
 	}{
-		{modeNftables, 5000, shape{ports: 200, endpoints: 500}, 1},
-		{modeNftables, 5000, shape{ports: 200, endpoints: 500, apart: true}, 15},
-		{modeIptables, 500, shape{ports: 10, endpoints: 100}, 2},
+		{modeNftables, lb.IPv4, 5000, shape{ports: 200, endpoints: 500}, 1},
+		{modeNftables, lb.IPv4, 5000, shape{ports: 200, endpoints: 500, apart: true}, 15},
+		{modeNftables, lb.IPv6, 5000, shape{ports: 200, endpoints: 500}, 1},
+		{modeNftables, lb.IPv6, 500, shape{ports: 20, endpoints: 500, apart: true}, 4},
+		{modeIptables, lb.IPv4, 500, shape{ports: 10, endpoints: 100}, 2},
 	} {
-		t.Run(fmt.Sprintf("%s, %d plain, %+v", c.mode, c.plain, c.large), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %s, %d plain, %+v", c.mode, c.family, c.plain, c.large), func(t *testing.T) {
 			rules := rulesIn(t, nstest.New(t), c.mode, batchIptables)
 			synctest.Test(t, func(t *testing.T) {
-				besideLargeService(t, rules, c.plain, c.large, c.parts, most)
+				besideLargeService(t, rules, c.family, c.plain, c.large, c.parts, most)
 			})
 		})
 	}
 }
 
-func besideLargeService(t *testing.T, rules rulesOf, plain int, large shape, parts int, most uint64) {
+func besideLargeService(t *testing.T, rules rulesOf, of lb.Family, plain int, large shape, parts int, most uint64) {
 	var tell func(written)
-	b := newCrowded(t, plain, func(family lb.Family, ledger *dialect.Ledger) dialect.Rules {
-		if family == lb.IPv6 {
+	b := newCrowded(t, of, plain, func(family lb.Family, ledger *dialect.Ledger) dialect.Rules {
+		if family != of {
 			return rules(family, ledger)
 		}
 		return recorder{rules(family, ledger), ledger, func(w written) { tell(w) }}
@@ -151,7 +190,7 @@ func besideLargeService(t *testing.T, rules rulesOf, plain int, large shape, par
 	replace := func() lb.Key {
 		turn++
 		return b.change(turn*7919%plain, func(all []lb.Endpoint) {
-			all[1].Addr = netip.AddrFrom4([4]byte{10, 202, byte(turn >> 8), byte(turn)})
+			all[1].Addr = b.addr([4]byte{10, 202, byte(turn >> 8), byte(turn)})
 		})
 	}
 	// alone is what a change takes without the large Service.

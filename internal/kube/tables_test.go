@@ -1,9 +1,13 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"runtime"
 	"slices"
 	"strings"
@@ -501,4 +505,111 @@ func TestAStatusIsNoChange(t *testing.T) {
 	told = nil
 	list(pool(1, "12"))
 	check("nobody wants to hear of the status")
+}
+
+// TestAStatusOfWhatIsAnnouncedIsNoChange does so with the tables of BGPPeers and advertisements, into whose
+// statuses speakers write.
+func TestAStatusOfWhatIsAnnouncedIsNoChange(t *testing.T) {
+	lan := metav1.ObjectMeta{Name: "lan"}
+	ready := func(reason string) []metav1.Condition {
+		return []metav1.Condition{{Type: lb.ConditionReady, Status: metav1.ConditionTrue, Reason: reason}}
+	}
+	// Each row returns what puts an object with a number in its specification, and a word in its status.
+	for name, follow := range map[string]func(c *Client, changed, status func(string)) func(number int32, word string){
+		"BGPPeers": func(c *Client, changed, status func(string)) func(int32, string) {
+			table := BGPPeers(c, changed, status)
+			return func(number int32, word string) {
+				name, p := convertBGPPeer(&v1beta1.BGPPeer{ObjectMeta: lan, Spec: v1beta1.BGPPeerSpec{PeerPort: number},
+					Status: v1beta1.BGPPeerStatus{Nodes: []v1beta1.BGPPeerNode{{Name: "n1", State: word}}}})
+				table.put(name, p, true)
+			}
+		},
+		"BGPAdvertisements": func(c *Client, changed, status func(string)) func(int32, string) {
+			table := BGPAdvertisements(c, changed, status)
+			return func(number int32, word string) {
+				name, a := convertBGPAdvertisement(&v1beta1.BGPAdvertisement{ObjectMeta: lan,
+					Spec:   v1beta1.BGPAdvertisementSpec{ASPathPrepend: number},
+					Status: v1beta1.BGPAdvertisementStatus{Conditions: ready(word)}})
+				table.put(name, a, true)
+			}
+		},
+		"L2Advertisements": func(c *Client, changed, status func(string)) func(int32, string) {
+			table := L2Advertisements(c, changed, status)
+			return func(number int32, word string) {
+				name, a := convertL2Advertisement(&v1beta1.L2Advertisement{ObjectMeta: lan,
+					Spec:   v1beta1.L2AdvertisementSpec{Interfaces: []string{fmt.Sprint("eth", number)}},
+					Status: v1beta1.L2AdvertisementStatus{Conditions: ready(word)}})
+				table.put(name, a, true)
+			}
+		},
+	} {
+		var told []string
+		tell := func(what string) func(string) { return func(name string) { told = append(told, what+" "+name) } }
+		put := follow(newClient(t, "http://127.0.0.1:1"), tell("changed"), tell("status"))
+		for _, step := range []struct {
+			name   string
+			number int32
+			word   string
+			want   []string
+		}{
+			{"new", 1, "A", []string{"changed lan"}},
+			{"the same", 1, "A", nil},
+			{"another status", 1, "B", []string{"status lan"}},
+			{"another specification", 2, "B", []string{"changed lan"}},
+			{"another specification and status", 3, "C", []string{"changed lan"}},
+		} {
+			told = nil
+			put(step.number, step.word)
+			if diff := cmp.Diff(step.want, told); diff != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", name, step.name, diff)
+			}
+		}
+	}
+}
+
+// TestProxiesDoNotHearOfHeadless has proxies ask the API server for Services and EndpointSlices without the label
+// service.kubernetes.io/headless, in lists and in watches. Speakers hear of such Services: they say why none is
+// announced.
+func TestProxiesDoNotHearOfHeadless(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		follow   func(c *Client)
+		labels   labels.Set // of an object that is followed
+		headless bool       // whether it is followed with the label too
+	}{
+		{"Services", func(c *Client) { Services(c, "", func(lb.Key) {}) }, nil, false},
+		{"Services of one proxy", func(c *Client) { Services(c, "proxy=ours", func(lb.Key) {}) },
+			labels.Set{"proxy": "ours"}, false},
+		{"Slices", func(c *Client) { Slices(c, func(lb.Key) {}) }, labels.Set{discoveryv1.LabelServiceName: "web"}, false},
+		{"LabelledServices", func(c *Client) { LabelledServices(c, func(lb.Key) {}) }, nil, true},
+	} {
+		asked := make(chan url.Values, 100)
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked <- r.URL.Query()
+			http.NotFound(w, r)
+		}))
+		client := newClient(t, server.URL)
+		test.follow(client)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- client.Run(ctx) }()
+		seen := map[bool]bool{}
+		for len(seen) < 2 { // a watch, and the list for which it asks where the server streams none
+			query := <-asked
+			seen[query.Has("watch")] = true
+			selector, err := labels.Parse(query.Get("labelSelector"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken := labels.Merge(test.labels, labels.Set{corev1.IsHeadlessService: ""})
+			if !selector.Matches(test.labels) || selector.Matches(taken) != test.headless {
+				t.Errorf("%s: asks for what matches %q", test.name, selector)
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		server.Close()
+	}
 }

@@ -56,16 +56,16 @@ func ownerOf(m []byte) (name string, uid uint32, ok bool) {
 	if len(m) < sizeofUnixMessage {
 		return "", 0, false
 	}
-	attributes, err := nl.ParseRouteAttr(m[sizeofUnixMessage:])
+	attrs, err := attributes(m[sizeofUnixMessage:])
 	if err != nil {
 		return "", 0, false
 	}
-	for _, a := range attributes {
+	for _, a := range attrs {
 		switch {
-		case a.Attr.Type == netlink.UNIX_DIAG_NAME && len(a.Value) > 1 && a.Value[0] == 0:
-			name = "@" + string(a.Value[1:])
-		case a.Attr.Type == netlink.UNIX_DIAG_UID && len(a.Value) == 4:
-			uid, ok = binary.NativeEndian.Uint32(a.Value), true
+		case a.kind == netlink.UNIX_DIAG_NAME && len(a.value) > 1 && a.value[0] == 0:
+			name = "@" + string(a.value[1:])
+		case a.kind == netlink.UNIX_DIAG_UID && len(a.value) == 4:
+			uid, ok = binary.NativeEndian.Uint32(a.value), true
 		}
 	}
 	return name, uid, ok && name != ""

@@ -26,8 +26,10 @@ func count(s *service) int {
 
 // Contract clause 11: what a Service costs grows with its endpoints and with its frontends, not
 // with both at once.
-func TestContract11TablesAreShared(t *testing.T) {
-	r := newRenderer(lb.IPv4, seedConfig)
+func TestContract11TablesAreShared(t *testing.T) { bothFamilies(t, tablesAreShared) }
+
+func tablesAreShared(t *testing.T, family lb.Family) {
+	r := newRenderer(family, seedConfig)
 	for _, test := range []struct {
 		ports, endpoints, most int
 		scheduler              plan.Scheduler
@@ -39,13 +41,13 @@ func TestContract11TablesAreShared(t *testing.T) {
 		{200, 50, 1021 + 200*2 + 10, plan.SourceHash, 0},
 		{1, 5, 127 + 2 + 10, plan.RoundRobin, 0},
 	} {
-		s := largeService(test.ports, test.endpoints, 0)
+		s := inFamily(family, largeService(test.ports, test.endpoints, 0))
 		s.Scheduler, s.AffinityTimeout = test.scheduler, test.timeout
 		if n := count(r.service(s.Key, s)); n > test.most {
 			t.Errorf("%+v: %d elements", test, n)
 		}
 	}
-	s := mixedService(200, 500, 0) // nothing to share
+	s := inFamily(family, mixedService(200, 500, 0)) // nothing to share
 	if n := count(r.service(s.Key, s)); n > 200*500+200*5 {
 		t.Errorf("%d elements where the endpoints of each port listen at different numbers", n)
 	}
@@ -65,7 +67,7 @@ func TestContract11TablesAreShared(t *testing.T) {
 		"fewer slots, by the client":       {100, 400, plan.Random, time.Hour, false, true},
 		"more lists than there are tables": {600, 2, plan.Maglev, 0, false, true},
 	} {
-		s := mixedService(of.ports, of.endpoints, 0)
+		s := inFamily(family, mixedService(of.ports, of.endpoints, 0))
 		s.Scheduler, s.AffinityTimeout = of.scheduler, of.timeout
 		out := r.service(s.Key, s)
 		slots, reached := 0, map[target]bool{}
@@ -319,50 +321,60 @@ func TestContract11OpeningsAreNotRemembered(t *testing.T) {
 // Contract clause 11: beside a Service with session affinity, 200 frontends and 500 endpoints, a
 // change of each of 5,000 others is one transaction of what changes; and so is its own.
 func TestContract11AChangeBesideALargeService(t *testing.T) {
-	four := newFakeKernel(lb.IPv4)
-	a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+	bothFamilies(t, aChangeBesideALargeService)
+}
+
+func aChangeBesideALargeService(t *testing.T, family lb.Family) {
+	fake := newFakeKernel(family)
+	a := newActor(dialect.Deps{}, map[lb.Family]kernel{family: fake})
 	a.Configure(seedConfig)
 	large := func(version int) plan.Service {
-		s := largeService(200, 500, version)
+		s := inFamily(family, largeService(200, 500, version))
 		s.Affinity, s.AffinityTimeout = true, 3*time.Hour
 		return s
 	}
-	all := clusterServices(5000)
+	all := allInFamily(family, clusterServices(5000))
 	all[large(0).Key] = large(0)
 	a.Set(all)
 	settled(t, a)
-	if four.largest > maxOperations+maxOperations/2 {
-		t.Errorf("a transaction of %d elements", four.largest)
+	if len(fake.state.elements) < 5000*4+200+500 {
+		t.Fatalf("only %d elements are written", len(fake.state.elements))
 	}
-	for i, s := range []plan.Service{clusterService(7, 2, 1), large(1), clusterService(4000, 2, 2), large(2)} {
-		four.largest = 0
+	if fake.largest > maxOperations+maxOperations/2 {
+		t.Errorf("a transaction of %d elements", fake.largest)
+	}
+	for i, s := range []plan.Service{inFamily(family, clusterService(7, 2, 1)), large(1),
+		inFamily(family, clusterService(4000, 2, 2)), large(2)} {
+		fake.largest = 0
 		st := a.settle(t, map[lb.Key]plan.Service{s.Key: s})
 		// A backend goes and one comes, with affinity or at another place.
-		if most := 4; st.Transactions != 1 || four.largest > most {
+		if most := 4; st.Transactions != 1 || fake.largest > most {
 			t.Errorf("change %d: %d transactions, the largest of %d elements, want one of %d", i, st.Transactions,
-				four.largest, most)
+				fake.largest, most)
 		}
 	}
 }
 
 // Contract clause 11: an endpoint that comes or goes changes its own elements, wherever its address stands
 // among the others, and a restart finds them right.
-func TestContract11OneEndpointIsFewElements(t *testing.T) {
+func TestContract11OneEndpointIsFewElements(t *testing.T) { bothFamilies(t, oneEndpointIsFewElements) }
+
+func oneEndpointIsFewElements(t *testing.T, family lb.Family) {
 	kernels := fakeKernels()
-	four := kernels[lb.IPv4].(*fakeKernel)
+	fake := kernels[family].(*fakeKernel)
 	start := func() *testActor {
 		a := fakeActor(kernels)
 		a.Configure(seedConfig)
 		return a
 	}
 	a := start()
-	s := largeService(3, 400, 0)
+	s := inFamily(family, largeService(3, 400, 0))
 	s.AffinityTimeout = time.Hour
 	all := s.Ports[0].Backends.Cluster
 	set := func(backends []lb.Backend) int {
 		t.Helper()
 		changed := 0
-		four.refuse = func(c change) error {
+		fake.refuse = func(c change) error {
 			changed += len(c.add) + len(c.remove)
 			return nil
 		}
@@ -374,7 +386,7 @@ func TestContract11OneEndpointIsFewElements(t *testing.T) {
 		a.Set(map[lb.Key]plan.Service{s.Key: now})
 		settled(t, a)
 		drawn := map[address]bool{}
-		for e, to := range four.state.elements {
+		for e, to := range fake.state.elements {
 			if e.set == setBackends {
 				drawn[to.addr] = true
 			}

@@ -106,6 +106,63 @@ var seedConfig = plan.Config{
 	ServiceNetworks: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd00:10:96::/112")},
 }
 
+// inFamily returns a Service of IPv4 as one of a family.
+func inFamily(family lb.Family, s plan.Service) plan.Service {
+	if family == lb.IPv4 {
+		return s
+	}
+	type list struct {
+		first *lb.Backend
+		n     int
+	}
+	known := map[list][]lb.Backend{} // what ports share, they go on sharing
+	s.Ports = slices.Clone(s.Ports)
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		p.Family, p.Frontends = family, slices.Clone(p.Frontends)
+		for j := range p.Frontends {
+			p.Frontends[j].Addr = widened(p.Frontends[j].Addr)
+		}
+		for _, of := range []*[]lb.Backend{&p.Backends.Cluster, &p.Backends.Local} {
+			if len(*of) == 0 {
+				continue
+			}
+			this := list{&(*of)[0], len(*of)}
+			if known[this] == nil {
+				known[this] = slices.Clone(*of)
+				for j, b := range *of {
+					known[this][j].Addr = netip.AddrPortFrom(widened(b.Addr.Addr()), b.Addr.Port())
+				}
+			}
+			*of = known[this]
+		}
+	}
+	return s
+}
+
+// allInFamily returns Services of IPv4 as those of a family.
+func allInFamily(family lb.Family, services map[lb.Key]plan.Service) map[lb.Key]plan.Service {
+	all := make(map[lb.Key]plan.Service, len(services))
+	for key, s := range services {
+		all[key] = inFamily(family, s)
+	}
+	return all
+}
+
+// bothFamilies runs a test in each family.
+func bothFamilies(t *testing.T, run func(t *testing.T, family lb.Family)) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(string(family), func(t *testing.T) { run(t, family) })
+	}
+}
+
+// widened returns an address of IPv6 that begins with one of IPv4.
+func widened(a netip.Addr) netip.Addr {
+	var bytes [16]byte
+	copy(bytes[:], a.AsSlice())
+	return netip.AddrFrom16(bytes)
+}
+
 // numbered returns a port with lists of its own, in which each backend says where it listens.
 func numbered(p plan.Port) plan.Port {
 	for _, list := range []*[]lb.Backend{&p.Backends.Cluster, &p.Backends.Local} {

@@ -30,19 +30,21 @@ func mixedService(ports, endpoints, version int) plan.Service {
 }
 
 // Contract clause 11: a change of another Service waits for no more than one part of a large one.
-func TestContract11OthersGoFirst(t *testing.T) {
+func TestContract11OthersGoFirst(t *testing.T) { bothFamilies(t, othersGoFirst) }
+
+func othersGoFirst(t *testing.T, family lb.Family) {
 	synctest.Test(t, func(t *testing.T) {
-		four := newFakeKernel(lb.IPv4)
-		a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+		fake := newFakeKernel(family)
+		a := newActor(dialect.Deps{}, map[lb.Family]kernel{family: fake})
 		a.Configure(seedConfig)
-		a.Set(clusterServices(100))
+		a.Set(allInFamily(family, clusterServices(100)))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- a.Run(ctx) }()
 		synctest.Wait()
 		// In the middle of each part of the large Service, another one changes.
 		asked, waiting, waits, parts := 0, -1, []int{}, 0
-		four.refuse = func(c change) error {
+		fake.refuse = func(c change) error {
 			if len(c.add)+len(c.remove) > maxOperations+maxOperations/2 {
 				t.Errorf("a transaction of %d elements", len(c.add)+len(c.remove))
 			}
@@ -55,11 +57,11 @@ func TestContract11OthersGoFirst(t *testing.T) {
 				return nil
 			}
 			asked, waiting = asked+1, 0
-			s := clusterService(7, 2, asked)
+			s := inFamily(family, clusterService(7, 2, asked))
 			a.Set(map[lb.Key]plan.Service{s.Key: s})
 			return nil
 		}
-		s := mixedService(20, 300, 1)
+		s := inFamily(family, mixedService(20, 300, 1))
 		a.Set(map[lb.Key]plan.Service{s.Key: s})
 		synctest.Wait()
 		if parts < 4 || len(waits) < parts-1 || slices.Max(waits) > 1 {
@@ -78,9 +80,13 @@ func TestContract11OthersGoFirst(t *testing.T) {
 // Contract clause 11: of several large Services that change at once, another one waits for one, though each
 // fits into a transaction; and what became of it is told before the next.
 func TestContract11OthersWaitForOneLargeService(t *testing.T) {
+	bothFamilies(t, othersWaitForOneLargeService)
+}
+
+func othersWaitForOneLargeService(t *testing.T, family lb.Family) {
 	synctest.Test(t, func(t *testing.T) {
-		four := newFakeKernel(lb.IPv4)
-		a := newActor(dialect.Deps{}, map[lb.Family]kernel{lb.IPv4: four})
+		fake := newFakeKernel(family)
+		a := newActor(dialect.Deps{}, map[lb.Family]kernel{family: fake})
 		a.Configure(seedConfig)
 		large := func(version int) map[lb.Key]plan.Service {
 			all := map[lb.Key]plan.Service{}
@@ -96,20 +102,20 @@ func TestContract11OthersWaitForOneLargeService(t *testing.T) {
 					s.Ports[j].Backends.Cluster = backends
 					s.Ports[j].Frontends[0].Addr = netip.AddrFrom4([4]byte{10, 111, 1, byte(i)})
 				}
-				all[s.Key] = s
+				all[s.Key] = inFamily(family, s)
 			}
 			return all
 		}
-		a.Set(clusterServices(10))
+		a.Set(allInFamily(family, clusterServices(10)))
 		a.Set(large(0))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- a.Run(ctx) }()
 		synctest.Wait()
 		a.Outcomes()
-		other := clusterService(7, 2, 1)
+		other := inFamily(family, clusterService(7, 2, 1))
 		sent, written, told := 0, -1, -1
-		four.refuse = func(c change) error {
+		fake.refuse = func(c change) error {
 			if slices.ContainsFunc(c.add, func(e entry) bool { return e.to.addr[0] == 10 }) { // the other's endpoint
 				written = sent
 				return nil
