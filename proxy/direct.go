@@ -30,6 +30,10 @@ type direct struct {
 	// Service has something handed over if they answer.
 	far  []netip.Addr
 	asks map[lb.Key][]netip.Addr
+	// asked has for each of these how many Services do.
+	asked map[netip.Addr]int
+	// others are the addresses of all other nodes, in order.
+	others []netip.Addr
 	// serves are the addresses, by Service, that the rules in the kernel forward directly; fresh is set if the
 	// tunnel has not been told of them.
 	serves map[lb.Key][]netip.Addr
@@ -40,6 +44,13 @@ type direct struct {
 	// the speaker names, by their addresses of the VIP's family: the other nodes with endpoints, and those
 	// that had some, each until a time.
 	holders map[netip.Addr]map[lb.Key]holding
+	// counts has for each VIP of how many Services a node is a holder: so a change of one that shares the VIP with
+	// many costs what it changes.
+	counts map[netip.Addr]*holderCounts
+	// changed are the VIPs with other holders than the rescue was told, and listens is set if others may have to be
+	// told from where packets are handed over: both once in a step, however many Services bring that about.
+	changed map[netip.Addr]bool
+	listens bool
 	// due are the Services of which nodes are asked until a time, and when the first of these has come;
 	// each Service once, the earliest first.
 	due []deadline
@@ -51,7 +62,8 @@ type holding map[netip.Addr]time.Time
 func newDirect() direct {
 	return direct{asking: map[lb.Key]bool{}, held: map[lb.Key][]netip.Addr{},
 		holders: map[netip.Addr]map[lb.Key]holding{},
-		asks:    map[lb.Key][]netip.Addr{}, serves: map[lb.Key][]netip.Addr{}, fresh: true}
+		counts:  map[netip.Addr]*holderCounts{}, changed: map[netip.Addr]bool{}, asked: map[netip.Addr]int{},
+		asks: map[lb.Key][]netip.Addr{}, serves: map[lb.Key][]netip.Addr{}, fresh: true}
 }
 
 // next returns how long to wait until a node need not be asked any more; 0 when none is to be forgotten.
@@ -81,7 +93,9 @@ func (p *proxy) meet(nodes map[string]lb.Node, now time.Time) {
 		p.markThose(slices.Collect(maps.Keys(p.direct.asking)), now)
 	}
 	p.direct.links = linksTo(p.facts.lans, near)
-	p.listen()
+	p.direct.others = otherNodes(nodes, p.self)
+	slices.SortFunc(p.direct.others, netip.Addr.Compare)
+	p.direct.listens = true
 }
 
 // through returns to which addresses packets can be handed with what the nodes behind routers of this node's share have
@@ -185,17 +199,15 @@ func (p *proxy) listen() {
 	}
 	p.to.rescue.SetHanded(links)
 	if p.to.across != nil {
-		all := slices.Concat(slices.Collect(maps.Values(p.direct.asks))...)
-		slices.SortFunc(all, netip.Addr.Compare)
-		p.to.across.Set(across.Nodes{Self: p.facts.node.Addresses, Others: slices.Compact(all)})
+		all := slices.SortedFunc(maps.Keys(p.direct.asked), netip.Addr.Compare)
+		p.to.across.Set(across.Nodes{Self: p.facts.node.Addresses, Others: all})
 	}
 	if p.to.senders == nil {
 		return
 	}
 	var others []netip.Addr
 	if len(p.direct.asking) > 0 {
-		others = otherNodes(p.from.nodes.All(), p.self)
-		slices.SortFunc(others, netip.Addr.Compare)
+		others = p.direct.others
 	}
 	p.to.senders.Set(others)
 }
@@ -271,7 +283,7 @@ func (p *proxy) nodeFor(svc lb.Service) plan.Node {
 
 // forward takes in whether the Service is forwarded directly, and why it is not. A packet of a connection
 // that the node in the table does not know, as after a change of endpoints, is then looked for at all
-// nodes with endpoints, and at those that masqueraded.
+// nodes with endpoints, and at those that masqueraded. tellDirect tells others of that.
 func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now time.Time) {
 	key, asked := r.live.Key, len(p.direct.asking)
 	r.directRefused = plan.DirectRefused(svc, endpoints, p.facts.node)
@@ -282,10 +294,11 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 	if p.direct.asking[key] = true; svc.Forwarding == "" {
 		delete(p.direct.asking, key)
 	}
-	changed := map[netip.Addr]bool{}
+	changed, counts := p.direct.changed, p.direct.counts
 	had := p.direct.held[key]
 	for _, vip := range had {
 		if !slices.Contains(r.live.VIPs, vip) {
+			counts[vip].drop(p.direct.holders[vip][key])
 			delete(p.direct.holders[vip], key)
 			changed[vip] = true
 		}
@@ -304,14 +317,14 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 			with = nodes[family]
 			if by == nil {
 				by = map[lb.Key]holding{}
-				p.direct.holders[vip] = by
+				p.direct.holders[vip], counts[vip] = by, newHolderCounts()
 			}
 			if !holds {
 				holders, changed[vip] = holding{}, true
 				by[key] = holders
 			}
 		}
-		if holders.hold(with, now) {
+		if holders.hold(with, now, counts[vip]) {
 			changed[vip] = true
 		}
 		for _, until := range holders {
@@ -333,8 +346,20 @@ func (p *proxy) forward(r *record, svc lb.Service, endpoints []lb.Slice, now tim
 	if p.direct.held[key] = held; held == nil {
 		delete(p.direct.held, key)
 	}
-	p.tellHolders(changed)
-	if p.ask(r, endpoints) || len(changed) > 0 || len(p.direct.asking) != asked {
+	if p.ask(r, endpoints) || len(p.direct.asking) != asked {
+		p.direct.listens = true
+	}
+}
+
+// tellDirect tells others once what forward and meet have found in a step.
+func (p *proxy) tellDirect() {
+	changed := p.direct.changed
+	if len(changed) > 0 {
+		p.direct.changed = map[netip.Addr]bool{}
+		p.tellHolders(changed)
+	}
+	if len(changed) > 0 || p.direct.listens {
+		p.direct.listens = false
 		p.listen()
 	}
 }
@@ -351,19 +376,56 @@ func (p *proxy) ask(r *record, endpoints []lb.Slice) (changed bool) {
 			}
 		}
 	}
-	changed = !slices.Equal(nodes, p.direct.asks[r.live.Key])
+	before := p.direct.asks[r.live.Key]
+	if changed = !slices.Equal(nodes, before); changed {
+		for _, node := range before {
+			countNode(p.direct.asked, node, -1)
+		}
+		for _, node := range nodes {
+			countNode(p.direct.asked, node, 1)
+		}
+	}
 	if p.direct.asks[r.live.Key] = nodes; len(nodes) == 0 {
 		delete(p.direct.asks, r.live.Key)
 	}
 	return changed
 }
 
-// hold notes which nodes have endpoints of a Service, and reports whether other nodes are to be asked than
-// before. A node that has none any more may hold connections for as long as nodes remember a silent one.
-func (h holding) hold(with []netip.Addr, now time.Time) (changed bool) {
+// holderCounts have for each node of how many Services it has endpoints now, and of how many it had some before.
+type holderCounts struct{ now, before map[netip.Addr]int }
+
+func newHolderCounts() *holderCounts {
+	return &holderCounts{map[netip.Addr]int{}, map[netip.Addr]int{}}
+}
+
+// countNode counts a node so many times more. One that is counted no more is left out.
+func countNode(counts map[netip.Addr]int, node netip.Addr, more int) {
+	if counts[node] += more; counts[node] == 0 {
+		delete(counts, node)
+	}
+}
+
+// drop takes away what a Service counts for.
+func (c *holderCounts) drop(h holding) {
+	for node, until := range h {
+		if until.IsZero() {
+			countNode(c.now, node, -1)
+		} else {
+			countNode(c.before, node, -1)
+		}
+	}
+}
+
+// hold notes and counts which nodes have endpoints of a Service, and reports whether other nodes are to be asked
+// than before. A node that has none any more may hold connections for as long as nodes remember a silent one.
+func (h holding) hold(with []netip.Addr, now time.Time, counts *holderCounts) (changed bool) {
 	for _, node := range with {
 		if until, known := h[node]; !known || !until.IsZero() {
+			if known {
+				countNode(counts.before, node, -1)
+			}
 			h[node], changed = time.Time{}, true
+			countNode(counts.now, node, 1)
 		}
 	}
 	for node, until := range h {
@@ -371,9 +433,12 @@ func (h holding) hold(with []netip.Addr, now time.Time) (changed bool) {
 		case slices.Contains(with, node):
 		case until.IsZero():
 			h[node], changed = now.Add(lb.FlowMemory), true
+			countNode(counts.now, node, -1)
+			countNode(counts.before, node, 1)
 		case !now.Before(until):
 			delete(h, node)
 			changed = true
+			countNode(counts.before, node, -1)
 		}
 	}
 	return changed
@@ -410,6 +475,7 @@ func (p *proxy) tellHolders(vips map[netip.Addr]bool) {
 	for vip := range vips {
 		if len(p.direct.holders[vip]) == 0 {
 			delete(p.direct.holders, vip)
+			delete(p.direct.counts, vip)
 		}
 		if o := p.originsOf(vip); o != nil { // else the speaker has not named it yet, or says itself that it has ended
 			changes[vip] = o
@@ -446,21 +512,12 @@ func (p *proxy) originsOf(vip netip.Addr) *rescue.Origins {
 	if !known {
 		return nil
 	}
-	holders := p.direct.holders[vip]
-	if len(holders) == 0 {
+	if len(p.direct.holders[vip]) == 0 {
 		return &origins
 	}
 	// If there are too many, those come first that new connections are handed to.
-	var now, before []netip.Addr
-	for _, key := range slices.SortedFunc(maps.Keys(holders), lb.Key.Compare) {
-		for _, node := range slices.SortedFunc(maps.Keys(holders[key]), netip.Addr.Compare) {
-			if holders[key][node].IsZero() {
-				now = append(now, node)
-			} else {
-				before = append(before, node)
-			}
-		}
-	}
+	now := slices.SortedFunc(maps.Keys(p.direct.counts[vip].now), netip.Addr.Compare)
+	before := slices.SortedFunc(maps.Keys(p.direct.counts[vip].before), netip.Addr.Compare)
 	own := p.facts.node.Addresses
 	var distinct []netip.Addr
 	for _, addr := range slices.Concat(now, origins.Ring, origins.Previous, before) {

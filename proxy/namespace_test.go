@@ -303,3 +303,62 @@ func TestContract11AServiceWithoutPlacesNeedsRoom(t *testing.T) {
 		t.Errorf("once one does without, it has %d ports, and places %d", len(got.Ports), got.Places)
 	}
 }
+
+// Contract clause 11: a Service that is too large has the places of the plan that stays, which count, and one that has
+// none gets none by that.
+func TestContract11WhatIsTooLargeKeepsItsPlaces(t *testing.T) {
+	b := newBench(t, func(s *settings) {
+		s.limit, s.unit = 1000, "elements"
+		s.needs = func(s plan.Service) int {
+			if s.Places == plan.NoPlaces {
+				return 100 * len(s.Ports)
+			}
+			return len(s.Ports)
+		}
+	})
+	b.mode = modeNftables
+	b.affinity = plan.NewAffinityShares(1, 1)
+	b.synced()
+	affine := func(names ...string) {
+		for _, name := range names {
+			b.put(name, fmt.Sprintf("198.51.100.%d", name[0]), "10.200.1.1", "10.200.1.2")
+			b.change(name, func(s *lb.Service) { s.AffinityTimeout = time.Hour })
+			b.confirmed()
+		}
+	}
+	check := func(what string, want map[string]plan.Places) {
+		t.Helper()
+		for name, places := range want {
+			if got := b.rules.wanted[key(name)]; got.Places != places || len(got.Ports) == 0 {
+				t.Errorf("%s: %s has places %d, want %d; %d ports", what, name, got.Places, places, len(got.Ports))
+			}
+		}
+	}
+	affine("a", "b", "c")
+	have := map[string]plan.Places{"a": plan.ManyPlaces, "b": plan.FewPlaces, "c": plan.NoPlaces}
+	check("at first", have)
+	for name := range have {
+		had, _ := b.slices.Get(key(name))
+		b.slices.Set(key(name), append([]lb.Slice{tooMany(name)}, had...))
+		b.markEndpoints(key(name))
+		b.confirmed()
+		if b.records[key(name)].planned.Excess == nil {
+			t.Errorf("%s is not too large", name)
+		}
+	}
+	check("too large", have)
+	if held := b.shares.Held(key("c")); held != 100 {
+		t.Errorf("what c keeps counts as %d, want 100, as its clients are not remembered", held)
+	}
+	affine("d")
+	have["d"] = plan.NoPlaces
+	check("one more", have)
+	b.change("a", func(s *lb.Service) { s.UID = "another" })
+	b.confirmed()
+	if got := b.rules.wanted[key("a")]; len(got.Ports) > 0 {
+		t.Errorf("another Service has %d ports of the one before", len(got.Ports))
+	}
+	delete(have, "a")
+	have["c"] = plan.ManyPlaces
+	check("once the one with many is gone", have)
+}

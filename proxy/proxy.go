@@ -178,6 +178,7 @@ func (p *proxy) step(ctx context.Context) (time.Duration, error) {
 	}
 	dirty, told := p.takeDirty()
 	touched := p.plan(ctx, dirty, told, now)
+	p.tellDirect()
 	p.retarget(dirty)
 	p.probe(dirty, now)
 	p.announce(p.with(touched, walked)) // before the rules: what goes is withdrawn first

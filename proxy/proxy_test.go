@@ -131,6 +131,7 @@ type fakeRescue struct {
 	handed  []int
 	direct  []netip.Addr
 	far     []netip.Addr
+	updates int
 }
 
 func (f *fakeRescue) Begin(all map[netip.Addr]*rescue.Origins) {
@@ -139,6 +140,7 @@ func (f *fakeRescue) Begin(all map[netip.Addr]*rescue.Origins) {
 }
 
 func (f *fakeRescue) Update(changes map[netip.Addr]*rescue.Origins) {
+	f.updates++
 	for vip, o := range changes {
 		if o == nil {
 			delete(f.wanted, vip)

@@ -108,14 +108,13 @@ func (p *proxy) planLive(key lb.Key, now time.Time) (concerned, told []lb.Key) {
 		whole = plan.New(svc, named, p.nodeFor(svc))
 		r.trigger(endpoints, p.began)
 	}
-	places := p.affinity.Set(key, whole.Age, whole.AffinityTimeout > 0 && len(whole.Ports) > 0)
-	whole.Places = places // which decide what it needs
-	whole, endpoints = p.freeze(r, whole, svc, endpoints)
-	if whole.Places = places; len(whole.Ports) == 0 {
-		whole.Places = plan.ManyPlaces
-		if places != plan.NoPlaces { // who has none waits for some
+	// They decide what it needs.
+	whole.Places = p.affinity.Set(key, whole.Age, whole.AffinityTimeout > 0 && r.hasPorts(whole))
+	if whole, endpoints = p.freeze(r, whole, svc, endpoints); len(whole.Ports) == 0 {
+		if whole.Places != plan.NoPlaces { // who has none waits for some
 			p.affinity.Set(key, whole.Age, false)
 		}
+		whole.Places = plan.ManyPlaces
 	}
 	live := whole
 	r.targets = p.targets(live, endpoints)
@@ -188,6 +187,14 @@ func (r *record) had() plan.Service {
 		return *r.fit
 	}
 	return r.asked()
+}
+
+// hasPorts reports whether a Service has ports, or is too large and may keep those that it had.
+func (r *record) hasPorts(now plan.Service) bool {
+	if had := r.had(); now.Excess != nil && now.UID == had.UID {
+		return len(had.Ports) > 0
+	}
+	return len(now.Ports) > 0
 }
 
 // room says why there is no room for a Service among those of its namespace; nil if there is.

@@ -1,6 +1,7 @@
 package path
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"net/netip"
@@ -8,11 +9,12 @@ import (
 	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
+	"github.com/landfall-lb/landfall/internal/loop"
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
 // concerned adds to what is due the targets that the kernel's messages concern, and those whose
-// time has come.
+// time has come. A message about all, and the minute, begin another round.
 func (a *Actor) concerned(now time.Time, due map[plan.Target]bool) {
 	a.mu.Lock()
 	changes := a.changes
@@ -27,7 +29,13 @@ func (a *Actor) concerned(now time.Time, due map[plan.Target]bool) {
 		a.settled = now.Add(a.pause)
 	}
 	for t := range a.held {
-		due[t] = true
+		if !now.Before(a.entries[t].flap.until) {
+			due[t] = true
+		}
+	}
+	if now.Sub(a.retried) >= every {
+		a.retried = now
+		maps.Copy(a.waiting, a.retry)
 	}
 	changed, all := map[int]bool{}, false
 	for _, c := range changes {
@@ -42,19 +50,15 @@ func (a *Actor) concerned(now time.Time, due map[plan.Target]bool) {
 	}
 	if all || now.Sub(a.synced) >= resync {
 		a.synced = now
-		for t := range a.entries {
-			due[t] = true
-		}
+		a.again()
 	}
 	if all { // messages may have been lost, those about interfaces too: one more look, or more if some are due already
 		pause := settle
 		if len(a.settling) > 0 {
 			pause = soon
 		}
-		for t := range a.entries {
-			a.settling[t] = true
-		}
 		a.pause, a.settled = pause, now.Add(pause)
+		a.hurried, a.unsettled = true, now.Add(settle)
 	}
 	if len(changed) == 0 {
 		return
@@ -91,10 +95,67 @@ func (a *Actor) within(prefix netip.Prefix, due map[plan.Target]bool) {
 	}
 }
 
+// again has all be looked up once more, and first what the round before has left.
+func (a *Actor) again() {
+	a.round = slices.DeleteFunc(a.round, func(e *entry) bool { return a.entries[e.target] != e })
+	for _, e := range a.entries {
+		if !e.inRound {
+			a.round, e.inRound = append(a.round, e), true
+		}
+	}
+}
+
+// part returns what this step looks up: some of what messages name, some of what waits, and some of the round, so that
+// none of these waits for all of another. What messages name beyond that waits.
+func (a *Actor) part(now time.Time, named map[plan.Target]bool) (due map[plan.Target]bool) {
+	due = map[plan.Target]bool{}
+	move(named, due)
+	maps.Copy(a.waiting, named)
+	if move(a.waiting, due); len(a.waiting) == 0 {
+		a.waiting = map[plan.Target]bool{} // to go through an old one costs what it once held
+	}
+	n := min(len(a.round), partOfAll)
+	if a.hurries() {
+		n = min(len(a.round), part)
+	}
+	for _, e := range a.round[:n] {
+		if e.inRound = false; a.entries[e.target] != e {
+			continue // gone
+		}
+		due[e.target] = true
+		if now.Before(a.unsettled) {
+			a.settling[e.target] = true
+		}
+	}
+	a.round, a.first = a.round[n:], max(a.first-n, 0)
+	if len(a.round) == 0 {
+		a.round, a.hurried, a.first = nil, false, 0
+	}
+	return due
+}
+
+// hurries reports whether the round is more than the one of each minute.
+func (a *Actor) hurries() bool { return a.hurried || !a.ready }
+
+// move moves a part of some targets to others.
+func move(from, to map[plan.Target]bool) {
+	n := 0
+	for t := range from {
+		if n == part {
+			return
+		}
+		n++
+		delete(from, t)
+		to[t] = true
+	}
+}
+
 // look asks the kernel. What it does not answer stays as it was, and is asked again.
-func (a *Actor) look(due map[plan.Target]bool) error {
+func (a *Actor) look(ctx context.Context, due map[plan.Target]bool) error {
 	var errs []error
 	for t := range due {
+		loop.Progress(ctx)
+		delete(a.waiting, t)
 		e := a.entries[t]
 		if e == nil {
 			continue
@@ -152,7 +213,7 @@ func (a *Actor) see() bool {
 }
 
 // judge decides of endpoints whether they are reached, and tells what has changed.
-func (a *Actor) judge(now time.Time, due map[plan.Target]bool, off *lb.Refusal) {
+func (a *Actor) judge(ctx context.Context, now time.Time, due map[plan.Target]bool, off *lb.Refusal) {
 	if a.see() {
 		for t := range a.entries {
 			due[t] = true
@@ -160,6 +221,7 @@ func (a *Actor) judge(now time.Time, due map[plan.Target]bool, off *lb.Refusal) 
 	}
 	lost, services := plan.Lost{}, map[lb.Key]bool{}
 	for t := range due {
+		loop.Progress(ctx)
 		e := a.entries[t]
 		if e == nil || !e.known {
 			continue
@@ -221,9 +283,15 @@ func (a *Actor) full(now time.Time) *lb.Refusal {
 		a.deps.Node)
 }
 
-// next returns when to step again.
+// next returns when to step again. What has no hurry leaves as much time as it takes.
 func (a *Actor) next(now time.Time) time.Duration {
+	if len(a.waiting) > 0 || len(a.round) > 0 && a.hurries() {
+		a.runner.PokeNow()
+	}
 	wait := every
+	if len(a.round) > 0 {
+		wait = soon
+	}
 	if len(a.settling) > 0 {
 		wait = min(wait, a.settled.Sub(now))
 	}

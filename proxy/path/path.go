@@ -7,7 +7,6 @@ package path
 import (
 	"context"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -36,6 +35,13 @@ const (
 
 // maxChanges bounds the changes that wait; more of them count as a change of everything.
 const maxChanges = 4096
+
+// How many targets one step looks up at most: part of those that messages name, part of those that wait, and partOfAll
+// of a look at all, or part in a hurry. A look takes some 20 µs.
+const (
+	part      = 1024
+	partOfAll = 256
+)
 
 // Deps are what an Actor needs.
 type Deps struct {
@@ -73,20 +79,31 @@ type Actor struct {
 	known   bool
 
 	// What follows belongs to the step.
-	entries  map[plan.Target]*entry
-	of       map[lb.Key][]plan.Target
-	sorted   []plan.Target // by address; nil if entries came or went since
-	settling map[plan.Target]bool
-	settled  time.Time     // when settling is due next
-	pause    time.Duration // before that
-	held     map[plan.Target]bool
-	retry    map[plan.Target]bool
-	synced   time.Time
-	looked   time.Time // at the table of connections
-	table    table
-	view     view
-	off      *lb.Refusal // as told
-	failures loop.Failures
+	entries map[plan.Target]*entry
+	of      map[lb.Key][]plan.Target
+	sorted  []plan.Target // by address; nil if entries came or went since
+	// waiting are those that are new, and what messages name beyond a part.
+	waiting map[plan.Target]bool
+	// round is what a look at all has left, each once, hurried if messages were lost. What it looks up until unsettled
+	// is looked up once more.
+	round     []*entry
+	hurried   bool
+	unsettled time.Time
+	// begun is set once the first endpoints are known, ready once all of these were looked up: first are left.
+	begun, ready bool
+	first        int
+	settling     map[plan.Target]bool
+	settled      time.Time     // when settling is due next
+	pause        time.Duration // before that
+	held         map[plan.Target]bool
+	retry        map[plan.Target]bool
+	retried      time.Time
+	synced       time.Time
+	looked       time.Time // at the table of connections
+	table        table
+	view         view
+	off          *lb.Refusal // as told
+	failures     loop.Failures
 }
 
 // News is what has changed since the last Take.
@@ -102,11 +119,13 @@ type News struct {
 // entry is an endpoint's address, as one or the other kind of target: what a Service says of an address does not
 // concern the others that have it.
 type entry struct {
-	users map[lb.Key]struct{} // thousands may share a pod
-	way   links.Way
-	known bool // way
-	flap  flap
-	told  *lb.Refusal
+	target  plan.Target
+	users   map[lb.Key]struct{} // thousands may share a pod
+	way     links.Way
+	known   bool // way
+	inRound bool
+	flap    flap
+	told    *lb.Refusal
 }
 
 var _ actor.Updater[lb.Key, []plan.Target] = (*Actor)(nil)
@@ -114,7 +133,8 @@ var _ actor.Updater[lb.Key, []plan.Target] = (*Actor)(nil)
 // New returns an Actor. Run starts it.
 func New(deps Deps) *Actor {
 	a := &Actor{deps: deps, entries: map[plan.Target]*entry{}, of: map[lb.Key][]plan.Target{},
-		settling: map[plan.Target]bool{}, held: map[plan.Target]bool{}, retry: map[plan.Target]bool{}}
+		waiting: map[plan.Target]bool{}, settling: map[plan.Target]bool{}, held: map[plan.Target]bool{},
+		retry: map[plan.Target]bool{}}
 	a.runner = loop.New(a.step, loop.Options{Gap: soon, Rest: 1, MaxRest: settle, MaxBackoff: time.Second})
 	return a
 }
@@ -178,17 +198,29 @@ func (a *Actor) note(changes []links.RouteChange) {
 	a.runner.Poke()
 }
 
-// step looks up what is new or may have changed, and tells what that means.
-func (a *Actor) step(context.Context) (time.Duration, error) {
-	now := a.deps.Now()
-	due := maps.Clone(a.retry)
-	begun := a.track(due)
-	a.concerned(now, due)
-	err := a.look(due)
-	a.failures.Log(a.deps.Log, "cannot look up routes; what was known stays", "looked up routes again", err)
+// step looks up a part of what is new or may have changed, and tells what that means.
+func (a *Actor) step(ctx context.Context) (time.Duration, error) {
+	now, named := a.deps.Now(), map[plan.Target]bool{}
+	begun := a.track(a.waiting)
+	a.concerned(now, named)
+	if begun && !a.begun { // what comes later puts off none of these
+		a.again()
+		clear(a.waiting)
+		a.begun, a.first = true, len(a.round)
+	}
+	due := a.part(now, named)
+	if err := a.look(ctx, due); err != nil || len(a.retry) == 0 {
+		a.failures.Log(a.deps.Log, "cannot look up routes; what was known stays", "looked up routes again", err)
+	}
 	off := a.full(now)
-	if begun {
-		a.judge(now, due, off)
+	if a.begun && !a.ready && a.first == 0 {
+		a.ready = true
+		for t := range a.entries {
+			due[t] = true
+		}
+	}
+	if a.ready {
+		a.judge(ctx, now, due, off)
 	}
 	return a.next(now), nil
 }
@@ -202,7 +234,7 @@ func (a *Actor) track(due map[plan.Target]bool) (begun bool) {
 		for _, t := range targets { // first, as most of them are those of before
 			e := a.entries[t]
 			if e == nil {
-				e = &entry{users: map[lb.Key]struct{}{}}
+				e = &entry{target: t, users: map[lb.Key]struct{}{}}
 				a.entries[t], a.sorted = e, nil
 				due[t] = true
 			}
@@ -231,6 +263,7 @@ func (a *Actor) forget(t plan.Target) {
 	}
 	delete(a.entries, t)
 	a.sorted = nil
+	delete(a.waiting, t)
 	delete(a.settling, t)
 	delete(a.held, t)
 	delete(a.retry, t)

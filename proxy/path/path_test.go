@@ -23,7 +23,9 @@ import (
 type kernel struct {
 	guard      sync.Mutex
 	ways       map[string]links.Way
-	fails      error // the next looks
+	otherwise  links.Way // to other addresses
+	looking    func()    // is called for each look
+	fails      error     // the next looks
 	looks      []string
 	interfaces []lb.Interface
 	count      int
@@ -34,7 +36,14 @@ func (k *kernel) lookup(addr netip.Addr) (links.Way, error) {
 	k.guard.Lock()
 	defer k.guard.Unlock()
 	k.looks = append(k.looks, addr.String())
-	return k.ways[addr.String()], k.fails
+	if k.looking != nil {
+		k.looking()
+	}
+	way, is := k.ways[addr.String()]
+	if !is {
+		way = k.otherwise
+	}
+	return way, k.fails
 }
 
 func (k *kernel) watch(ctx context.Context, changed func([]links.RouteChange)) error {

@@ -213,7 +213,7 @@ func (s Service) Frozen(now Service, svc lb.Service, endpoints []lb.Slice, node 
 		})
 	}
 	frozen.Ports = slices.DeleteFunc(frozen.Ports, func(p Port) bool { return len(p.Frontends) == 0 })
-	frozen.VIPs, frozen.Excess = now.VIPs, now.Excess
+	frozen.VIPs, frozen.Excess, frozen.Places = now.VIPs, now.Excess, now.Places
 	if frozen.HealthPort != s.HealthPort {
 		frozen.HealthPort = 0
 	}
