@@ -363,6 +363,42 @@ func TestContract11LoadsAreToldAtABoundedRate(t *testing.T) {
 	}
 }
 
+// A Service whose frontends choose from one backend has no table: its connections, however many, are not counted, as
+// a load that costs nothing would be told without a bound.
+func TestContract11NoLoadIsWithoutCost(t *testing.T) {
+	backends := func(n int) []lb.Backend { return serviceOf(0, n, plan.LeastConnections).Ports[0].Backends.Cluster }
+	frontend := func(kind plan.Kind, action plan.Action) plan.Frontend {
+		return plan.Frontend{Kind: kind, Addr: vip(0), Port: 80, Action: action}
+	}
+	for name, tt := range map[string]struct {
+		cluster, local int
+		frontends      []plan.Frontend
+		cost           int // 0 for a Service that is not counted
+	}{
+		"internalTrafficPolicy Local, one endpoint here": {2, 1, []plan.Frontend{frontend(plan.ClusterIP, plan.ToLocal)}, 0},
+		"internalTrafficPolicy Local, two here":          {3, 2, []plan.Frontend{frontend(plan.ClusterIP, plan.ToLocal)}, 1},
+		"one endpoint elsewhere, two here, policy Cluster": {1, 2,
+			[]plan.Frontend{frontend(plan.ClusterIP, plan.ToCluster)}, 0},
+		"policy Local, one here, pods reach all": {2, 1, []plan.Frontend{frontend(plan.LoadBalancer, plan.ToLocal)}, 1},
+		"policy Local, two here, pods reach all": {3, 2, []plan.Frontend{frontend(plan.LoadBalancer, plan.ToLocal)}, 2},
+		"rejected":                               {2, 2, []plan.Frontend{frontend(plan.ClusterIP, plan.Reject)}, 0},
+		"no frontends":                           {2, 2, nil, 0},
+	} {
+		s := serviceOf(0, 0, plan.LeastConnections)
+		s.Ports[0].Frontends = tt.frontends
+		s.Ports[0].Backends = lb.Usable{Cluster: backends(tt.cluster), Local: backends(tt.local)}
+		all := newTally()
+		all.set(s.Key, s)
+		cost := 0
+		if of := all.services[s.Key]; of != nil {
+			cost = of.cost
+		}
+		if counted := len(all.services) + len(all.at); cost != tt.cost || cost == 0 && counted > 0 {
+			t.Errorf("%s: %d Services and destinations are counted, a load costs %d, want %d", name, counted, cost, tt.cost)
+		}
+	}
+}
+
 // A Service with thousands of endpoints and one with three, both busy: the large one does not take the small
 // one's loads. And many small ones do not keep the large one from being told.
 func TestContract11ALargeServiceTakesNoneOfAnothersLoads(t *testing.T) {

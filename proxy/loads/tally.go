@@ -79,7 +79,7 @@ func (t *tally) set(key lb.Key, planned plan.Service) (more bool) {
 			}
 		}
 	}
-	addresses := choices(planned)
+	addresses, lists := choices(planned)
 	if len(addresses) == 0 {
 		if s != nil {
 			delete(t.services, key)
@@ -109,38 +109,27 @@ func (t *tally) set(key lb.Key, planned plan.Service) (more bool) {
 			s.backends[addr] = &backend{of: s, addr: addr, wanted: true}
 		}
 	}
-	s.cost = lists(planned) + (len(addresses)+len(s.destinations))/64
+	s.cost = lists + (len(addresses)+len(s.destinations))/64
 	return more
 }
 
-// choices returns the backends of a Service whose scheduler counts; none if there is nothing to
-// choose.
-func choices(s plan.Service) map[netip.Addr]bool {
+// choices returns the backends of a Service whose scheduler counts, and how many lists of them its frontends choose
+// from: each list of more than one has a table. Ports with the same list share it. There are no backends without a
+// table, so that each load has a cost.
+func choices(s plan.Service) (addresses map[netip.Addr]bool, lists int) {
 	if !s.Scheduler.Counts() {
-		return nil
+		return nil, 0
 	}
-	addresses, several := map[netip.Addr]bool{}, false
-	for _, p := range s.Ports {
-		for _, list := range [][]lb.Backend{p.Backends.Cluster, p.Backends.Local} {
-			several = several || len(list) > 1
-			for _, b := range list {
-				addresses[b.Addr.Addr()] = true
-			}
-		}
-	}
-	if !several {
-		return nil
-	}
-	return addresses
-}
-
-// lists returns how many lists of backends there are to choose from: each has a table. Ports with the same one share
-// it.
-func lists(s plan.Service) int {
-	all := map[*lb.Backend]bool{}
+	addresses, tables := map[netip.Addr]bool{}, map[*lb.Backend]bool{}
 	add := func(used bool, list []lb.Backend) {
-		if used && len(list) > 1 {
-			all[&list[0]] = true
+		if !used {
+			return
+		}
+		if len(list) > 1 {
+			tables[&list[0]] = true
+		}
+		for _, b := range list {
+			addresses[b.Addr.Addr()] = true
 		}
 	}
 	for _, p := range s.Ports {
@@ -148,7 +137,10 @@ func lists(s plan.Service) int {
 		add(cluster, p.Backends.Cluster)
 		add(local, p.Backends.Local)
 	}
-	return len(all)
+	if len(tables) == 0 {
+		return nil, 0
+	}
+	return addresses, len(tables)
 }
 
 // destinations returns where connections are counted: addresses, and ports at any address, each once.

@@ -3,10 +3,13 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/e2e/cases"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -199,16 +202,18 @@ func TestContract11ListsShareOneMemory(t *testing.T) {
 }
 
 // TestAnotherTimeoutWritesWhatItNeeds checks that a timeout that no Service has had changes the
-// chains and sets of session affinity and the Service's own elements, without reading the table.
+// chains and sets of session affinity and the Service's own elements, without reading the table, and
+// that one that a Service has had lately changes the elements alone.
 func TestAnotherTimeoutWritesWhatItNeeds(t *testing.T) {
 	kernels := fakeKernels()
 	k, a := kernels[lb.IPv4].(*fakeKernel), fakeActor(kernels)
 	s := affineTo("10.1.0.1:8080", "10.1.0.2:8080")
 	a.Configure(plan.Config{})
 	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
-	rewritten := map[string]bool{}
+	rewritten, writes := map[string]bool{}, 0
 	k.refuse = func(c change) error {
 		if c.rules != nil {
+			writes++
 			for _, want := range c.rules.chains {
 				if !want.same(c.have.chains[want.name]) {
 					rewritten[want.name] = true
@@ -217,26 +222,179 @@ func TestAnotherTimeoutWritesWhatItNeeds(t *testing.T) {
 		}
 		return nil
 	}
-	loads := k.loads
-	for _, timeout := range []time.Duration{time.Minute, time.Hour, 0, time.Hour} {
+	loads, had := k.loads, map[time.Duration]bool{s.AffinityTimeout: true}
+	for _, timeout := range []time.Duration{time.Minute, time.Hour, 0, time.Hour, 3 * time.Hour, time.Minute} {
 		s.AffinityTimeout = timeout
 		clear(rewritten)
+		writes = 0
 		st := a.settle(t, map[lb.Key]plan.Service{s.Key: s})
-		if timeout > 0 && (st.Changes > 4 || rewritten["services"] || rewritten["tcp-draw"] || !rewritten[chainRemember]) {
+		if st.Changes > 4 || rewritten["services"] || rewritten["tcp-draw"] {
 			t.Errorf("timeout %s: %d elements, chains %v", timeout, st.Changes, rewritten)
+		}
+		isNew := timeout > 0 && !had[timeout]
+		if had[timeout] = true; rewritten[chainRemember] != isNew || (writes > 0) != isNew {
+			t.Errorf("timeout %s: chains %v, rules were written %d times", timeout, rewritten, writes)
 		}
 		if k.loads != loads {
 			t.Errorf("timeout %s: the table was read", timeout)
-		}
-		for name := range k.state.sets {
-			if m, ok := memoryNamed(name); ok && secondsOf(m) != timeout {
-				t.Errorf("timeout %s: the set %s is there", timeout, name)
-			}
 		}
 		for e := range k.state.elements {
 			if e.set == setRemember && secondsOf(e.number) != timeout {
 				t.Errorf("timeout %s: element %+v", timeout, e)
 			}
+		}
+	}
+}
+
+// TestContract11NeedsThatChangeAreKept checks that a Service whose timeout, source ranges and forwarding change all the
+// time has the rules written once for each, and that the sets that it no longer needs are removed when a verification
+// finds that no Service has needed them since the one before: known, and not foreign.
+func TestContract11NeedsThatChangeAreKept(t *testing.T) {
+	kernels := fakeKernels()
+	k, a := kernels[lb.IPv4].(*fakeKernel), fakeActor(kernels)
+	a.Configure(plan.Config{})
+	writes := 0
+	k.refuse = func(c change) error {
+		if c.rules != nil {
+			writes++
+		}
+		return nil
+	}
+	base := affineTo("10.1.0.1:8080", "10.1.0.2:8080")
+	with := func(timeout time.Duration, direct bool, networks ...string) plan.Service {
+		s := base
+		s.AffinityTimeout, s.Ports = timeout, slices.Clone(s.Ports)
+		p := &s.Ports[0]
+		p.Frontends = slices.Clone(p.Frontends)
+		if networks != nil {
+			p.Frontends[0].Sources = &plan.Sources{}
+		}
+		for _, n := range networks {
+			p.Frontends[0].Sources.Networks = append(p.Frontends[0].Sources.Networks, netip.MustParsePrefix(n))
+		}
+		if direct {
+			s.Scheduler, s.Direct, p.External = plan.Maglev, true, lb.Cluster
+		}
+		return s
+	}
+	none, states := with(0, false), []plan.Service{
+		with(10*time.Second, false), with(11*time.Second, false, "10.0.0.0/8"), with(0, true, "10.0.0.0/8", "10.1.0.0/16"),
+		with(0, false),
+	}
+	set := func(s plan.Service) {
+		t.Helper()
+		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	}
+	verify := func(when string, sets int) {
+		t.Helper()
+		if st, err := a.Apply(t.Context(), true); err != nil || st.Repaired > 0 || st.Changes > 0 {
+			t.Errorf("%s: %+v, %v", when, st, err)
+		}
+		if got := len(a.table(lb.IPv4).rules.needs); got != sets {
+			t.Errorf("%s: %v are there, want %d", when, a.table(lb.IPv4).rules.needs, sets)
+		}
+		if right, _ := a.table(lb.IPv4).rules.compare(k.state); !right {
+			t.Errorf("%s: the kernel has other rules than are known", when)
+		}
+	}
+	for range 50 {
+		for _, s := range states {
+			set(s)
+		}
+	}
+	if writes != len(states)-1 { // one for each that needs something
+		t.Errorf("the rules were written %d times", writes)
+	}
+	writes = 0
+	verify("in use lately", 5)
+	set(states[0])
+	set(none)
+	if verify("one was in use since", 1); writes != 1 {
+		t.Errorf("the rules were written %d times to remove four sets", writes)
+	}
+	if verify("none was in use since", 0); writes != 2 {
+		t.Errorf("the rules were written %d times to remove five sets", writes)
+	}
+	if verify("nothing is left", 0); writes != 2 || len(a.table(lb.IPv4).recent) > 0 {
+		t.Errorf("the rules were written %d times, recent are %v", writes, a.table(lb.IPv4).recent)
+	}
+	// Others remove one that is not needed: that is repaired, with all that was taken for known.
+	set(states[0])
+	set(none)
+	k.state.chains, k.state.sets = maps.Clone(k.state.chains), maps.Clone(k.state.sets)
+	delete(k.state.chains, chainRemember)
+	if st, err := a.Apply(t.Context(), true); err != nil || st.Repaired != 1 {
+		t.Errorf("a chain was gone: %+v, %v", st, err)
+	}
+	verify("after that", 0)
+}
+
+// A failure to remove what is not needed takes nothing from Services.
+func TestASetThatCannotBeRemovedHarmsNoService(t *testing.T) {
+	kernels := fakeKernels()
+	k, a := kernels[lb.IPv4].(*fakeKernel), fakeActor(kernels)
+	a.Configure(plan.Config{})
+	s := affineTo("10.1.0.1:8080", "10.1.0.2:8080")
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	s.AffinityTimeout = 0
+	a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+	a.Outcomes()
+	k.refuse = func(c change) error {
+		if c.rules != nil {
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	for range 3 {
+		_, _ = a.Apply(t.Context(), true)
+	}
+	if o := a.Outcomes(); len(o) > 0 || len(a.table(lb.IPv4).applied) != 1 {
+		t.Errorf("outcomes %v", o)
+	}
+	k.refuse = nil
+	if a.trim(t); len(a.table(lb.IPv4).rules.needs) > 0 {
+		t.Errorf("%v are there", a.table(lb.IPv4).rules.needs)
+	}
+}
+
+// A timeout's set that no Service needs has no groups: nobody is remembered by it. A client that connects while its
+// Service has no session affinity is forgotten, and may get another backend once it has; one that does not connect comes
+// back to its backend.
+func TestClientsOfWhatIsNotNeeded(t *testing.T) {
+	kernels := fakeKernels()
+	k, a := kernels[lb.IPv4].(*fakeKernel), fakeActor(kernels)
+	a.Configure(plan.Config{})
+	s := affineTo("10.1.0.1:8080", "10.1.0.2:8080")
+	clients := map[string]string{}
+	step := func(timeout time.Duration) *walker {
+		s.AffinityTimeout = timeout
+		a.settle(t, map[lb.Key]plan.Service{s.Key: s})
+		w := walkerOver(t, a, k)
+		w.sets[stickyMap] = clients
+		w.reset()
+		return w
+	}
+	first := netip.MustParseAddrPort("10.1.0.1:8080")
+	w := step(time.Hour)
+	for client := range 2 {
+		w.establish(visit(client), first)
+	}
+	if len(clients) != 2 {
+		t.Fatalf("%d clients are remembered", len(clients))
+	}
+	w = step(0)
+	if shares, _ := w.fate(visit(0)); len(shares) != 2 {
+		t.Errorf("without affinity a client ends at %v", shares)
+	}
+	w.establish(visit(0), netip.MustParseAddrPort("10.1.0.2:8080"))
+	w.establish(visit(2), first)
+	if len(clients) != 1 {
+		t.Errorf("%d clients are remembered, want the one that has not connected", len(clients))
+	}
+	w = step(time.Hour)
+	for client, backends := range []int{2, 1, 2} {
+		if shares, _ := w.fate(visit(client)); len(shares) != backends {
+			t.Errorf("with affinity again client %d ends at %v", client, shares)
 		}
 	}
 }

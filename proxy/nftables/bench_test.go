@@ -141,6 +141,44 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
+// BenchmarkTimeouts is what it takes when one of 5,000 Services gets another timeout of session affinity: one of two by
+// turns, one and none, and one that no Service has had so far.
+func BenchmarkTimeouts(b *testing.B) {
+	for _, change := range []string{"10 or 11 s", "off or on", "ever another"} {
+		b.Run(change, func(b *testing.B) {
+			n := dial(b, nstest.New(b))
+			a := benchActor(b, 5000, map[lb.Family]kernel{lb.IPv4: netlinkKernel{family: lb.IPv4, socket: n.commands}})
+			seconds := map[string][]int{"10 or 11 s": {10, 11}, "off or on": {0, 10}, "ever another": nil}[change]
+			for at := 1; change == "ever another" && at <= day; at++ {
+				seconds = append(seconds, int(rounded(uint32(at))))
+			}
+			seconds = slices.Compact(seconds)
+			var took []time.Duration
+			for i := 0; b.Loop(); i++ {
+				if i%len(seconds) == 0 && change == "ever another" {
+					for range 2 { // until none is left
+						if _, err := a.Apply(b.Context(), true); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+				s := clusterService(7, 2, 0)
+				s.Affinity, s.AffinityTimeout = true, time.Duration(seconds[i%len(seconds)])*time.Second
+				started := time.Now()
+				a.Set(map[lb.Key]plan.Service{s.Key: s})
+				if _, err := a.Apply(b.Context(), false); err != nil {
+					b.Fatal(err)
+				}
+				a.Outcomes()
+				took = append(took, time.Since(started))
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+			b.ReportMetric(float64(took[len(took)-1].Microseconds())/1000, "max-ms")
+		})
+	}
+}
+
 func benchActor(b *testing.B, size int, kernels map[lb.Family]kernel) *testActor {
 	a := newActor(dialect.Deps{}, kernels)
 	a.Configure(seedConfig)

@@ -14,40 +14,46 @@ import (
 	"github.com/landfall-lb/landfall/proxy/plan"
 )
 
-// Each case, walked through the rendered rules and elements.
+// Each case, walked through the rendered rules and elements: with the numbered sets that it needs, and with others that
+// were needed before.
 func TestPacketWalk(t *testing.T) {
 	t.Parallel()
+	kept := needs{{setRemember, 7}, {setRemember, 7 | 5<<secondsBits}, {setSourceRanges, 4}, {setSourceRanges, 24},
+		{set: setDirect}}
 	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := cases.WorldOf(family)
 		for _, c := range cases.For(family, true) {
-			t.Run(string(family)+"/"+c.Name, func(t *testing.T) {
-				walk := walkOf(t, w, c)
-				if c.Sticky {
-					walkSticky(t, w, c, walk)
-					return
-				}
-				ends, total, masqueraded := map[string]bool{}, 0.0, false
-				const sources = 60 // where the source decides, many
-				for port := range sources {
-					p := packetOf(w, c)
-					p.src = netip.AddrPortFrom(p.src.Addr(), uint16(40000+port))
-					shares, snat := walk.fate(p)
-					masqueraded = masqueraded || snat
-					for end, share := range shares {
-						ends[end] = true
-						total += share
-					}
-				}
-				want := map[string]bool{}
-				for _, end := range c.Ends(w) {
-					want[end] = true
-				}
-				if d := cmp.Diff(want, ends); d != "" || masqueraded != c.SNAT || math.Abs(total-sources) > 0.01 {
-					t.Errorf("ends (-want +got):\n%s\nmasqueraded %v, want %v; %.3f of %d accounted for", d, masqueraded, c.SNAT,
-						total, sources)
-				}
-			})
+			t.Run(string(family)+"/"+c.Name, func(t *testing.T) { walkCase(t, w, c, walkOf(t, w, c)) })
+			t.Run(string(family)+"/"+c.Name+", more sets", func(t *testing.T) { walkCase(t, w, c, walkOf(t, w, c, kept...)) })
 		}
+	}
+}
+
+func walkCase(t *testing.T, w cases.World, c cases.Case, walk *walker) {
+	t.Helper()
+	if c.Sticky {
+		walkSticky(t, w, c, walk)
+		return
+	}
+	ends, total, masqueraded := map[string]bool{}, 0.0, false
+	const sources = 60 // where the source decides, many
+	for port := range sources {
+		p := packetOf(w, c)
+		p.src = netip.AddrPortFrom(p.src.Addr(), uint16(40000+port))
+		shares, snat := walk.fate(p)
+		masqueraded = masqueraded || snat
+		for end, share := range shares {
+			ends[end] = true
+			total += share
+		}
+	}
+	want := map[string]bool{}
+	for _, end := range c.Ends(w) {
+		want[end] = true
+	}
+	if d := cmp.Diff(want, ends); d != "" || masqueraded != c.SNAT || math.Abs(total-sources) > 0.01 {
+		t.Errorf("ends (-want +got):\n%s\nmasqueraded %v, want %v; %.3f of %d accounted for", d, masqueraded, c.SNAT,
+			total, sources)
 	}
 }
 

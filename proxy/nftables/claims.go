@@ -16,15 +16,16 @@ type claims struct {
 	waiting map[frontend][]*service
 	// touch is told of the Services for which something has changed.
 	touch func(lb.Key)
-	// needs counts who needs a numbered set.
-	needs map[need]int
+	// needs counts who needs a numbered set, recent are those that the last one has ceased to need since trim.
+	needs  map[need]int
+	recent map[need]bool
 }
 
 func newClaims(family lb.Family, touch func(lb.Key)) claims {
 	c := claims{
 		renderer: renderer{family: family, loads: map[lb.Key]plan.Load{}}, want: map[lb.Key]*service{},
 		owners: map[frontend]*service{}, waiting: map[frontend][]*service{},
-		touch: touch, needs: map[need]int{},
+		touch: touch, needs: map[need]int{}, recent: map[need]bool{},
 	}
 	c.taken = func(group uint32) bool { return c.owners[frontend{group: group}] != nil }
 	return c
@@ -38,6 +39,7 @@ func (c *claims) count(s *service, by int) {
 	for _, n := range s.needs {
 		if c.needs[n] += by; c.needs[n] == 0 {
 			delete(c.needs, n)
+			c.recent[n] = true
 		}
 	}
 }

@@ -99,6 +99,17 @@ func (a *testActor) settle(t testing.TB, services map[lb.Key]plan.Service) diale
 	return st
 }
 
+// trim runs the two verifications after which the numbered sets that no Service needs are gone. They find nothing else
+// to do.
+func (a *testActor) trim(t testing.TB) {
+	t.Helper()
+	for range 2 {
+		if st, err := a.Apply(t.Context(), true); err != nil || st.Repaired > 0 || st.Changes > 0 {
+			t.Errorf("verified: %+v, %v", st, err)
+		}
+	}
+}
+
 var seedConfig = plan.Config{
 	Pods: plan.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"),
 		netip.MustParsePrefix("fd00:10::/56")}}, MasqueradeBit: 14, DropInvalid: true, AnswerPing: true, Relay: true,

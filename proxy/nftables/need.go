@@ -9,11 +9,15 @@ import (
 	"strings"
 )
 
-// A need is a numbered set, which exists as long as Services need it: the rules ask each of those
-// that exist. That of setDirect, which is always there, is for the rules that hand packets over.
+// A need is a numbered set, which exists from when a Service needs it until it was not needed for a while: the rules ask
+// each of those that exist. That of setDirect, which is always there, is for the rules that hand packets over.
 type need struct {
 	set    setID
 	number uint32
+}
+
+func (n need) compare(other need) int {
+	return cmp.Or(cmp.Compare(n.set, other.set), cmp.Compare(n.number, other.number))
 }
 
 func (n need) setName() string { return element{set: n.set, number: n.number}.setName() }
@@ -32,14 +36,19 @@ func (all needs) of(set setID) []uint32 {
 	return numbers
 }
 
-// direct reports whether some Service is forwarded directly.
+// with returns these and others.
+func (all needs) with(others needs) needs {
+	both := slices.Concat(all, others)
+	slices.SortFunc(both, need.compare)
+	return slices.Compact(both)
+}
+
+// direct reports whether there are rules for Services that are forwarded directly.
 func (all needs) direct() bool { return len(all.of(setDirect)) > 0 }
 
 // needed returns the numbered sets that some Service needs.
 func (c *claims) needed() needs {
-	return slices.SortedFunc(maps.Keys(c.needs), func(a, b need) int {
-		return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.number, b.number))
-	})
+	return slices.SortedFunc(maps.Keys(c.needs), need.compare)
 }
 
 // prefixRanges begins the names of the sets of networks of one length.

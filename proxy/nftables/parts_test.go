@@ -248,6 +248,7 @@ func TestContract6ChangesBetweenParts(t *testing.T) {
 		}
 		left = 0
 		settled(t, a)
+		a.trim(t)
 		want := fakeActor(fakeKernels())
 		want.Configure(seedConfig)
 		want.Set(now)

@@ -134,7 +134,11 @@ func (t *table) prepare(verify bool) error {
 	if t.foreign {
 		t.Stats.Repaired += t.disturbed(loaded, have)
 	}
-	wanted := newRuleset(t.family, t.config, t.needed())
+	needs := t.needed()
+	if t.rules != nil { // what is not needed is not foreign: trim removes it
+		needs = needs.with(t.rules.needs)
+	}
+	wanted := newRuleset(t.family, t.config, needs)
 	right, keep := wanted.compare(loaded)
 	if !right {
 		if err := t.commit(change{rules: &wanted, have: loaded, replace: !keep}); err != nil {
@@ -201,22 +205,48 @@ func (t *table) misled() error {
 	return nil
 }
 
-// renumber writes the rules and the numbered sets that Services need, if the rules have others.
+// renumber adds the numbered sets that Services need and the rules do not have yet. Those that they no longer need stay
+// until trim: one Service can change what it needs many times a second, and all others wait while rules are written.
 func (t *table) renumber() error {
-	needs := t.needed()
-	if slices.Equal(needs, t.rules.needs) {
+	for n := range t.needs {
+		if _, ok := slices.BinarySearchFunc(t.rules.needs, n, need.compare); !ok {
+			return t.write(t.rules.needs.with(t.needed()))
+		}
+	}
+	return nil
+}
+
+// trim removes the numbered sets that no Service needs, nor has needed since the verification before this one.
+func (t *table) trim() error {
+	if !t.Stats.Verified || !t.known || t.rules == nil {
 		return nil
 	}
+	gone := map[need]bool{}
+	for _, n := range t.rules.needs {
+		if t.needs[n] == 0 && !t.recent[n] {
+			gone[n] = true
+		}
+	}
+	clear(t.recent)
+	if len(gone) == 0 {
+		return nil
+	}
+	keep := slices.DeleteFunc(slices.Clone(t.rules.needs), func(n need) bool { return gone[n] })
+	if err := t.write(keep); err != nil {
+		return err
+	}
+	t.have.leaveOut(func(e element) bool { return e.set.isNumbered() && gone[need{e.set, e.number}] })
+	return nil
+}
+
+// write writes the rules with other numbered sets.
+func (t *table) write(needs needs) error {
 	wanted := newRuleset(t.family, t.config, needs)
 	if err := t.commit(change{rules: &wanted, have: t.rules.state()}); err != nil {
 		t.known = false
 		return fmt.Errorf("write the rules for numbered sets: %w", err)
 	}
 	t.rules = &wanted
-	t.have.leaveOut(func(e element) bool {
-		_, ok := wanted.set(e.setName())
-		return !ok
-	})
 	return nil
 }
 
@@ -352,7 +382,7 @@ func (t *table) apply(d *diff, c change) error {
 
 // Prune implements dialect.Rules.
 func (t *table) Prune(context.Context) error {
-	return errors.Join(t.prune(), t.prepare(false))
+	return errors.Join(t.prune(), t.trim())
 }
 
 // commit makes one transaction.

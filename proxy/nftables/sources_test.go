@@ -101,6 +101,7 @@ func TestRangesComeAndGo(t *testing.T) {
 		}
 		return map[lb.Key]plan.Service{svc.Key: plan.New(svc, nil, plan.Node{Name: localNode})}
 	}
+	var before needs
 	for _, step := range []struct {
 		ranges []string
 		want   string
@@ -115,6 +116,11 @@ func TestRangesComeAndGo(t *testing.T) {
 		{nil, "[]"},
 	} {
 		a.settle(t, service(step.ranges...))
+		if now := a.tables[0].rules.needs; !slices.Equal(now, now.with(before)) {
+			t.Errorf("%v: sets %v at once, before %v", step.ranges, now, before)
+		}
+		a.trim(t)
+		before = a.tables[0].rules.needs
 		if got := fmt.Sprint(sets()); got != step.want {
 			t.Errorf("%v: sets %v, want %v", step.ranges, got, step.want)
 		}

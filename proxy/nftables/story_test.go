@@ -135,6 +135,7 @@ func story(t *testing.T, seed uint64, steps int, actor func() *testActor, fresh 
 		}
 		if i%(steps/6) == 0 || i == steps-1 {
 			settled(t, a)
+			a.trim(t)
 			want := fresh()
 			want.Configure(config)
 			want.Set(now)
@@ -297,6 +298,7 @@ func TestContract1RandomFailures(t *testing.T) {
 		}
 		a.tables[0].known, a.tables[1].known = false, false
 		settled(t, a)
+		a.trim(t)
 		want := fakeActor(fakeKernels())
 		want.Configure(config)
 		want.Set(now)

@@ -160,12 +160,12 @@ func (w *walker) establish(p packet, backend netip.AddrPort) {
 	}
 }
 
-// walkOf renders a case for the walker.
-func walkOf(t *testing.T, w cases.World, c cases.Case) *walker {
+// walkOf renders a case for the walker, with numbered sets that the case does not need.
+func walkOf(t *testing.T, w cases.World, c cases.Case, kept ...need) *walker {
 	service, config := serviceOf(w, c)
 	service = service.Only(w.Family)
 	rendered := newRenderer(w.Family, config).service(service.Key, service)
-	return newWalker(t, newRuleset(w.Family, config, neededBy(rendered)), c.LocalAddresses(w), rendered)
+	return newWalker(t, newRuleset(w.Family, config, neededBy(rendered).with(kept)), c.LocalAddresses(w), rendered)
 }
 
 // neededBy returns the numbered sets that Services need.
