@@ -254,6 +254,25 @@ func TestAddressesStayOnTheirNodeFromTheFirstMoment(t *testing.T) {
 	}
 }
 
+// A Service that a tenant labels as one that is kept on its node is neither changed, nor does it keep a move that is over
+// from being over: another run would write over what was edited since.
+func TestMigrationLeavesALabelThatATenantSet(t *testing.T) {
+	const tenant = "/api/v1/namespaces/tenant/services/s"
+	w := newWorld(t, false)
+	w.put(tenant, "{apiVersion: v1, kind: Service, metadata: {name: s, namespace: tenant, labels: "+
+		"{landfall.dev/metallb-owner: n1}}, spec: {type: ClusterIP}, status: {}}")
+	w.act()
+	if err := w.apply(t); err != nil {
+		t.Fatal(err)
+	}
+	if text(w.objects[tenant], "metadata", "labels", migrate.LabelOwner) != "n1" {
+		t.Error("the label of a Service that MetalLB does not serve was changed")
+	}
+	if moved, err := w.move(t).moved(t.Context()); !moved || err != nil {
+		t.Errorf("it is over: %v %v", moved, err)
+	}
+}
+
 // Speakers of MetalLB that have just started do not know each other, and each answers for all addresses.
 // So Landfall announces until they are ready, and only then do they announce.
 func TestGoingBackWaitsForSpeakersThatHaveMet(t *testing.T) {

@@ -383,9 +383,11 @@ func (p *Plan) pin(objects []Object) {
 		}
 	}
 	slices.SortFunc(p.Pins, func(a, b Pin) int { return a.Service.Compare(b.Service) })
-	for _, o := range objects { // those of a run that was interrupted
+	known := slices.Collect(maps.Values(hostnames))
+	for _, o := range objects { // those of a run that was interrupted: others have the label from their owners
 		key := lb.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
-		if hostname := o.Metadata.Labels[LabelOwner]; o.Kind == "Service" && hostname != "" && !pinned[key] {
+		if hostname := o.Metadata.Labels[LabelOwner]; o.Kind == "Service" && hostname != "" && !pinned[key] &&
+			len(p.Held[key]) > 0 && slices.Contains(known, hostname) {
 			p.Pins = append(p.Pins, Pin{key, hostname})
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 const metallbPrograms = `---
@@ -179,6 +181,26 @@ status: {loadBalancer: {ingress: [{ip: 192.0.2.10}]}}
 	}
 	if p.NodeByNode {
 		t.Error("addresses on Layer 2 are swapped node by node")
+	}
+}
+
+// Every tenant can give Services the label with which a run that was interrupted keeps them on their nodes. It counts on
+// those that MetalLB serves, and with the name of a node: each value costs time in which nobody announces.
+func TestPlanPinsNoServiceForItsLabel(t *testing.T) {
+	const ad = pool + "---\n{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: a, namespace: m}}\n"
+	service := func(name, owner, kind, address string) string {
+		return fmt.Sprintf("---\n{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: shop, labels: {%s: %s}}, "+
+			"spec: {type: %s, loadBalancerClass: lb.example/metallb}, status: {loadBalancer: {ingress: [%s]}}}\n", name, LabelOwner,
+			owner, kind, address)
+	}
+	p := plan(t, ad+service("pinned", "h1", "LoadBalancer", "{ip: 192.0.2.1}")+service("waits", "h1", "LoadBalancer", "")+
+		service("internal", "h2", "ClusterIP", "")+service("elsewhere", "h3", "LoadBalancer", "{ip: 192.0.2.2}"), cidr, Choices{})
+	want := []Pin{{Service: lb.Key{Namespace: "shop", Name: "pinned"}, Hostname: "h1"}}
+	if diff := cmp.Diff(want, p.Pins); diff != "" {
+		t.Errorf("pins (-want +got):\n%s", diff)
+	}
+	if pinned := p.Temporary(); len(pinned) != 1 {
+		t.Errorf("%d advertisements for one node", len(pinned))
 	}
 }
 
