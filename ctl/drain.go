@@ -335,6 +335,9 @@ func (g *gatherer) drainState(ctx context.Context, node string) (s drainState) {
 			s.Denied = s.Denied || errors.As(err, new(*kube.Denied))
 		}
 	}
+	for _, name := range []string{"speaker", "proxy"} {
+		unknown(name, g.missing(ctx, node, name))
+	}
 	for _, p := range g.pods {
 		for _, c := range p.Containers {
 			if p.Node != node {
@@ -380,6 +383,42 @@ func (g *gatherer) drainState(ctx context.Context, node string) (s drainState) {
 		}
 	}
 	return s
+}
+
+// missing returns an error if a node that drains lacks a program that it has had, or that it may be about to get:
+// while its pod is replaced, what is left is not known.
+func (g *gatherer) missing(ctx context.Context, node, name string) error {
+	nodes := map[string]bool{} // with the program
+	for _, p := range g.pods {
+		for _, c := range p.Containers {
+			if p.Node != "" && program(c) == "landfall-"+name {
+				nodes[p.Node] = true
+			}
+		}
+	}
+	switch {
+	case nodes[node]:
+		g.had[name] = true
+		return nil
+	case g.had[name]:
+		return errors.New("it is not there")
+	case len(nodes) == 0:
+		return nil // Landfall runs without it
+	}
+	sets, err := g.client.Workloads(ctx, g.opts.home(), "app.kubernetes.io/component in (node,"+name+")")
+	if err != nil {
+		return fmt.Errorf("it is not there, and whether it is to come is not known: %w", err)
+	}
+	wanted := 0
+	for _, w := range sets {
+		if w.Kind == "DaemonSet" {
+			wanted += w.Wanted
+		}
+	}
+	if len(nodes) < wanted {
+		return errors.New("it is not there")
+	}
+	return nil // it is not to run on this node
 }
 
 // connectionsOnly is the value of --status-only that asks a proxy for connections.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -174,6 +175,90 @@ func TestDrainState(t *testing.T) {
 			}
 			if name == "both" && !strings.Contains(got.text("n0"), "Service shop/web: 4 connections (192.0.2.7: 4)") {
 				t.Error(got.text("n0"))
+			}
+		})
+	}
+}
+
+// A node is not drained because its pod is missing at one look: the pod is replaced, and its successor still has
+// the connections.
+func TestDrainWaitsForThePodThatIsReplaced(t *testing.T) {
+	f := fakeWell(2)
+	whole := f.objects[podsPath]
+	without := `{"items":[` + whole[strings.Index(whole, `,{"metadata":{"name":"landfall-node-1"`)+1:]
+	g := f.connected(t, &agents{})
+	g.exec = func(_ context.Context, _ lb.Key, container string, _ ...string) ([]byte, error) {
+		switch {
+		case f.objects[podsPath] != whole:
+			return nil, errors.New("pod landfall-node-0 is not found")
+		case container == "proxy":
+			return []byte(`{"total":4}`), nil
+		}
+		return []byte(`{"answering":0}`), nil
+	}
+	if err := g.read(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct {
+		pods        string
+		connections int
+		unknown     string // in the state
+	}{
+		{whole, 4, ""}, {without, 0, "not found"}, {without, 0, "it is not there"}, {without, 0, "it is not there"},
+		{whole, 4, ""},
+	} {
+		f.objects[podsPath] = want.pods
+		if got := g.drainState(t.Context(), "n0"); got.Connections != want.connections ||
+			(got.Unknown == "") != (want.unknown == "") || !strings.Contains(got.Unknown, want.unknown) {
+			t.Errorf("look %d: %+v, want %+v", i, got, want)
+		}
+	}
+}
+
+// At the first look a program may be missing because it is never to run on the node, which its DaemonSet tells.
+func TestDrainOfANodeWithoutAProgram(t *testing.T) {
+	const both = `{"name":"speaker","command":["landfall-speaker"]},
+			{"name":"proxy","command":["landfall-proxy"]}`
+	const proxy = `{"name":"proxy","command":["landfall-proxy"]}`
+	const sets = "/apis/apps/v1/namespaces/landfall-system/daemonsets"
+	for name, test := range map[string]struct {
+		containers string         // of the node that drains; "" for no pod
+		wanted     map[string]int // pods by component
+		refused    bool
+		unknown    string
+	}{
+		"it is replaced":               {"", map[string]int{"node": 2}, false, "the proxy does not say"},
+		"Landfall is not to run there": {"", map[string]int{"node": 1}, false, ""},
+		"its speaker is replaced":      {proxy, map[string]int{"speaker": 2, "proxy": 2}, false, "the speaker does not say"},
+		"it is to have no speaker":     {proxy, map[string]int{"speaker": 1, "proxy": 2}, false, ""},
+		"the user may not know":        {"", nil, true, "whether it is to come is not known"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := fakeWell(2)
+			whole := f.objects[podsPath]
+			second := strings.Index(whole, `,{"metadata":{"name":"landfall-node-1"`)
+			if test.containers == "" {
+				f.objects[podsPath] = `{"items":[` + whole[second+1:]
+			} else {
+				f.objects[podsPath] = strings.Replace(whole[:second], both, test.containers, 1) + whole[second:]
+			}
+			for _, program := range []string{"speaker", "proxy"} {
+				f.objects[sets+"?app.kubernetes.io/component in (node,"+program+")"] = fmt.Sprintf(
+					`{"items":[{"status":{"desiredNumberScheduled":%d}}]}`, test.wanted[program]+test.wanted["node"])
+			}
+			f.refused[sets] = test.refused
+			g := f.connected(t, &agents{})
+			g.exec = func(context.Context, lb.Key, string, ...string) ([]byte, error) {
+				return []byte(`{"answering":0,"total":0}`), nil
+			}
+			if err := g.read(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if got := g.drainState(t.Context(), "n0"); !strings.Contains(got.Unknown, test.unknown) ||
+					(got.Unknown == "") != (test.unknown == "") || g.stale != (got.Unknown != "") {
+					t.Errorf("%+v, want %q; the pods are read again: %v", got, test.unknown, g.stale)
+				}
 			}
 		})
 	}

@@ -28,7 +28,8 @@ import (
 
 // fakeCluster is an API server that answers with these objects, in JSON.
 type fakeCluster struct {
-	// objects are bodies by path; a path of a list that is not there is an empty list.
+	// objects are bodies by path, of some lists by path?labelSelector; a path of a list that is not there is an empty
+	// list.
 	objects map[string]string
 	// encoded are bodies in the encoding that API servers answer landfallctl in.
 	encoded map[string][]byte
@@ -43,7 +44,10 @@ func (f fakeCluster) serve(t testing.TB) (kubeconfig string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		body, ok := f.objects[r.URL.Path]
+		body, ok := f.objects[r.URL.Path+"?"+r.URL.Query().Get("labelSelector")]
+		if !ok {
+			body, ok = f.objects[r.URL.Path]
+		}
 		switch resource := filepath.Base(r.URL.Path); {
 		case f.refused[r.URL.Path]:
 			w.WriteHeader(http.StatusForbidden)

@@ -76,13 +76,15 @@ type gatherer struct {
 	warnings []kube.NodeWarning
 	// stale is set while pods may be others by now.
 	stale bool
+	// had are the programs that the node that drains has had at one look.
+	had map[string]bool
 
 	mu      sync.Mutex
 	cluster explain.Cluster
 }
 
 func newGatherer(client *kube.Client, server kube.Server, o options) *gatherer {
-	return &gatherer{client: client, server: server, opts: o, exec: client.Exec,
+	return &gatherer{client: client, server: server, opts: o, exec: client.Exec, had: map[string]bool{},
 		cluster: explain.Cluster{Installed: true, Class: o.class}}
 }
 

@@ -229,13 +229,12 @@ func (m *metallbMove) moved(ctx context.Context) (bool, error) {
 
 // left reports whether there is anything that only a move that goes on needs.
 func (m *metallbMove) left(ctx context.Context) (bool, error) {
-	for _, at := range []struct{ path, selector string }{
-		{servicesPath, migrate.LabelOwner}, {nodesPath, migrate.LabelNode + "=" + migrate.FromMetalLB},
-	} {
-		marked, err := m.list(ctx, at.path, at.selector)
-		if len(marked) > 0 || err != nil {
-			return true, err
-		}
+	if services, err := m.pinned(ctx); len(services) > 0 || err != nil {
+		return true, err
+	}
+	nodes, err := m.list(ctx, nodesPath, migrate.LabelNode+"="+migrate.FromMetalLB)
+	if len(nodes) > 0 || err != nil {
+		return true, err
 	}
 	for _, o := range m.plan.Temporary() {
 		live, err := m.get(ctx, landfallPath(o.Kind)+"/"+o.Metadata.Name)

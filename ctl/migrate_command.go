@@ -83,6 +83,9 @@ func metallbCommand(o *options) *cobra.Command {
 	cmd.MarkFlagsMutuallyExclusive("filename", "apply")
 	cmd.MarkFlagsMutuallyExclusive("filename", "undo")
 	flags := cmd.Flags()
+	flags.StringVar(&f.choices.MetalLBNamespace, "metallb-namespace", "",
+		"`namespace` of MetalLB (default: that of its objects, or metallb-system without any)")
+	cmd.MarkFlagsMutuallyExclusive("filename", "metallb-namespace")
 	flags.BoolVar(&f.choices.CopySecrets, "copy-secrets", false,
 		"copy the Secrets with passwords of BGP sessions to Landfall's namespace")
 	flags.BoolVar(&f.choices.AcceptLosses, "accept-losses", false, "go on without what cannot be taken over")
@@ -178,17 +181,14 @@ func readMetalLB(ctx context.Context, o options, f migrateOptions, stdout io.Wri
 			return nil, o.late(reading, client, err)
 		}
 	}
-	namespaces := map[string]bool{}
-	for _, object := range objects {
-		if strings.HasPrefix(object.APIVersion, "metallb.io/") {
-			namespaces[object.Metadata.Namespace] = true
-		}
+	f.choices.MetalLBNamespace, err = migrate.MetalLBNamespace(objects, f.choices.MetalLBNamespace)
+	if err != nil {
+		return nil, err
 	}
-	for namespace := range namespaces { // raw configuration of FRR
-		uri := "/api/v1/namespaces/" + namespace + "/configmaps/bgpextras"
-		if objects, err = readObjects(reading, client, objects, uri); err != nil {
-			return nil, o.late(reading, client, err)
-		}
+	// The raw configuration of FRR.
+	extras := "/api/v1/namespaces/" + f.choices.MetalLBNamespace + "/configmaps/bgpextras"
+	if objects, err = readObjects(reading, client, objects, extras); err != nil {
+		return nil, o.late(reading, client, err)
 	}
 	kubeProxy, err := readKubeProxy(reading, client, f)
 	if err != nil {

@@ -254,6 +254,63 @@ func TestAddressesStayOnTheirNodeFromTheFirstMoment(t *testing.T) {
 	}
 }
 
+// A tenant's workloads with the labels of MetalLB's are neither stopped nor waited for, and his pods with their labels
+// keep nobody from announcing: not on the way there, nor on the way back.
+func TestMigrationWaitsForNoTenant(t *testing.T) {
+	for _, bgp := range []bool{false, true} {
+		w := newWorld(t, bgp)
+		for kind, name := range map[string]string{"DaemonSet": "speaker", "Deployment": "controller"} {
+			replicas := map[string]string{"Deployment": "replicas: 1, "}[kind]
+			w.put(appsPath+"tenant/"+strings.ToLower(kind)+"s/"+name, "{apiVersion: apps/v1, kind: "+kind+
+				", metadata: {name: "+name+", namespace: tenant, generation: 2, labels: {app: metallb, component: "+name+
+				"}}, spec: {"+replicas+"selector: {matchLabels: {role: "+name+"}}, template: {spec: {containers: "+
+				"[{args: [--lb-class=tenant.example/x]}]}}}}")
+			w.put("/api/v1/namespaces/tenant/pods/"+name, "{apiVersion: v1, kind: Pod, metadata: {name: "+name+
+				", namespace: tenant, labels: {role: "+name+"}}, spec: {nodeName: n1}, status: {phase: Running}}")
+		}
+		w.act()
+		before := w.state(t)
+		quick := func(steps func(*metallbMove) []move) {
+			t.Helper()
+			m := w.move(t)
+			m.wait = 2 * time.Second
+			if err := m.run(t.Context(), steps(m)); err != nil {
+				t.Errorf("BGP %v: %v", bgp, err)
+			}
+		}
+		quick((*metallbMove).steps)
+		w.wantMoved(t, bgp)
+		for at, o := range w.state(t) {
+			if diff := cmp.Diff(before[at], o); strings.Contains(at, "/tenant/") && diff != "" {
+				t.Errorf("%s (-want +got):\n%s", at, diff)
+			}
+		}
+		quick((*metallbMove).undoSteps)
+		if diff := cmp.Diff(before, w.state(t)); diff != "" {
+			t.Errorf("back at MetalLB (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// A Service that a tenant labels as one that is kept on its node is left alone, and does not keep a move from being
+// over: another run would write over what was edited since.
+func TestMigrationLeavesALabelThatATenantSet(t *testing.T) {
+	const tenant = "/api/v1/namespaces/tenant/services/s"
+	w := newWorld(t, false)
+	w.put(tenant, "{apiVersion: v1, kind: Service, metadata: {name: s, namespace: tenant, labels: "+
+		"{landfall.dev/metallb-owner: n1}}, spec: {type: ClusterIP}, status: {}}")
+	w.act()
+	if err := w.apply(t); err != nil {
+		t.Fatal(err)
+	}
+	if text(w.objects[tenant], "metadata", "labels", migrate.LabelOwner) != "n1" {
+		t.Error("the label of a Service that MetalLB does not serve was changed")
+	}
+	if moved, err := w.move(t).moved(t.Context()); !moved || err != nil {
+		t.Errorf("it is over: %v %v", moved, err)
+	}
+}
+
 // Speakers of MetalLB that have just started do not know each other, and each answers for all addresses.
 // So Landfall announces until they are ready, and only then do they announce.
 func TestGoingBackWaitsForSpeakersThatHaveMet(t *testing.T) {

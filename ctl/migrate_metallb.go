@@ -391,14 +391,27 @@ func (m *metallbMove) settle(ctx context.Context) error {
 	return m.unlabel(ctx)
 }
 
+// pinned returns the Services that are labelled to keep their addresses on a node. The label on others is not of a
+// migration.
+func (m *metallbMove) pinned(ctx context.Context) ([]lb.Key, error) {
+	services, err := m.list(ctx, servicesPath, migrate.LabelOwner)
+	var keys []lb.Key
+	for _, o := range services {
+		key := lb.Key{Namespace: text(o, "metadata", "namespace"), Name: name(o)}
+		if slices.ContainsFunc(m.plan.Pins, func(p migrate.Pin) bool { return p.Service == key }) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, err
+}
+
 // unlabel removes the labels of a migration from Services and Nodes.
 func (m *metallbMove) unlabel(ctx context.Context) error {
-	services, err := m.list(ctx, servicesPath, migrate.LabelOwner)
+	services, err := m.pinned(ctx)
 	if err != nil {
 		return err
 	}
-	for _, o := range services {
-		key := lb.Key{Namespace: text(o, "metadata", "namespace"), Name: name(o)}
+	for _, key := range services {
 		if err := m.label(ctx, serviceURI(key), migrate.LabelOwner, ""); err != nil {
 			return err
 		}

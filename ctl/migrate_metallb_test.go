@@ -32,6 +32,10 @@ func (w *fakeWorld) move(t *testing.T) *metallbMove {
 		objects = append(objects, decoded...)
 	}
 	choices := migrate.Choices{Namespace: "landfall-system", CopySecrets: true, ClusterCIDR: "192.168.0.0/16"}
+	var err error
+	if choices.MetalLBNamespace, err = migrate.MetalLBNamespace(objects, ""); err != nil {
+		t.Fatal(err)
+	}
 	return &metallbMove{
 		installer: installer{choice: choices, release: "landfall",
 			migrator: migrator{server: w, out: io.Discard, wait: 10 * time.Second, pause: time.Millisecond, poll: time.Millisecond},

@@ -208,3 +208,27 @@ func TestPodsOfOneNamespace(t *testing.T) {
 		t.Errorf("%v %+v", err, v)
 	}
 }
+
+// Where somebody has objects of MetalLB's kinds in another namespace, the user says which is MetalLB's.
+func TestMigrationAsksForMetalLBsNamespace(t *testing.T) {
+	f := fakeWell(1)
+	pool := func(namespace, addresses string) string {
+		return fmt.Sprintf(`{"metadata":{"name":"lan","namespace":%q},"spec":{"addresses":[%q]}}`, namespace, addresses)
+	}
+	f.objects["/apis/metallb.io/v1beta1/ipaddresspools"] = `{"kind":"IPAddressPoolList","apiVersion":"metallb.io/v1beta1",
+		"items":[` + pool("aaa", "198.51.100.0/24") + "," + pool("lb", "192.0.2.0/24") + `]}`
+	kubeconfig := f.serve(t)
+	for _, also := range []string{"", "--apply", "--undo"} {
+		args := strings.Fields("migrate metallb --kubeconfig " + kubeconfig + " " + also)
+		code, stdout, stderr := run(args...)
+		if code != 2 || stdout != "" || !strings.Contains(stderr, "in the namespaces aaa, lb") ||
+			!strings.Contains(stderr, "--metallb-namespace") {
+			t.Errorf("%s: exit code %d: %s%s", also, code, stdout, stderr)
+		}
+	}
+	code, stdout, stderr := run("migrate", "metallb", "--kubeconfig", kubeconfig, "--metallb-namespace", "lb",
+		"-o", "objects")
+	if code != 0 || !strings.Contains(stdout, "192.0.2.0/24") || strings.Contains(stdout, "198.51.100.0/24") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+}

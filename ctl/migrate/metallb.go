@@ -35,6 +35,8 @@ const labelHostname = "kubernetes.io/hostname"
 type Choices struct {
 	// Namespace is that of Landfall.
 	Namespace string
+	// MetalLBNamespace is that of MetalLB: see MetalLBNamespace.
+	MetalLBNamespace string
 	// CopySecrets consents to copies of the Secrets with passwords of BGP sessions.
 	CopySecrets bool
 	// AcceptLosses consents to what cannot be taken over.
@@ -70,6 +72,9 @@ type Plan struct {
 	Pins []Pin
 	// Held are the addresses of the Services that MetalLB serves.
 	Held map[lb.Key][]netip.Addr
+
+	// namespace is that of MetalLB.
+	namespace string
 }
 
 // SecretCopy is a Secret to copy under the same name.
@@ -86,8 +91,8 @@ type Workload struct {
 	template map[string]any
 }
 
-// String is kind and name, as kubectl prints it.
-func (w Workload) String() string { return strings.ToLower(w.Kind) + "/" + w.Name }
+// String is kind, namespace and name.
+func (w Workload) String() string { return fmt.Sprintf("%s %s/%s", w.Kind, w.Namespace, w.Name) }
 
 // Pin keeps the addresses of a Service on a node.
 type Pin struct {
@@ -103,7 +108,13 @@ func PlanMetalLB(objects []Object, proxy map[string]any, c Choices) Plan {
 	for i, o := range objects {
 		objects[i].Spec = original(o)
 	}
-	p := Plan{Conversion: Convert(objects), Values: map[string]any{}, Held: map[lb.Key][]netip.Addr{}}
+	objects, others := inNamespace(objects, c.MetalLBNamespace)
+	p := Plan{Conversion: Convert(objects), Values: map[string]any{}, Held: map[lb.Key][]netip.Addr{},
+		namespace: c.MetalLBNamespace}
+	if len(others) > 0 {
+		p.note("objects of MetalLB's kinds in %s are left out: MetalLB reads only those in its own namespace, %s",
+			atMost(namespacesNamed, others, ", "), p.namespace)
+	}
 	p.findWorkloads(objects)
 	if keepers := Paused(slices.Concat(p.Speakers, p.Controllers), c); keepers != "" {
 		p.block("%s", keepers)
@@ -156,27 +167,6 @@ func (p *Plan) serves(o Object) bool {
 	return o.Spec["type"] == "LoadBalancer" && class == want
 }
 
-// findWorkloads finds MetalLB's programs by the labels that its manifests and its chart have.
-func (p *Plan) findWorkloads(objects []Object) {
-	for _, o := range objects {
-		name := cmp.Or(o.Metadata.Labels["app.kubernetes.io/name"], o.Metadata.Labels["app"])
-		component := cmp.Or(o.Metadata.Labels["app.kubernetes.io/component"], o.Metadata.Labels["component"])
-		w := NewWorkload(o)
-		switch {
-		case o.Kind == "Deployment" && name == "metallb" && component == "controller":
-			p.Controllers = append(p.Controllers, w)
-		case o.Kind == "DaemonSet" && name == "metallb" && component == "speaker",
-			// It has the sessions of MetalLB's mode frr-k8s, and would keep routes without the speaker.
-			o.Kind == "DaemonSet" && (name == "frr-k8s" || component == "frr-k8s"):
-			p.Speakers = append(p.Speakers, w)
-		}
-	}
-	if len(p.Controllers) == 0 || len(p.Speakers) == 0 {
-		p.block("MetalLB's controller (Deployment) or speaker (DaemonSet) is not found by their labels " +
-			"app.kubernetes.io/name or app: metallb, and component: controller or speaker")
-	}
-}
-
 // runsFRR reports whether its pods have a container of FRR, as those of MetalLB's speakers in mode frr and of frr-k8s.
 func (w Workload) runsFRR() bool {
 	containers, _ := w.template["containers"].([]any)
@@ -202,7 +192,7 @@ func Paused(workloads []Workload, c Choices) string {
 func (p *Plan) Gone() string {
 	switch {
 	case len(p.Controllers) == 0 || len(p.Speakers) == 0:
-		return "its controller or its speaker is not in the cluster any more"
+		return "its controller or its speaker is not in the namespace " + p.namespace + " any more"
 	case len(p.Pools()) == 0:
 		return "it has no IPAddressPool any more"
 	case len(p.ofKinds("L2Advertisement", "BGPAdvertisement")) == 0:
@@ -383,9 +373,11 @@ func (p *Plan) pin(objects []Object) {
 		}
 	}
 	slices.SortFunc(p.Pins, func(a, b Pin) int { return a.Service.Compare(b.Service) })
-	for _, o := range objects { // those of a run that was interrupted
+	known := slices.Collect(maps.Values(hostnames))
+	for _, o := range objects { // those of a run that was interrupted: others have the label from their owners
 		key := lb.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
-		if hostname := o.Metadata.Labels[LabelOwner]; o.Kind == "Service" && hostname != "" && !pinned[key] {
+		if hostname := o.Metadata.Labels[LabelOwner]; o.Kind == "Service" && hostname != "" && !pinned[key] &&
+			len(p.Held[key]) > 0 && slices.Contains(known, hostname) {
 			p.Pins = append(p.Pins, Pin{key, hostname})
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 const metallbPrograms = `---
@@ -24,13 +26,16 @@ spec: {selector: {matchLabels: {c: d}}, template: {spec: {nodeSelector: {edge: "
 {apiVersion: v1, kind: Node, metadata: {name: n1, labels: {kubernetes.io/hostname: h1}}, status: {addresses: [{address: 192.0.2.7}, {address: n1}]}}
 `
 
+// plan plans with MetalLB's programs, and with its namespace m unless the choices name another.
 func plan(t *testing.T, yaml string, proxy map[string]any, c Choices) Plan {
 	t.Helper()
 	objects, err := Decode(strings.NewReader(metallbPrograms + yaml))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Namespace = "landfall-system"
+	if c.Namespace = "landfall-system"; c.MetalLBNamespace == "" {
+		c.MetalLBNamespace = "m"
+	}
 	return PlanMetalLB(objects, proxy, c)
 }
 
@@ -182,6 +187,27 @@ status: {loadBalancer: {ingress: [{ip: 192.0.2.10}]}}
 	}
 }
 
+// Every tenant can give Services the label with which a run that was interrupted keeps them on their nodes. It
+// counts on those that MetalLB serves, and with the name of a node: each value costs time in which nobody announces.
+func TestPlanPinsNoServiceForItsLabel(t *testing.T) {
+	const ad = pool + "---\n{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: a, namespace: m}}\n"
+	service := func(name, owner, kind, address string) string {
+		return fmt.Sprintf("---\n{apiVersion: v1, kind: Service, metadata: {name: %s, namespace: shop, labels: {%s: %s}}, "+
+			"spec: {type: %s, loadBalancerClass: lb.example/metallb}, status: {loadBalancer: {ingress: [%s]}}}\n",
+			name, LabelOwner, owner, kind, address)
+	}
+	p := plan(t, ad+service("pinned", "h1", "LoadBalancer", "{ip: 192.0.2.1}")+service("waits", "h1", "LoadBalancer", "")+
+		service("internal", "h2", "ClusterIP", "")+service("elsewhere", "h3", "LoadBalancer", "{ip: 192.0.2.2}"),
+		cidr, Choices{})
+	want := []Pin{{Service: lb.Key{Namespace: "shop", Name: "pinned"}, Hostname: "h1"}}
+	if diff := cmp.Diff(want, p.Pins); diff != "" {
+		t.Errorf("pins (-want +got):\n%s", diff)
+	}
+	if pinned := p.Temporary(); len(pinned) != 1 {
+		t.Errorf("%d advertisements for one node", len(pinned))
+	}
+}
+
 // Landfall answers for addresses outside the nodes' subnets only on interfaces that are named:
 // MetalLB says which it answers on.
 func TestPlanNamesInterfaces(t *testing.T) {
@@ -195,7 +221,7 @@ func TestPlanNamesInterfaces(t *testing.T) {
 {apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {type: LoadBalancer, loadBalancerClass: lb.example/metallb}, status: {loadBalancer: {ingress: [{ip: 203.0.113.9}]}}}
 `
 	const status = `---
-{apiVersion: metallb.io/v1beta1, kind: ServiceL2Status, metadata: {name: l2-1}, status: {node: n1, serviceName: web, serviceNamespace: shop, interfaces: [{name: eth2}, {name: eth1}]}}
+{apiVersion: metallb.io/v1beta1, kind: ServiceL2Status, metadata: {name: l2-1, namespace: m}, status: {node: n1, serviceName: web, serviceNamespace: shop, interfaces: [{name: eth2}, {name: eth1}]}}
 `
 	p := plan(t, far, cidr, Choices{})
 	wantSaid(t, "blockers", p.Blockers, "give --l2-interfaces")
@@ -251,7 +277,7 @@ func TestPlanNamesNoInterfacesForBGP(t *testing.T) {
 }
 
 func TestPlanWithoutMetalLB(t *testing.T) {
-	p := PlanMetalLB(nil, cidr, Choices{})
+	p := PlanMetalLB(nil, cidr, Choices{MetalLBNamespace: "metallb-system"})
 	wantSaid(t, "blockers", p.Blockers, "MetalLB's controller (Deployment) or speaker (DaemonSet) is not found",
 		"there are no objects")
 }
@@ -269,6 +295,7 @@ func TestNotesOfAMoveOverBGP(t *testing.T) {
 		for i := range nodes {
 			all = append(all, decodeOne(t, fmt.Sprintf("{apiVersion: v1, kind: Node, metadata: {name: n%d}}", i)))
 		}
+		c.MetalLBNamespace = "m"
 		p := PlanMetalLB(all, nil, c)
 		return strings.Join(p.Notes, "\n")
 	}
@@ -288,7 +315,7 @@ func TestNoteOfFRR(t *testing.T) {
 	for containers, noted := range map[string]bool{"{name: speaker}, {name: frr}": true, "{name: speaker}": false} {
 		p := PlanMetalLB([]Object{decodeOne(t, "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: speaker, namespace: m, "+
 			"labels: {app: metallb, component: speaker}}, spec: {template: {spec: {containers: ["+containers+"]}}}}")},
-			nil, Choices{})
+			nil, Choices{MetalLBNamespace: "m"})
 		if got := strings.Join(p.Notes, "\n"); strings.Contains(got, "speaker.bfdNeighbors=0") != noted {
 			t.Errorf("containers %s: %s", containers, got)
 		}
