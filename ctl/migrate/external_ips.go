@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxNamed is how many Services a note names.
+// maxNamed is how many Services, or namespaces, a note names.
 const maxNamed = 5
 
 // NoteExternalIPs notes which Services list external IPs that Landfall does not serve as kube-proxy does: addresses of
@@ -30,7 +30,7 @@ func (k *KubeProxy) NoteExternalIPs(services, nodes []Object) {
 			}
 		}
 		about := func(addrs []string) string {
-			return s.Metadata.Namespace + "/" + s.Metadata.Name + " " + atMost(maxNamed, addrs, " ")
+			return s.Metadata.Namespace + "/" + s.Metadata.Name + " " + atMostNamed(addrs, " ")
 		}
 		if len(theirs) > 0 {
 			ofNodes = append(ofNodes, about(theirs))
@@ -53,13 +53,13 @@ func (k *KubeProxy) NoteExternalIPs(services, nodes []Object) {
 // named lists the first Services by name.
 func named(services []string) string {
 	slices.Sort(services)
-	return atMost(maxNamed, services, "; ")
+	return atMostNamed(services, "; ")
 }
 
-// atMost joins the first n of all, and says how many more there are.
-func atMost(n int, all []string, separator string) string {
-	text := strings.Join(all[:min(n, len(all))], separator)
-	if more := len(all) - n; more > 0 {
+// atMostNamed joins the first maxNamed of all, and says how many more there are.
+func atMostNamed(all []string, separator string) string {
+	text := strings.Join(all[:min(maxNamed, len(all))], separator)
+	if more := len(all) - maxNamed; more > 0 {
 		text += fmt.Sprintf("%sand %d more", separator, more)
 	}
 	return text

@@ -113,7 +113,7 @@ func PlanMetalLB(objects []Object, proxy map[string]any, c Choices) Plan {
 		namespace: c.MetalLBNamespace}
 	if len(others) > 0 {
 		p.note("objects of MetalLB's kinds in %s are left out: MetalLB reads only those in its own namespace, %s",
-			atMost(namespacesNamed, others, ", "), p.namespace)
+			atMostNamed(others, ", "), p.namespace)
 	}
 	p.findWorkloads(objects)
 	if keepers := Paused(slices.Concat(p.Speakers, p.Controllers), c); keepers != "" {

@@ -9,9 +9,6 @@ import (
 // This file finds MetalLB's namespace, and its programs there. In other namespaces the labels of MetalLB's programs
 // prove nothing: every tenant can give them to workloads of his own.
 
-// namespacesNamed is how many namespaces with what looks like MetalLB's are named.
-const namespacesNamed = 5
-
 // MetalLBNamespace returns the namespace of MetalLB: named, or that of its objects if named is "", or that of
 // its manifests if there are no objects.
 func MetalLBNamespace(objects []Object, named string) (string, error) {
@@ -25,7 +22,7 @@ func MetalLBNamespace(objects []Object, named string) (string, error) {
 		return found[0], nil
 	default:
 		return "", fmt.Errorf("objects of MetalLB's kinds are in the namespaces %s, and MetalLB reads only those in its "+
-			"own: name it with --metallb-namespace", atMost(namespacesNamed, found, ", "))
+			"own: name it with --metallb-namespace", atMostNamed(found, ", "))
 	}
 }
 
@@ -90,9 +87,9 @@ func (p *Plan) findWorkloads(objects []Object) {
 	}
 	others := namespaces(objects, func(o Object) bool {
 		found := component(o)
-		return found != "" && o.Metadata.Namespace != p.namespace && !(found == "frr-k8s" && here[o.Metadata.Namespace])
+		return found != "" && o.Metadata.Namespace != p.namespace && (found != "frr-k8s" || !here[o.Metadata.Namespace])
 	})
-	elsewhere := atMost(namespacesNamed, others, ", ")
+	elsewhere := atMostNamed(others, ", ")
 	if len(p.Controllers) == 0 || len(p.Speakers) == 0 {
 		text := fmt.Sprintf("MetalLB's controller (Deployment) or speaker (DaemonSet) is not found in the namespace %s by "+
 			"their labels app.kubernetes.io/name or app: metallb, and component: controller or speaker", p.namespace)

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A need is a numbered set, which exists from when a Service needs it until it was not needed for a while: the rules ask
+// A need is a numbered set, which exists from when a Service needs it until it was not needed for a while. The rules ask
 // each of those that exist. That of setDirect, which is always there, is for the rules that hand packets over.
 type need struct {
 	set    setID
