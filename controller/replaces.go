@@ -29,7 +29,7 @@ func (r replaces) allow(key lb.Key, now time.Time) bool {
 	return !last.waiting
 }
 
-// note takes note of a replacement that was written, or is about to be.
+// note takes note of a replacement that was written.
 func (r replaces) note(key lb.Key, now time.Time) {
 	last := r.of(key, now)
 	last.until = now.Add(last.backoff.Next())

@@ -388,10 +388,14 @@ func (g *gatherer) drainState(ctx context.Context, node string) (s drainState) {
 // missing returns an error if a node that drains lacks a program that it has had, or that it may be about to get:
 // while its pod is replaced, what is left is not known.
 func (g *gatherer) missing(ctx context.Context, node, name string) error {
-	nodes := map[string]bool{} // with the program
+	nodes, waiting := map[string]bool{}, 0 // those with the program, and how many pods wait for a node
 	for _, p := range g.pods {
 		for _, c := range p.Containers {
-			if p.Node != "" && program(c) == "landfall-"+name {
+			switch {
+			case program(c) != "landfall-"+name:
+			case p.Node == "":
+				waiting++
+			default:
 				nodes[p.Node] = true
 			}
 		}
@@ -415,7 +419,7 @@ func (g *gatherer) missing(ctx context.Context, node, name string) error {
 			wanted += w.Wanted
 		}
 	}
-	if len(nodes) < wanted {
+	if len(nodes)+waiting < wanted {
 		return errors.New("it is not there")
 	}
 	return nil // it is not to run on this node

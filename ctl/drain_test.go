@@ -226,12 +226,14 @@ func TestDrainOfANodeWithoutAProgram(t *testing.T) {
 		wanted     map[string]int // pods by component
 		refused    bool
 		unknown    string
+		waits      bool // another one of the pods waits for a node
 	}{
-		"it is replaced":               {"", map[string]int{"node": 2}, false, "the proxy does not say"},
-		"Landfall is not to run there": {"", map[string]int{"node": 1}, false, ""},
-		"its speaker is replaced":      {proxy, map[string]int{"speaker": 2, "proxy": 2}, false, "the speaker does not say"},
-		"it is to have no speaker":     {proxy, map[string]int{"speaker": 1, "proxy": 2}, false, ""},
-		"the user may not know":        {"", nil, true, "whether it is to come is not known"},
+		"it is replaced":               {"", map[string]int{"node": 2}, false, "the proxy does not say", false},
+		"Landfall is not to run there": {"", map[string]int{"node": 1}, false, "", false},
+		"its speaker is replaced":      {proxy, map[string]int{"speaker": 2, "proxy": 2}, false, "the speaker does not say", false},
+		"it is to have no speaker":     {proxy, map[string]int{"speaker": 1, "proxy": 2}, false, "", false},
+		"another pod waits for a node": {"", map[string]int{"node": 2}, false, "", true},
+		"the user may not know":        {"", nil, true, "whether it is to come is not known", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := fakeWell(2)
@@ -239,6 +241,9 @@ func TestDrainOfANodeWithoutAProgram(t *testing.T) {
 			second := strings.Index(whole, `,{"metadata":{"name":"landfall-node-1"`)
 			if test.containers == "" {
 				f.objects[podsPath] = `{"items":[` + whole[second+1:]
+				if test.waits {
+					f.objects[podsPath] = strings.Replace(whole, `"nodeName":"n0",`, "", 1)
+				}
 			} else {
 				f.objects[podsPath] = strings.Replace(whole[:second], both, test.containers, 1) + whole[second:]
 			}

@@ -84,10 +84,10 @@ func (c *changes) markVIPs(vips []netip.Addr) {
 	})
 }
 
-// markNode takes a change of a Node: the others are to be met, this one (own is set) decides
-// whether anything is claimed.
+// markNode takes a change of a Node: the others are to be met, also once this one (own is set) is there again. This one
+// decides whether anything is claimed.
 func (c *changes) markNode(own bool) {
-	c.markNow(func(d *dirt) { d.all, d.peers, d.nodes = d.all || own, d.peers || !own, true })
+	c.markNow(func(d *dirt) { d.all, d.peers, d.nodes = d.all || own, true, true })
 }
 
 // markSynced takes that some kind of object is known in full.

@@ -578,9 +578,10 @@ func TestContract7AListWithoutThisNodeSaysNothingOfOthers(t *testing.T) {
 		r.api.nodes.Delete(w179)
 		synctest.Wait()
 		want("without all Nodes", w177, w178, w179)
-		r.api.nodes.Set(w177, nodes[w177])
 		r.api.nodes.Set(w178, nodes[w178])
 		synctest.Wait()
-		want("with its Node again", w177, w178)
+		r.api.nodes.Set(w177, nodes[w177])
+		synctest.Wait()
+		want("with its Node again, the last to be there", w177, w178)
 	})
 }

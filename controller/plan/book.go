@@ -245,8 +245,8 @@ func (b *Book) move(e, next *entry, now time.Time) {
 	}
 	for _, addr := range union(before, e.taken) {
 		b.markFirst(addr)
-		for waiter := range b.asking[addr] {
-			if over { // its condition says so
+		if over {
+			for waiter := range b.asking[addr] { // its condition says so
 				b.mark(waiter)
 			}
 		}

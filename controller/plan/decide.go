@@ -12,7 +12,7 @@ import (
 // something else for it.
 func (b *Book) decide(e *entry) Decision {
 	w, refusal := parse(&e.Service)
-	kept := e.held
+	kept := without(e.held, func(addr netip.Addr) bool { return b.gone(e, addr) })
 	otherFamily := func(addr netip.Addr) bool { return !slices.Contains(w.families, lb.FamilyOf(addr)) }
 	if len(w.families) > 0 && slices.ContainsFunc(kept, otherFamily) {
 		kept = slices.DeleteFunc(slices.Clone(kept), otherFamily)
@@ -68,9 +68,6 @@ func (b *Book) satisfies(e *entry, w want, addr netip.Addr) bool {
 		return false
 	}
 	in := b.pools.of(addr)
-	if in == nil && e.lacks(addr) && !b.pools.unread {
-		return false // announced nowhere, and a program took it out of the status
-	}
 	if (in == nil || b.pools.never.theirs[addr] != "") && (w.move || b.config.MoveOutside && e.Request.WhenOutside == "") {
 		return false
 	}

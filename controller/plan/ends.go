@@ -3,7 +3,6 @@ package plan
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -53,7 +52,7 @@ func conditionAddresses(c lb.Condition) []netip.Addr {
 func Protected(s *lb.Service) bool {
 	return s.Finalizer && slices.ContainsFunc(s.Conditions, func(c lb.Condition) bool {
 		return c.Type == lb.ConditionAssigned &&
-			(c.Status || c.Reason == lb.ReasonDuplicate || strings.Contains(c.Message, lb.Keeps))
+			(c.Status || c.Reason == lb.ReasonDuplicate || len(lb.Confirmed(c)) > 0)
 	})
 }
 

@@ -33,3 +33,17 @@ func TestFinalizerOfAnotherClass(t *testing.T) {
 		}
 	}
 }
+
+// Another load balancer has left an address of no pool beside one of a pool, which the condition confirms with other
+// words than one alone.
+func TestADeletedServiceThatHoldsAnotherAddressBesideEnds(t *testing.T) {
+	w := newWorld(Config{})
+	newPool("p", "10.0.0.0/29")(w)
+	service("a", preferDual, holds("fd00::1", "10.0.0.1"))(w)
+	w.settle(t, false)
+	a := w.services[key("a")]
+	a.Finalizer = true
+	if !Protected(&a) {
+		t.Errorf("it does not count as Landfall's: %v", a.Conditions)
+	}
+}

@@ -56,6 +56,12 @@ func (e *entry) lacks(addr netip.Addr) bool {
 		!slices.ContainsFunc(e.Ingress, func(in lb.Ingress) bool { return in.Addr == addr })
 }
 
+// gone reports whether a program took addr out of the status, which no pool has and nobody announces: that program may
+// serve e, as MetalLB does before a migration.
+func (b *Book) gone(e *entry, addr netip.Addr) bool {
+	return e.lacks(addr) && !b.pools.unread && b.pools.of(addr) == nil
+}
+
 // denied tells why e cannot have addr, which merely stands in its status: what keeps an address from who asks for it
 // keeps it from who writes it. Services of one namespace that do not go together are told apart later: see duplicate.
 func (b *Book) denied(e *entry, addr netip.Addr) *lb.Refusal {
@@ -166,7 +172,7 @@ func listed(words string, addrs []string) string {
 func (b *Book) withoutWritten(e *entry, held []netip.Addr) []netip.Addr {
 	mine := b.withoutDenied(e, held)
 	return without(held, func(addr netip.Addr) bool {
-		return e.written(addr) || !slices.Contains(mine, addr) && slices.ContainsFunc(mine, func(other netip.Addr) bool {
+		return b.written(e, addr) || !slices.Contains(mine, addr) && slices.ContainsFunc(mine, func(other netip.Addr) bool {
 			return lb.FamilyOf(other) == lb.FamilyOf(addr) && !b.foreign(e, other)
 		})
 	})
@@ -174,10 +180,10 @@ func (b *Book) withoutWritten(e *entry, held []netip.Addr) []netip.Addr {
 
 // written reports whether the controller did not assign addr to e, but another address of its
 // family that e holds.
-func (e *entry) written(addr netip.Addr) bool {
+func (b *Book) written(e *entry, addr netip.Addr) bool {
 	return !slices.Contains(e.named, addr) && !slices.Contains(e.assigned, addr) &&
 		slices.ContainsFunc(e.held, func(other netip.Addr) bool {
-			return lb.FamilyOf(other) == lb.FamilyOf(addr) && slices.Contains(e.named, other)
+			return lb.FamilyOf(other) == lb.FamilyOf(addr) && slices.Contains(e.named, other) && !b.gone(e, other)
 		})
 }
 
@@ -185,7 +191,7 @@ func (e *entry) written(addr netip.Addr) bool {
 func (b *Book) replacedForeign(e *entry, before, after []netip.Addr) []netip.Addr {
 	var replaced []netip.Addr
 	for _, addr := range before {
-		if !slices.Contains(after, addr) && (b.foreign(e, addr) || e.written(addr)) {
+		if !slices.Contains(after, addr) && (b.foreign(e, addr) || b.written(e, addr)) {
 			replaced = append(replaced, addr)
 		}
 	}

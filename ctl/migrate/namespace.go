@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // This file finds MetalLB's namespace, and its programs there. In other namespaces the labels of MetalLB's programs
@@ -15,7 +16,9 @@ func MetalLBNamespace(objects []Object, named string) (string, error) {
 	if named != "" {
 		return named, nil
 	}
-	switch found := namespaces(objects, isMetalLB); len(found) {
+	// Some versions of MetalLB write what they report of a Service into its namespace.
+	own := func(o Object) bool { return isMetalLB(o) && !strings.HasSuffix(o.Kind, "Status") }
+	switch found := namespaces(objects, own); len(found) {
 	case 0:
 		return "metallb-system", nil
 	case 1:

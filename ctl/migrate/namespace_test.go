@@ -106,6 +106,7 @@ func TestMetalLBNamespace(t *testing.T) {
 	}{
 		"that of its objects":    {[]Object{own, frr, own}, "", "lb", ""},
 		"without objects":        {[]Object{frr}, "", "metallb-system", ""},
+		"beside what it reports": {[]Object{own, in("ServiceL2Status", "metallb.io", "tenant")}, "", "lb", ""},
 		"as the user says":       {[]Object{own, tenants}, "lb", "lb", ""},
 		"without objects, named": {nil, "lb", "lb", ""},
 		"of several": {[]Object{tenants, own}, "", "",

@@ -173,8 +173,8 @@ func (s *State) Dead() []string {
 		return s.seen.Dead
 	}
 	var dead []string
-	for _, node := range s.seen.Missing {
-		if since, was := s.deadSince[node]; was && since.Before(s.estrangement.trusted) {
+	for _, node := range slices.Sorted(maps.Keys(s.deadSince)) {
+		if s.deadSince[node].Before(s.estrangement.trusted) {
 			dead = append(dead, node)
 		}
 	}
@@ -183,7 +183,9 @@ func (s *State) Dead() []string {
 
 // bury notes since when nodes are dead.
 func (s *State) bury(now time.Time) {
-	maps.DeleteFunc(s.deadSince, func(node string, _ time.Time) bool { return !slices.Contains(s.seen.Missing, node) })
+	maps.DeleteFunc(s.deadSince, func(node string, _ time.Time) bool {
+		return !slices.Contains(s.seen.Missing, node) && !slices.Contains(s.seen.Silent, node) // not missed, but dead
+	})
 	for _, node := range s.seen.Dead {
 		if _, known := s.deadSince[node]; !known {
 			if s.deadSince == nil {

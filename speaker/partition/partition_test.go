@@ -109,6 +109,7 @@ func TestDead(t *testing.T) {
 		live  string
 		down  bool // no carrier
 		met   bool // another speaker has just been heard
+		gone  bool // d has no Node
 		want  string
 	}
 	for name, story := range map[string][]view{
@@ -124,6 +125,9 @@ func TestDead(t *testing.T) {
 			{after: time.Minute, live: "a b c", down: true, want: "d"}, {after: time.Second, live: "c", want: "d"},
 			{after: time.Second, live: "a c", want: "d"}, {after: time.Second, live: "a b c", met: true, want: "d"},
 			{after: Reunion, live: "a b c d"}},
+		"dead for long, and without a Node": {{live: "a b c d"}, {after: time.Minute, live: "a b c", want: "d"},
+			{after: time.Minute, live: "a b c", gone: true, want: "d"}, {after: time.Minute, live: "c", gone: true, want: "d"},
+			{after: time.Second, live: "a b c", met: true, gone: true, want: "d"}},
 		"a link that flaps": {{live: "a b c d"}, {after: time.Minute, live: "a b c d", down: true},
 			{after: time.Second, live: "a c d", down: true}, {after: time.Second, live: "a c d"},
 			{after: time.Millisecond, live: "a b c d", met: true}},
@@ -135,7 +139,11 @@ func TestDead(t *testing.T) {
 		for i, v := range story {
 			now = now.Add(v.after)
 			live := strings.Fields(v.live)
-			f.Speakers, f.Carrier = plan.SpeakersOf("c", live, live, known, without(known, live)), []string{"eth0"}
+			missed := known
+			if v.gone {
+				missed = without(known, []string{"d"})
+			}
+			f.Speakers, f.Carrier = plan.SpeakersOf("c", live, live, missed, without(known, live)), []string{"eth0"}
 			if f.Unplugged = v.down; v.down {
 				f.Carrier = nil
 			}
