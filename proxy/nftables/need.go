@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// A need is a numbered set, which exists from when a Service needs it until it was not needed for a while. The rules ask
-// each of those that exist. That of setDirect, which is always there, is for the rules that hand packets over.
+// A need is a numbered set, which exists from when a Service needs it until it was not needed for a while. The rules
+// ask each of those that exist. That of setDirect, which is always there, is for the rules that hand packets over.
 type need struct {
 	set    setID
 	number uint32
