@@ -585,18 +585,25 @@ func TestProxiesDoNotHearOfHeadless(t *testing.T) {
 	} {
 		asked := make(chan url.Values, 100)
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			asked <- r.URL.Query()
-			http.NotFound(w, r)
+			query := r.URL.Query()
+			asked <- query
+			switch {
+			case query.Has("sendInitialEvents"):
+				http.NotFound(w, r)
+			case query.Has("watch"):
+				<-r.Context().Done()
+			default:
+				w.Header().Set("Content-Type", "application/json")
+				fmt.Fprint(w, `{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
+			}
 		}))
 		client := newClient(t, server.URL)
 		test.follow(client)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- client.Run(ctx) }()
-		seen := map[bool]bool{}
-		for len(seen) < 2 { // a watch, and the list for which it asks where the server streams none
+		for range 3 { // a list as a watch, a list as the server streams none, and a watch from there on
 			query := <-asked
-			seen[query.Has("watch")] = true
 			selector, err := labels.Parse(query.Get("labelSelector"))
 			if err != nil {
 				t.Fatal(err)
