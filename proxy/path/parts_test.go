@@ -43,11 +43,21 @@ func TestContract11NewsComesBetweenThePartsOfALook(t *testing.T) {
 					r.ways["10.1.0.2"] = own
 				})
 				all[key] = targets("10.1.0.2")
+				lostAt, toldAt := 0, 0
+				r.deps.Changed = func() {
+					r.set(func() {
+						if lostAt == 0 || toldAt != 0 {
+							return
+						}
+						if news, _ := r.Take(); news.Lost[targets("10.1.0.2")[0]] != nil {
+							toldAt = len(r.looks)
+						}
+					})
+				}
 				r.Begin(all)
 				r.wait()
 				time.Sleep(every)
 				r.expect("at first")
-				lostAt, toldAt := 0, 0
 				r.set(func() {
 					r.looks = nil
 					r.looking = func() {
@@ -57,14 +67,11 @@ func TestContract11NewsComesBetweenThePartsOfALook(t *testing.T) {
 						}
 					}
 				})
-				r.deps.Changed = func() {
-					if news, _ := r.Take(); news.Lost[targets("10.1.0.2")[0]] != nil && toldAt == 0 {
-						toldAt = len(r.looks)
-					}
-				}
 				test.begin(r)
 				r.wait()
 				time.Sleep(every)
+				r.guard.Lock()
+				defer r.guard.Unlock()
 				if between := toldAt - lostAt; lostAt == 0 || between <= 0 || between > 5*part {
 					t.Errorf("lost after %d looks, and told after %d", lostAt, toldAt)
 				}
