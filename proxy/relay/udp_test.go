@@ -287,6 +287,47 @@ func TestUDPLimitIsFair(t *testing.T) {
 	}
 }
 
+// At the node's limit a tenant with many Services of few flows each loses one of its own, and not a neighbor with one
+// Service of more than any of them.
+func TestContract11TheLimitOfFlowsIsFairToNamespaces(t *testing.T) {
+	for name, proven := range map[string]bool{"proven": true, "new": false} {
+		a := newFlows(400, 400, 400)
+		port := uint16(0)
+		add := func(s *service) (victim *flow) {
+			port++
+			key := wire.Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), port)}
+			f, _ := a.find(key, func() *flow { return &flow{key: key} })
+			a.answered(f)
+			victim, _ = a.admit(f, s)
+			if proven {
+				f.answered.Store(true)
+				a.find(key, nil)
+			}
+			return victim
+		}
+		neighbor := &service{id: id{key: lb.Key{Namespace: "neighbor"}}}
+		for range 100 {
+			add(neighbor)
+		}
+		services := make([]*service, 10)
+		for i := range services {
+			services[i] = &service{id: id{key: lb.Key{Namespace: "tenant", Name: fmt.Sprint(i)}}}
+		}
+		for i := range 1000 {
+			if victim := add(services[i%len(services)]); victim != nil && victim.service == neighbor {
+				t.Errorf("%s: a flow of the neighbor ends after %d of the tenant", name, i)
+				break
+			}
+		}
+		for _, f := range a.list() {
+			a.end(f)
+		}
+		if len(a.all)+len(a.of)+a.open > 0 {
+			t.Errorf("%s: left: %+v", name, a)
+		}
+	}
+}
+
 // No more flows are asked about than may be, in all and of one client.
 func TestUDPAskingIsBounded(t *testing.T) {
 	a := newFlows(1000, 1000, 1000)
