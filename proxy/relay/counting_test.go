@@ -1,11 +1,13 @@
 package relay
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/proxy/plan"
@@ -86,5 +88,32 @@ func TestRelayCountsConnections(t *testing.T) {
 				t.Errorf("counted are still %v", left)
 			}
 		})
+	}
+}
+
+// A namespace with more Services than are counted apart takes the place of no other: they have theirs by turns.
+func TestContract11NamespacesAreCountedByTurns(t *testing.T) {
+	r := &Relay{table: newTable(time.Now), passing: newPassing(), flows: newFlows(1, 1, 1)}
+	learn := func(namespace string, n int) {
+		for i := range n {
+			s := r.table.learn(id{lb.Key{Namespace: namespace, Name: fmt.Sprintf("%04d", i)}, lb.TCP})
+			s.counts.Connections = 1
+		}
+	}
+	learn("a", 2*maxCounted)
+	learn("b", 20)
+	learn("c", maxCounted)
+	all, of := r.Counts(), map[string]int{}
+	for _, c := range all {
+		of[c.Service.Namespace]++
+	}
+	if of["a"] != 240 || of["b"] != 20 || of["c"] != 240 {
+		t.Errorf("counted apart are %v", of)
+	}
+	if rest := all[maxCounted]; rest.Protocol != lb.TCP || rest.Connections != 1020 {
+		t.Errorf("the others: %+v", rest)
+	}
+	if !slices.IsSortedFunc(all[:maxCounted], func(a, b Counted) int { return a.Service.Compare(b.Service) }) {
+		t.Error("they are not in order")
 	}
 }

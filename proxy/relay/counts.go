@@ -57,7 +57,8 @@ type Counted struct {
 const maxCounted = 500
 
 // Counts returns what was counted of each Service, in order, with the bytes that open connections and flows have passed
-// on so far. Those beyond the first 500 are counted as one of each protocol, which has no name.
+// on so far. Of more than 500 those are counted apart that come first when namespaces take turns, and the others as one
+// of each protocol, which has no name.
 func (r *Relay) Counts() []Counted {
 	for _, p := range r.passing.list() {
 		p.count()
@@ -73,18 +74,34 @@ func (r *Relay) Counts() []Counted {
 		all = append(all, Counted{which.key, which.protocol, s.counts})
 		s.mu.Unlock()
 	}
-	slices.SortFunc(all, func(a, b Counted) int {
-		return cmp.Or(a.Service.Compare(b.Service), cmp.Compare(a.Protocol, b.Protocol))
-	})
+	slices.SortFunc(all, compareCounted)
 	if len(all) <= maxCounted {
 		return all
 	}
+	takeTurns(all)
+	slices.SortFunc(all[:maxCounted], compareCounted)
 	rest := map[lb.Protocol]*Counts{lb.TCP: {}, lb.UDP: {}}
 	for _, c := range all[maxCounted:] {
 		rest[c.Protocol].add(c.Counts)
 	}
 	return append(all[:maxCounted], Counted{Protocol: lb.TCP, Counts: *rest[lb.TCP]},
 		Counted{Protocol: lb.UDP, Counts: *rest[lb.UDP]})
+}
+
+func compareCounted(a, b Counted) int {
+	return cmp.Or(a.Service.Compare(b.Service), cmp.Compare(a.Protocol, b.Protocol))
+}
+
+// takeTurns has namespaces take turns in what is in order: first the first of each, then the second of each.
+func takeTurns(all []Counted) {
+	turns, of := make(map[id]int, len(all)), map[string]int{}
+	for _, c := range all {
+		turns[id{c.Service, c.Protocol}] = of[c.Service.Namespace]
+		of[c.Service.Namespace]++
+	}
+	slices.SortStableFunc(all, func(a, b Counted) int {
+		return cmp.Compare(turns[id{a.Service, a.Protocol}], turns[id{b.Service, b.Protocol}])
+	})
 }
 
 // Refused counts the connections that were reset at once: beyond the limit of the node, of their

@@ -57,7 +57,7 @@ func TestResetsWhileAWriteWaits(t *testing.T) {
 		server, out := pairOfConns(t)
 		done := make(chan struct{})
 		go func() {
-			newPassage(newPipes(4).of(nil, netip.IPv4Unspecified()), in, out).run(t.Context(), time.Hour)
+			newPassage(newPipes(4).of(&service{}, netip.IPv4Unspecified()), in, out).run(t.Context(), time.Hour)
 			in.Close()
 			out.Close()
 			close(done)
@@ -91,7 +91,7 @@ func TestUrgentData(t *testing.T) {
 		server, out := pairOfConns(t)
 		moved := make(chan error, 1)
 		go func() {
-			err := newMover(out, in, newPipes(most).of(nil, netip.IPv4Unspecified())).run()
+			err := newMover(out, in, newPipes(most).of(&service{}, netip.IPv4Unspecified())).run()
 			out.Close()
 			moved <- err
 		}()

@@ -257,7 +257,7 @@ func (f *flow) connect() {
 	f.backend, f.conn, f.end.backend = backend, conn, backend
 	f.table.remember(f.way, client, backend)
 	for _, p := range f.kept {
-		if f.send(p); f.conn == nil {
+		if f.send(p, true); f.conn == nil {
 			return
 		}
 	}
@@ -298,12 +298,17 @@ func (f *flow) receive(p []byte) {
 		f.stream = f.stream || f.answered.Load() && f.last.Sub(f.began) > streamAfter
 		f.follow()
 	}
+	owed := f.isOwed()
 	f.keep(p)
 	f.end.sent += uint64(len(p))
 	if f.conn != nil {
-		f.send(p)
+		f.send(p, owed)
 	}
 }
+
+// isOwed reports whether something was sent since the last answer. Else no error of ICMP counts: that has no
+// authentication, and whoever guesses the port of the flow's socket could move it, and have its backend be suspect.
+func (f *flow) isOwed() bool { return len(f.kept) > 0 || f.incomplete }
 
 // keep keeps a datagram until there is an answer.
 func (f *flow) keep(p []byte) {
@@ -339,10 +344,16 @@ func (f *flow) follow() {
 	}
 }
 
-// send sends a datagram to the backend. An error that counts against that, of what was sent before, gives it up.
-func (f *flow) send(p []byte) {
-	switch err := f.conn.sendParts(f.header, p); {
-	case isBackends(err):
+// send sends a datagram to the backend. An error that counts against that, of what was sent before, gives it up if
+// something was owed before.
+func (f *flow) send(p []byte, owed bool) {
+	err := f.conn.sendParts(f.header, p)
+	if isBackends(err) && !owed {
+		f.conn.dropErrors()
+		err = f.conn.sendParts(f.header, p)
+	}
+	switch {
+	case isBackends(err) && owed:
 		f.lose(true)
 		f.why = err
 	case err != nil:
@@ -463,7 +474,7 @@ func (f *flow) failed(conn *Conn, err error) {
 	defer f.mu.Unlock()
 	switch {
 	case f.closed || f.conn != conn:
-	case isBackends(err):
+	case isBackends(err) && f.isOwed():
 		f.lose(true)
 		f.why = err
 	default:

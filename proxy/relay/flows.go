@@ -31,13 +31,26 @@ type flows struct {
 	asked  int                // the sum of asking
 	open   int
 	of     map[*service]*serviceFlows
+	// namespaces are those of the Services of each.
+	namespaces map[string]*namespaceFlows
 }
+
+// namespaceFlows are those of the Services of a namespace, and how many they are.
+type namespaceFlows struct {
+	of         map[*service]*serviceFlows
+	young, all int
+}
+
+func (n *namespaceFlows) size() (young, all int) { return n.young, n.all }
 
 // serviceFlows are those of a Service.
 type serviceFlows struct {
-	flows   queue
-	clients map[netip.Addr]*queue
+	namespace *namespaceFlows
+	flows     queue
+	clients   map[netip.Addr]*queue
 }
+
+func (s *serviceFlows) size() (young, all int) { return s.flows.young.Len(), s.flows.len() }
 
 // queue has flows in the order in which they end: those of young first, and of each the one whose client has
 // been silent for longest.
@@ -61,7 +74,7 @@ func (q *queue) first() *flow {
 
 func newFlows(most, ofService, ofClient int) *flows {
 	return &flows{most: most, ofService: ofService, ofClient: ofClient, all: map[wire.Flow]*flow{},
-		asking: map[netip.Addr]int{}, of: map[*service]*serviceFlows{}}
+		asking: map[netip.Addr]int{}, of: map[*service]*serviceFlows{}, namespaces: map[string]*namespaceFlows{}}
 }
 
 // find returns the flow of a datagram of a client. One that is not there is made with made, unless too many
@@ -98,6 +111,7 @@ func (a *flows) touch(f *flow) {
 	of.flows.young.Remove(f.inService)
 	client.young.Remove(f.inClient)
 	f.proven = true
+	of.namespace.young--
 	f.inService, f.inClient = of.flows.proven.PushBack(f), client.proven.PushBack(f)
 }
 
@@ -125,34 +139,48 @@ func (a *flows) admit(f *flow, s *service) (victim *flow, beyond Counts) {
 	case of != nil && of.flows.len() >= a.ofService:
 		victim, beyond = of.flows.first(), Counts{Refused: 1}
 	case a.open >= a.most:
-		victim, beyond = a.largest().flows.first(), Counts{Refused: 1}
+		namespace := largest(a.namespaces, a.most)
+		victim, beyond = largest(namespace.of, namespace.all).flows.first(), Counts{Refused: 1}
 	}
 	if victim != nil {
 		a.remove(victim)
 	}
 	if of = a.of[s]; of == nil {
-		of = &serviceFlows{clients: map[netip.Addr]*queue{}}
-		a.of[s] = of
+		of = a.begin(s)
 	}
 	if of.clients[client] == nil {
 		of.clients[client] = &queue{}
 	}
 	f.service, f.inService, f.inClient = s, of.flows.young.PushBack(f), of.clients[client].young.PushBack(f)
+	of.namespace.young++
+	of.namespace.all++
 	a.open++
 	return victim, beyond
 }
 
-// largest returns the flows of the Service that has to end one: of those with more than an equal share the one
-// with most that have not proved themselves, or, without such, the one with most.
-func (a *flows) largest() (largest *serviceFlows) {
-	share, mostYoung, most := a.most/len(a.of), 0, 0
-	for _, of := range a.of {
-		young, all := of.flows.young.Len(), of.flows.len()
+// begin makes room for the flows of a Service that has none.
+func (a *flows) begin(s *service) *serviceFlows {
+	n := a.namespaces[s.key.Namespace]
+	if n == nil {
+		n = &namespaceFlows{of: map[*service]*serviceFlows{}}
+		a.namespaces[s.key.Namespace] = n
+	}
+	of := &serviceFlows{namespace: n, clients: map[netip.Addr]*queue{}}
+	a.of[s], n.of[s] = of, of
+	return of
+}
+
+// largest returns which of those that have so many flows together has to end one: of those with more than an equal
+// share the one with most that have not proved themselves, or, without such, the one with most.
+func largest[K comparable, F interface{ size() (young, all int) }](of map[K]F, together int) (largest F) {
+	share, mostYoung, most := together/len(of), 0, 0
+	for _, one := range of {
+		young, all := one.size()
 		if all <= share {
 			young = 0
 		}
 		if young > mostYoung || young == mostYoung && all > most {
-			largest, mostYoung, most = of, young, all
+			largest, mostYoung, most = one, young, all
 		}
 	}
 	return largest
@@ -178,8 +206,14 @@ func (a *flows) remove(f *flow) {
 	if of.clients[client].len() == 0 {
 		delete(of.clients, client)
 	}
+	if of.namespace.all--; !f.proven {
+		of.namespace.young--
+	}
 	if of.flows.len() == 0 {
 		delete(a.of, f.service)
+		if delete(of.namespace.of, f.service); len(of.namespace.of) == 0 {
+			delete(a.namespaces, f.service.key.Namespace)
+		}
 	}
 	f.inService, f.inClient = nil, nil
 	a.open--

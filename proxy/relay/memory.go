@@ -126,12 +126,14 @@ type holding struct {
 }
 
 // most returns which connections to reset to make so much room: each time the one that holds most, of the Service whose
-// connections together hold most. It returns none if all together do not hold as much, as something else does then.
+// connections together hold most, of the namespace whose Services do. It returns none if all together do not hold as
+// much, as something else does then.
 func most(all []holding, room uint64) (victims []*passed) {
-	of, sums, total := map[*service][]holding{}, map[*service]uint64{}, uint64(0)
+	of, sums, namespaces, total := map[*service][]holding{}, map[*service]uint64{}, map[string]uint64{}, uint64(0)
 	for _, h := range all {
 		of[h.service] = append(of[h.service], h)
 		sums[h.service] += h.bytes
+		namespaces[h.service.key.Namespace] += h.bytes
 		total += h.bytes
 	}
 	if total < room {
@@ -141,15 +143,22 @@ func most(all []holding, room uint64) (victims []*passed) {
 		slices.SortFunc(list, func(a, b holding) int { return cmp.Compare(b.bytes, a.bytes) })
 	}
 	for freed := uint64(0); freed < room; {
+		namespace, held := "", uint64(0)
+		for name, sum := range namespaces {
+			if sum > held {
+				namespace, held = name, sum
+			}
+		}
 		var largest *service
 		for s, sum := range sums {
-			if largest == nil || sum > sums[largest] {
+			if s.key.Namespace == namespace && (largest == nil || sum > sums[largest]) {
 				largest = s
 			}
 		}
 		h := of[largest][0]
 		victims, of[largest] = append(victims, h.passed), of[largest][1:]
 		sums[largest] -= h.bytes
+		namespaces[namespace] -= h.bytes
 		freed += h.bytes
 	}
 	return victims

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"io"
 	"math"
 	"net"
@@ -75,6 +76,27 @@ func TestContract11WhoHoldsMostIsReset(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("for %d: %v, want %v", room, got, want)
 		}
+	}
+}
+
+// A tenant whose many Services hold little each makes the room before a neighbor whose one Service holds more than any
+// of them, and of that tenant's the Service that holds most comes first.
+func TestContract11TheNamespaceThatHoldsMostIsReset(t *testing.T) {
+	neighbor := &service{id: id{key: lb.Key{Namespace: "neighbor", Name: "web"}}}
+	all := []holding{{&passed{service: neighbor}, 20}}
+	for i := range 10 {
+		all = append(all, holding{&passed{service: &service{id: id{key: lb.Key{Namespace: "tenant", Name: fmt.Sprint(i)}}}}, 8})
+	}
+	all = append(all, holding{&passed{service: all[1].service}, 1})
+	for room, want := range map[uint64]string{60: "tenant", 61: "tenant"} {
+		for i, c := range most(all, room) {
+			if c.service.key.Namespace != want || i == 0 && c.service != all[1].service {
+				t.Errorf("for %d, %s is reset", room, c.service.key)
+			}
+		}
+	}
+	if victims := most(all, 65); len(victims) != 9 || victims[8].service != neighbor {
+		t.Errorf("for 65, %d are reset, and the neighbor not once it holds most", len(victims))
 	}
 }
 

@@ -224,33 +224,43 @@ type pipes struct {
 	mu   sync.Mutex
 	made int
 	free []*pipe
-	// used are how many each Service has, and each client of a Service.
+	// used are how many each namespace has, each Service, and each client of a Service.
 	used map[share]int
 }
 
-// share is what a Service, or one client of a Service, has of the pipes.
+// share is what one client of a Service, the Service, or its namespace has of the pipes.
 type share struct {
-	pipes   *pipes
-	service *service
-	client  netip.Addr // not valid for the whole Service
+	pipes     *pipes
+	namespace string
+	service   *service   // nil for the whole namespace
+	client    netip.Addr // not valid for the whole Service
 }
 
 func newPipes(most int) *pipes { return &pipes{most: most, used: map[share]int{}} }
 
 // of returns the share of a client of a Service.
-func (p *pipes) of(s *service, client netip.Addr) *share { return &share{p, s, clientOf(client)} }
+func (p *pipes) of(s *service, client netip.Addr) *share {
+	return &share{p, s.key.Namespace, s, clientOf(client)}
+}
 
-func (s share) whole() share { return share{pipes: s.pipes, service: s.service} }
+func (s share) ofService() share {
+	return share{pipes: s.pipes, namespace: s.namespace, service: s.service}
+}
+
+func (s share) ofNamespace() share { return share{pipes: s.pipes, namespace: s.namespace} }
+
+func (s share) levels() [3]share { return [3]share{s, s.ofService(), s.ofNamespace()} }
 
 // get returns an empty pipe; nil if none can be made, or others shall have those that are left. A reader that
-// does not read holds its pipe, so a Service gets one only as long as it has fewer than are left, and a client
-// as long as it has fewer than half of that. So no Service gets them all, nor do several.
+// does not read holds its pipe, so a Service gets one only as long as it has fewer than are left, a client as long
+// as it has fewer than half of that, and a namespace as long as it has fewer than four times as many. So no Service
+// gets them all, nor do several of a namespace.
 func (s share) get() *pipe {
 	p := s.pipes
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	left := p.most - (p.made - len(p.free))
-	if p.used[s.whole()] >= left || 2*p.used[s] >= left {
+	if p.used[s.ofNamespace()] >= 4*left || p.used[s.ofService()] >= left || 2*p.used[s] >= left {
 		return nil
 	}
 	var one *pipe
@@ -265,8 +275,9 @@ func (s share) get() *pipe {
 		one = &pipe{out: fds[0], in: fds[1]}
 		p.made++
 	}
-	p.used[s]++
-	p.used[s.whole()]++
+	for _, of := range s.levels() {
+		p.used[of]++
+	}
 	return one
 }
 
@@ -275,7 +286,7 @@ func (s share) put(one *pipe, empty bool) {
 	p := s.pipes
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, of := range []share{s, s.whole()} {
+	for _, of := range s.levels() {
 		if p.used[of]--; p.used[of] == 0 {
 			delete(p.used, of)
 		}

@@ -304,17 +304,6 @@ func (r *Relay) lately(at *atomic.Int64, within time.Duration) bool {
 func (r *Relay) high() int64 { return int64(r.options.Limit - r.options.Limit/10) }
 func (r *Relay) low() int64  { return int64(r.options.Limit - r.options.Limit/5) }
 
-// minShare is how many connections a Service may have however small the node's limit is.
-const minShare = 32
-
-// share is how many connections a Service may have at the moment: four times as many as the relay has places left
-// before it is full. So two Services together cannot fill it, and one that comes later gets places too. A sixteenth of
-// all is each one's own: what more than sixteen Services need is no fault of a single one, and the rules serve it.
-func (r *Relay) share() int {
-	left := r.high() - r.open.Load()
-	return int(max(4*left, r.high()/16, minShare))
-}
-
 // Full reports whether the relay has asked that new connections go straight to endpoints, as it has about
 // as many as it may, or too little time or memory for more.
 func (r *Relay) Full() bool { return r.full.Load() }

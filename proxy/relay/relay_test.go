@@ -762,7 +762,11 @@ func TestBytesAreCountedAsTheyGo(t *testing.T) {
 // get. Others get theirs.
 func TestContract11TheAccessLogIsBounded(t *testing.T) {
 	now := time.Unix(1_000, 0)
-	one, other := &service{}, &service{}
+	table := newTable(time.Now)
+	learn := func(namespace, name string) *service {
+		return table.learn(id{lb.Key{Namespace: namespace, Name: name}, lb.TCP})
+	}
+	one, other := learn("a", "one"), learn("a", "other")
 	count := func(s *service, n int) (lines, leftOut int) {
 		for range n {
 			if left, ok := s.logs(now); ok {
@@ -780,6 +784,32 @@ func TestContract11TheAccessLogIsBounded(t *testing.T) {
 	now = now.Add(time.Second)
 	if lines, leftOut := count(one, 2); lines != 2 || leftOut != 4*maxLines {
 		t.Errorf("a second later %d lines, and %d are said to be left out, not %d", lines, leftOut, 4*maxLines)
+	}
+
+	all := []*service{one, other}
+	for i := range 8 {
+		all = append(all, learn("a", fmt.Sprint(i)))
+	}
+	ofAll := func(n int) (lines, leftOut int) {
+		now = now.Add(time.Second)
+		for _, s := range all {
+			l, o := count(s, n)
+			lines, leftOut = lines+l, leftOut+o
+		}
+		return lines, leftOut
+	}
+	if lines, _ := ofAll(maxLines); lines != 10*maxLines {
+		t.Errorf("%d lines of a namespace that is alone", lines)
+	}
+	neighbor := learn("b", "one")
+	if lines, _ := ofAll(2 * maxLines); lines != maxNamespaceLines {
+		t.Errorf("%d lines of ten Services of a namespace that is not alone", lines)
+	}
+	if lines, _ := count(neighbor, 1); lines != 1 {
+		t.Error("another namespace gets no line")
+	}
+	if lines, leftOut := ofAll(1); lines != 10 || leftOut != 10*2*maxLines-maxNamespaceLines {
+		t.Errorf("a second later %d lines, and %d are said to be left out", lines, leftOut)
 	}
 }
 

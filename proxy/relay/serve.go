@@ -31,7 +31,7 @@ func (r *Relay) serve(ctx context.Context, client *Conn, from netip.AddrPort, l 
 		return
 	}
 	w, ok := r.find(ctx, target{lb.TCP, to}, &r.waiting)
-	if !ok || !w.service.admit(from.Addr(), min(r.options.ServiceLimit, r.share()), r.options.ClientLimit) {
+	if !ok || !r.admitTo(w.service, from.Addr()) {
 		r.refused.Add(1)
 		abort(client)
 		return

@@ -22,9 +22,9 @@ const (
 	// returnsWithin is how much longer the relay knows a client whose time of session affinity is over, while less than
 	// half of maxRememberedTogether are remembered: it gets any backend then, and not that of its address for ever.
 	returnsWithin = 24 * time.Hour
-	// maxLines is how many lines of the access log a Service gets in a second: its clients decide how many connections
-	// end, and the node's logs are everybody's.
-	maxLines = 100
+	// maxLines is how many lines of the access log a Service gets in a second, and maxNamespaceLines how many those of a
+	// namespace get that is not alone: clients decide how many connections end, and the node's logs are everybody's.
+	maxLines, maxNamespaceLines = 100, 400
 	// suspectFor is how long a backend that did not answer is tried last.
 	suspectFor = 5 * time.Second
 )
@@ -33,6 +33,7 @@ const (
 // to the table.
 type service struct {
 	id
+	namespace    *namespace
 	plan.Relayed                   // of the table, as tables are
 	tables       map[string]*slots // see slotsOf
 	memories     map[string]string // see shareMemories
@@ -52,7 +53,9 @@ type service struct {
 	mostRemembered int
 	swept          time.Time
 	suspects       map[netip.AddrPort]time.Time
-	lines          loop.Lines // of the access log
+	// lines are those of the access log, and leftOut how many its namespace has not let through since the last one.
+	lines   loop.Lines
+	leftOut int
 }
 
 type remembering struct {
@@ -89,7 +92,7 @@ func (s *service) forgive(backends map[netip.AddrPort]bool, turns map[turn]bool)
 	}
 }
 
-// admit counts a connection, and reports whether the Service and its client may have it; close takes it back.
+// admit counts a connection, and reports whether the Service and its client may have it. See Relay.admitTo.
 func (s *service) admit(from netip.Addr, limit, clientLimit int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,8 +121,9 @@ func clientOf(addr netip.Addr) netip.Addr {
 	return network.Addr()
 }
 
-// close takes back what admit has counted.
+// close takes back what admitTo has counted.
 func (t *table) close(s *service, from netip.Addr) {
+	s.namespace.open.Add(-1)
 	s.leaves(clientOf(from))
 	t.ended(s)
 }
@@ -141,7 +145,21 @@ func (s *service) count(more Counts) {
 }
 
 // logs reports whether the Service gets one more line of the access log, and how many it has not got before.
-func (s *service) logs(now time.Time) (leftOut int, ok bool) { return s.lines.Admit(now, maxLines) }
+func (s *service) logs(now time.Time) (leftOut int, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	leftOut, ok = s.lines.Admit(now, maxLines)
+	if s.leftOut += leftOut; ok && !s.namespace.isAlone() {
+		if _, ok = s.namespace.lines.Admit(now, maxNamespaceLines); !ok {
+			s.leftOut++
+		}
+	}
+	if !ok {
+		return 0, false
+	}
+	leftOut, s.leftOut = s.leftOut, 0
+	return leftOut, true
+}
 
 // connected counts the tries of a connection, and those of them that failed on this node.
 func (s *service) connected(tries, failedHere int, ok bool) {

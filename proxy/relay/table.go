@@ -19,8 +19,9 @@ import (
 type table struct {
 	now func() time.Time
 
-	mu       sync.Mutex
-	services map[id]*service
+	mu         sync.Mutex
+	services   map[id]*service
+	namespaces namespaces
 	// at are the ways of each frontend, the one that counts first: a frontend that moves is two Services'
 	// for a moment.
 	at map[target][]way
@@ -64,7 +65,7 @@ type way struct {
 }
 
 func newTable(now func() time.Time) *table {
-	return &table{now: now, services: map[id]*service{}, at: map[target][]way{},
+	return &table{now: now, services: map[id]*service{}, namespaces: newNamespaces(), at: map[target][]way{},
 		nodePorts: map[netip.Addr]bool{}, changed: make(chan struct{}), remembered: memory{of: map[string]int{}},
 		seed: maphash.MakeSeed()}
 }
@@ -193,8 +194,9 @@ func (t *table) setPart(which id, relayed *plan.Relayed) {
 
 // learn makes a Service known.
 func (t *table) learn(which id) *service {
-	s := &service{id: which, clients: map[netip.Addr]int{}, remembered: map[remembering]remembered{},
-		suspects: map[netip.AddrPort]time.Time{}, open: map[netip.AddrPort]uint32{}, turns: map[turn]float64{}}
+	s := &service{id: which, namespace: t.namespaces.join(which), clients: map[netip.Addr]int{},
+		remembered: map[remembering]remembered{}, suspects: map[netip.AddrPort]time.Time{},
+		open: map[netip.AddrPort]uint32{}, turns: map[turn]float64{}}
 	t.services[which] = s
 	return s
 }
@@ -212,6 +214,7 @@ func (t *table) adopt(which id, client netip.Addr, backend netip.AddrPort) *serv
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.counts.Open++
+	s.namespace.open.Add(1)
 	s.clients[clientOf(client)]++
 	s.open[backend]++
 	return s
@@ -243,6 +246,7 @@ func (t *table) forget(s *service) {
 	defer s.mu.Unlock()
 	if s.removed && s.counts.Open == 0 && t.services[s.id] == s {
 		delete(t.services, s.id)
+		t.namespaces.leave(s)
 		t.remembered.add(s, -len(s.remembered))
 		clear(s.remembered)
 	}

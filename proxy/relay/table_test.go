@@ -102,7 +102,8 @@ func TestNodePortsAreOfTheNode(t *testing.T) {
 // The addresses of an IPv6 network of 64 bits are one client, as a host has as many as it likes.
 func TestClientsAreCounted(t *testing.T) {
 	table := newTable(time.Now)
-	s := &service{clients: map[netip.Addr]int{}}
+	r := &Relay{table: table, options: Options{Limit: 100, ServiceLimit: 100, ClientLimit: 2}}
+	s := table.learn(id{protocol: lb.TCP})
 	for _, step := range []struct {
 		from string
 		want bool
@@ -110,14 +111,14 @@ func TestClientsAreCounted(t *testing.T) {
 		{"192.0.2.1", true}, {"192.0.2.1", true}, {"192.0.2.1", false}, {"192.0.2.2", true},
 		{"2001:db8::1", true}, {"2001:db8::2", true}, {"2001:db8::3", false}, {"2001:db8:0:1::3", true},
 	} {
-		if got := s.admit(netip.MustParseAddr(step.from), 100, 2); got != step.want {
+		if got := r.admitTo(s, netip.MustParseAddr(step.from)); got != step.want {
 			t.Errorf("one more of %s: %v", step.from, got)
 		}
 	}
 	for _, from := range []string{"192.0.2.1", "192.0.2.1", "192.0.2.2", "2001:db8::9", "2001:db8::1", "2001:db8:0:1::3"} {
 		table.close(s, netip.MustParseAddr(from))
 	}
-	if len(s.clients) > 0 || s.counts.Open != 0 || s.counts.ClientRefused != 2 {
+	if len(s.clients) > 0 || s.counts.Open != 0 || s.namespace.open.Load() != 0 || s.counts.ClientRefused != 2 {
 		t.Errorf("%v, %+v", s.clients, s.counts)
 	}
 }
@@ -176,28 +177,75 @@ func TestContract11PipesAreShared(t *testing.T) {
 	}
 }
 
-// Services that take as many connections as they get leave places for others, and do not fill the relay unless they are
-// many.
+// Nor does a namespace get all of them, however many Services it has.
+func TestContract11NamespacesSharePipes(t *testing.T) {
+	p := newPipes(maxPipes)
+	defer p.close()
+	held := map[*share][]*pipe{}
+	take := func(namespace string, i int) (n int) {
+		s := p.of(&service{id: id{key: lb.Key{Namespace: namespace, Name: fmt.Sprint(i)}}},
+			netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
+		for one := s.get(); one != nil; one = s.get() {
+			held[s] = append(held[s], one)
+			n++
+		}
+		return n
+	}
+	all := 0
+	for i := range 100 {
+		all += take("tenant", i)
+	}
+	if all < maxPipes*4/5 || all > maxPipes*5/6 {
+		t.Errorf("a namespace gets %d of %d", all, maxPipes)
+	}
+	if n := take("neighbor", 1); n < 8 {
+		t.Errorf("a client of another one gets %d", n)
+	}
+	for s, of := range held {
+		for _, one := range of {
+			s.put(one, true)
+		}
+	}
+	if len(p.used) > 0 || len(p.free) != p.made {
+		t.Errorf("left: %v, %d of %d free", p.used, len(p.free), p.made)
+	}
+}
+
+// Services of one namespace that take as many connections as they get leave places for others. They do not fill the
+// relay unless no other namespace has a Service, and they are many or come one after the other.
 func TestContract11TheLargestServicesGiveWay(t *testing.T) {
 	for _, c := range []struct {
 		services, inTurn int // inTurn have theirs before the others begin
+		alone            bool
 		most, all        int // of one, and of all
 		full             bool
 	}{
-		{1, 0, 5000, 5000, false}, {2, 0, 4000, 8000, false}, {2, 1, 5000, 8200, false}, {3, 3, 5000, 8840, false},
-		{8, 0, 1091, 8727, false}, {16, 0, 562, 8992, false}, {20, 0, 450, 9000, true}, {200, 0, 45, 9000, true},
+		{1, 0, true, 5000, 5000, false}, {2, 0, true, 4000, 8000, false}, {2, 1, true, 5000, 8200, false},
+		{3, 3, true, 5000, 8840, false}, {4, 4, true, 5000, 9000, true}, {8, 0, true, 1091, 8727, false},
+		{16, 0, true, 562, 8992, false}, {20, 0, true, 450, 9000, true}, {200, 0, true, 45, 9000, true},
+
+		{1, 0, false, 5000, 5000, false}, {2, 0, false, 3512, 7024, false}, {2, 1, false, 5000, 7095, false},
+		{3, 3, false, 5000, 7200, false}, {4, 4, false, 5000, 7200, false}, {20, 0, false, 360, 7200, false},
+		{200, 200, false, 5000, 7200, false},
 	} {
-		r := &Relay{options: Options{Limit: 10_000}, crossed: make(chan struct{}, 1)}
-		client := netip.MustParseAddr("192.0.2.1")
+		r := &Relay{options: Options{Limit: 10_000, ServiceLimit: 5000, ClientLimit: 10_000}, table: newTable(time.Now),
+			crossed: make(chan struct{}, 1)}
+		of := func(namespace string) *service {
+			return r.table.learn(id{lb.Key{Namespace: namespace, Name: fmt.Sprint(len(r.table.services))}, lb.TCP})
+		}
+		var neighbor *service
+		if !c.alone {
+			neighbor = of("neighbor")
+		}
 		all := make([]*service, c.services)
 		for i := range all {
-			all[i] = &service{clients: map[netip.Addr]int{}}
+			all[i] = of("default")
 		}
 		connect := func(s *service) (ok bool) {
 			if r.open.Load() == r.high() || !r.admit() {
 				return false
 			}
-			if ok = s.admit(client, min(5000, r.share()), 10_000); !ok {
+			if ok = r.admitTo(s, netip.MustParseAddr("192.0.2.1")); !ok {
 				r.release()
 			}
 			return ok
@@ -217,11 +265,60 @@ func TestContract11TheLargestServicesGiveWay(t *testing.T) {
 			most, sum = max(most, s.counts.Open), sum+s.counts.Open
 		}
 		if most != c.most || sum != c.all || (r.open.Load() == r.high()) != c.full {
-			t.Errorf("%d Services, %d in turn: one has %d, all %d", c.services, c.inTurn, most, sum)
+			t.Errorf("%+v: one has %d, all %d", c, most, sum)
 		}
-		if late := (&service{clients: map[netip.Addr]int{}}); !c.full && !connect(late) {
-			t.Errorf("%d Services, %d in turn: another gets nothing", c.services, c.inTurn)
+		if c.alone {
+			if !c.full && !connect(of("default")) {
+				t.Errorf("%+v: another gets nothing", c)
+			}
+			continue
 		}
+		for connect(neighbor) {
+		}
+		if n := neighbor.counts.Open; n < 1371 || r.open.Load() == r.high() {
+			t.Errorf("%+v: another namespace gets %d", c, n)
+		}
+	}
+}
+
+// A namespace that is alone may fill the relay. Once another one has a Service, it keeps what it has.
+func TestANamespaceIsAloneNoLonger(t *testing.T) {
+	r := &Relay{options: Options{Limit: 100, ServiceLimit: 50, ClientLimit: 50}, table: newTable(time.Now),
+		crossed: make(chan struct{}, 1)}
+	learn := func(namespace, name string, protocol lb.Protocol) *service {
+		return r.table.learn(id{lb.Key{Namespace: namespace, Name: name}, protocol})
+	}
+	client := netip.MustParseAddr("192.0.2.1")
+	connect := func(s *service) bool { return r.admit() && r.admitTo(s, client) }
+	learn("b", "udp", lb.UDP) // has no connections
+	all := []*service{learn("a", "1", lb.TCP), learn("a", "2", lb.TCP), learn("a", "3", lb.TCP)}
+	for range 30 {
+		for _, s := range all {
+			if !connect(s) {
+				t.Fatal("alone it gets too few")
+			}
+		}
+	}
+	if !connect(all[0]) { // before the rules have changed
+		t.Error("a connection that comes beyond nine tenths is reset")
+	}
+	other := learn("b", "tcp", lb.TCP)
+	if connect(all[0]) || all[0].counts.Open != 31 || all[0].counts.Refused != 1 || !connect(other) {
+		t.Errorf("%+v beside %+v", all[0].counts, other.counts)
+	}
+	r.table.close(other, client)
+	other.removed = true
+	r.table.forget(other)
+	if !connect(all[0]) {
+		t.Error("alone again it gets nothing")
+	}
+	for _, s := range all {
+		for s.counts.Open > 0 {
+			r.table.close(s, client)
+		}
+	}
+	if n := all[0].namespace.open.Load(); n != 0 || other.namespace.open.Load() != 0 {
+		t.Errorf("%d are counted still", n)
 	}
 }
 
@@ -442,9 +539,7 @@ func TestARemovedServiceRemembers(t *testing.T) {
 	m := withAffinity(services)
 	table.take(m)
 	comeTo(table, services)
-	if !table.services[id{services[0], lb.UDP}].admit(netip.MustParseAddr("10.0.0.1"), 1, 1) {
-		t.Fatal("it has no connection")
-	}
+	table.services[id{services[0], lb.UDP}].count(Counts{Open: 1})
 	m.Services[0].Relayed = nil
 	table.take(m)
 	if table.sweep(); table.remembered.all != maxRemembered {

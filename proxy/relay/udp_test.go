@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -213,6 +214,142 @@ func TestUDPFlowsMove(t *testing.T) {
 	g.until("the flow ends", func() bool { return len(g.Counts()) == 0 || g.Counts()[0].Open == 1 })
 }
 
+// ICMP has no authentication: an error that comes while all is answered is of nothing that the flow has sent, and neither
+// moves it nor counts against its backend. One that comes while something waits for an answer does.
+func TestContract11ErrorsOfNothingMoveNoFlow(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("raw sockets need root")
+	}
+	g := newRig(t, nil)
+	waits := make(chan bool, 1)
+	a := udpBackend(t, func(conn *net.UDPConn, from netip.AddrPort, text string) {
+		if text == "wait" {
+			waits <- true
+			return
+		}
+		_, _ = conn.WriteToUDPAddrPort([]byte("a: "+text), from)
+	})
+	g.relayedUDP(nil, a)
+	c := g.udpClient()
+	c.ask("first")
+	g.relayedUDP(nil, a, udpEcho(t, "b"))
+	f := g.flows.list()[0]
+	f.mu.Lock()
+	local, err := f.conn.local()
+	f.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		if err := sendUnreachable(local, a); err != nil {
+			t.Fatal(err)
+		}
+		g.until("it has heard of that", func() bool { return !f.hasError(t) })
+		if got, want := c.ask(fmt.Sprint(i)), fmt.Sprint("a: ", i); got != want {
+			t.Fatalf("%q, not %q", got, want)
+		}
+	}
+	way, _, _ := g.table.find(target{lb.UDP, frontend})
+	way.service.mu.Lock()
+	if len(way.service.suspects) > 0 || way.service.counts.Retried > 0 {
+		t.Errorf("suspect are %v, %+v", way.service.suspects, way.service.counts)
+	}
+	way.service.mu.Unlock()
+	c.send("wait")
+	<-waits
+	if err := sendUnreachable(local, a); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.next(); got != "b: wait" {
+		t.Errorf("once something waits: %q", got)
+	}
+}
+
+// hasError reports whether the socket to the flow's backend has an error to tell of.
+func (f *flow) hasError(t *testing.T) (has bool) {
+	t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.conn == nil {
+		return false
+	}
+	err := f.conn.control(func(fd int) error {
+		socket := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(socket, 0)
+		has = n > 0
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return has
+}
+
+// The next datagram is sent also if it is told of such an error. If something was owed, the backend is given up.
+func TestContract11AnErrorOfNothingLosesNoDatagram(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("raw sockets need root")
+	}
+	got := make(chan string, 1)
+	backend := udpBackend(t, func(_ *net.UDPConn, _ netip.AddrPort, text string) { got <- text })
+	r := &Relay{table: newTable(time.Now)}
+	s := r.table.learn(id{web, lb.UDP})
+	for _, owed := range []bool{false, true} {
+		conn, err := DialUDP(backend, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		local, err := conn.local()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := sendUnreachable(local, backend); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f := &flow{Relay: r, way: way{service: s}, backend: backend, conn: conn}
+		if !f.hasError(t) {
+			t.Fatal("the kernel does not tell of the error")
+		}
+		f.send([]byte("x"), owed)
+		if lost := f.conn == nil; lost != owed || len(s.suspects) > 0 != owed || r.lostSent.Load() > 0 {
+			t.Errorf("something is owed: %v, the backend is lost: %v, suspect are %v", owed, lost, s.suspects)
+		}
+		if !owed {
+			if text := <-got; text != "x" || f.hasError(t) {
+				t.Errorf("the backend gets %q", text)
+			}
+		}
+	}
+}
+
+// sendUnreachable sends the node ICMP's word that a datagram could not be delivered, of which it has the header alone.
+func sendUnreachable(from, to netip.AddrPort) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	packet := []byte{3, 3, 0, 0, 0, 0, 0, 0, 0x45, 0, 0, 28, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
+	packet = append(append(packet, from.Addr().AsSlice()...), to.Addr().AsSlice()...)
+	for _, n := range []uint16{from.Port(), to.Port(), 8, 0} {
+		packet = binary.BigEndian.AppendUint16(packet, n)
+	}
+	sum := uint32(0)
+	for i := 0; i < len(packet); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(packet[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(packet[2:], ^uint16(sum))
+	return os.NewSyscallError("sendto", unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: from.Addr().As4()}))
+}
+
 // Beyond a limit the flow ends whose client has been silent for longest, and no new one is refused.
 func TestUDPLimits(t *testing.T) {
 	t.Parallel()
@@ -284,6 +421,47 @@ func TestUDPLimitIsFair(t *testing.T) {
 	}
 	if len(a.all)+len(a.of)+len(a.asking)+a.open+a.asked > 0 {
 		t.Errorf("left: %+v", a)
+	}
+}
+
+// At the node's limit a tenant with many Services of few flows each loses one of its own, and not a neighbor with one
+// Service of more than any of them.
+func TestContract11TheLimitOfFlowsIsFairToNamespaces(t *testing.T) {
+	for name, proven := range map[string]bool{"proven": true, "new": false} {
+		a := newFlows(400, 400, 400)
+		port := uint16(0)
+		add := func(s *service) (victim *flow) {
+			port++
+			key := wire.Flow{Client: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), port)}
+			f, _ := a.find(key, func() *flow { return &flow{key: key} })
+			a.answered(f)
+			victim, _ = a.admit(f, s)
+			if proven {
+				f.answered.Store(true)
+				a.find(key, nil)
+			}
+			return victim
+		}
+		neighbor := &service{id: id{key: lb.Key{Namespace: "neighbor"}}}
+		for range 100 {
+			add(neighbor)
+		}
+		services := make([]*service, 10)
+		for i := range services {
+			services[i] = &service{id: id{key: lb.Key{Namespace: "tenant", Name: fmt.Sprint(i)}}}
+		}
+		for i := range 1000 {
+			if victim := add(services[i%len(services)]); victim != nil && victim.service == neighbor {
+				t.Errorf("%s: a flow of the neighbor ends after %d of the tenant", name, i)
+				break
+			}
+		}
+		for _, f := range a.list() {
+			a.end(f)
+		}
+		if len(a.all)+len(a.of)+a.open > 0 {
+			t.Errorf("%s: left: %+v", name, a)
+		}
 	}
 }
 
