@@ -17,20 +17,15 @@ const (
 // lingers are the frontends of VIPs that were taken from Services, kept working for a while as
 // packets may still arrive, unless a Service serves them again.
 type lingers struct {
-	services map[lb.Key][]lingering
+	services map[lb.Key][]*plan.Lingering
+	at       plan.LingeringAt // the same
 	// policies are the Services whose policy became Local, and until when nodes without an endpoint go
 	// on as with policy Cluster.
 	policies map[lb.Key]time.Time
 	// due are the ends of lingering, the earliest first: all last equally long.
 	due []deadline
-	// added is set when something lingers that some Service may serve already.
-	added bool
-}
-
-// lingering are frontends that were withdrawn together.
-type lingering struct {
-	ports []plan.Port
-	until time.Time
+	// added is what lingers since a moment ago, and some Service may serve already.
+	added []*plan.Lingering
 }
 
 type deadline struct {
@@ -39,22 +34,28 @@ type deadline struct {
 }
 
 func newLingers() lingers {
-	return lingers{services: map[lb.Key][]lingering{}, policies: map[lb.Key]time.Time{}}
+	return lingers{services: map[lb.Key][]*plan.Lingering{}, at: plan.LingeringAt{}, policies: map[lb.Key]time.Time{}}
 }
 
 // add lets frontends of a Service linger until a time that is not before those of earlier calls.
 func (l *lingers) add(key lb.Key, ports []plan.Port, until time.Time) {
-	l.services[key] = newest(append(l.services[key], lingering{ports, until}))
+	one := &plan.Lingering{Key: key, Ports: ports, Until: until}
+	all := append(l.services[key], one)
+	l.services[key] = newest(all)
+	for _, ended := range all[:len(all)-len(l.services[key])] {
+		l.at.Remove(ended)
+	}
+	l.at.Add(one)
 	l.due = append(l.due, deadline{key, until})
-	l.added = true
+	l.added = append(l.added, one)
 }
 
 // newest returns the last withdrawals, as many as a Service may have lingering: the earlier ones end
 // before their time. The last one counts whatever its size, which plans bound.
-func newest(all []lingering) []lingering {
+func newest(all []*plan.Lingering) []*plan.Lingering {
 	first, frontends := len(all), 0
 	for first > 0 && len(all)-first < maxWithdrawals {
-		if frontends += count(all[first-1].ports); frontends > maxLingering && first < len(all) {
+		if frontends += count(all[first-1].Ports); frontends > maxLingering && first < len(all) {
 			break
 		}
 		first--
@@ -79,7 +80,7 @@ func (l *lingers) policy(key lb.Key) bool {
 func (l *lingers) of(key lb.Key) [][]plan.Port {
 	var all [][]plan.Port
 	for _, one := range l.services[key] {
-		all = append(all, one.ports)
+		all = append(all, one.Ports)
 	}
 	return all
 }
@@ -91,9 +92,9 @@ func (l *lingers) changed(now time.Time, claims *plan.Claims) []lb.Key {
 	for len(l.due) > 0 && !now.Before(l.due[0].at) {
 		key := l.due[0].key
 		l.due = l.due[1:]
-		ended := l.keep(key, func(one lingering) []plan.Port {
-			if now.Before(one.until) {
-				return one.ports
+		ended := l.keep(key, func(one *plan.Lingering) []plan.Port {
+			if now.Before(one.Until) {
+				return one.Ports
 			}
 			return nil
 		})
@@ -105,16 +106,36 @@ func (l *lingers) changed(now time.Time, claims *plan.Claims) []lb.Key {
 			keys = append(keys, key)
 		}
 	}
-	if claims.Taken() || l.added {
-		l.added = false
-		for key := range l.services {
-			if l.keep(key, func(one lingering) []plan.Port { return plan.Yield(one.ports, claims.Serves) }) {
-				keys = append(keys, key)
-			}
-		}
-	}
+	keys = append(keys, l.yield(claims)...)
 	for len(l.due) > 0 && !l.waits(l.due[0]) {
 		l.due = l.due[1:]
+	}
+	return keys
+}
+
+// yield ends what some Service serves again, and returns the Services concerned. It looks only where somebody has come
+// to serve: all that lingers, as of one tenant, may be a hundred thousand frontends.
+func (l *lingers) yield(claims *plan.Claims) (keys []lb.Key) {
+	taken, all := claims.Taken(l.at)
+	looks, services := map[*plan.Lingering]bool{}, map[lb.Key]bool{}
+	for _, one := range slices.Concat(taken, l.added) {
+		looks[one], services[one.Key] = true, true
+	}
+	l.added = nil
+	if all {
+		for key := range l.services {
+			services[key] = true
+		}
+	}
+	for key := range services {
+		if l.keep(key, func(one *plan.Lingering) []plan.Port {
+			if all || looks[one] {
+				return plan.Yield(one.Ports, claims.Serves)
+			}
+			return one.Ports
+		}) {
+			keys = append(keys, key)
+		}
 	}
 	return keys
 }
@@ -125,7 +146,7 @@ func (l *lingers) waits(d deadline) bool {
 		return true
 	}
 	for _, one := range l.services[d.key] {
-		if one.until.Equal(d.at) {
+		if one.Until.Equal(d.at) {
 			return true
 		}
 	}
@@ -133,14 +154,19 @@ func (l *lingers) waits(d deadline) bool {
 }
 
 // keep reduces what lingers of a Service to what left returns, and reports whether that changed it.
-func (l *lingers) keep(key lb.Key, left func(lingering) []plan.Port) bool {
-	var kept []lingering
+func (l *lingers) keep(key lb.Key, left func(*plan.Lingering) []plan.Port) bool {
+	var kept []*plan.Lingering
 	changed := false
 	for _, one := range l.services[key] {
 		ports := left(one)
-		changed = changed || count(ports) != count(one.ports)
+		if count(ports) != count(one.Ports) {
+			changed = true
+			l.at.Remove(one)
+			one.Ports = ports
+			l.at.Add(one)
+		}
 		if len(ports) > 0 {
-			kept = append(kept, lingering{ports, one.until})
+			kept = append(kept, one)
 		}
 	}
 	if len(kept) == 0 {

@@ -30,7 +30,9 @@ func newPackets(registry prometheus.Registerer) *packets {
 		probes: counter("arp_probes_total",
 			"Questions sent whether a device uses an address: for a new VIP, or ahead, before a Service has the address.",
 			"interface", "ahead"),
-		dropped: counter("arp_dropped_total", "ARP packets left without an answer.", "interface", "reason"),
+		dropped: counter("arp_dropped_total",
+			"ARP and NDP packets left without an answer; with the reason overrun, as the kernel had no room for them.",
+			"interface", "reason"),
 	}
 }
 
@@ -52,8 +54,8 @@ func (p *packets) Withdrawn(iface string, vip netip.Addr) {
 	}
 }
 
-func (p *packets) Dropped(iface string, why l2.Drop) {
-	p.dropped.WithLabelValues(iface, string(why)).Inc()
+func (p *packets) Dropped(iface string, why l2.Drop, n int) {
+	p.dropped.WithLabelValues(iface, string(why)).Add(float64(n))
 }
 
 func (p *packets) Probe(iface string, ahead bool) {

@@ -26,7 +26,10 @@ type Claims struct {
 	watching map[netip.Addr]map[*claimant]bool
 	// externals are the Services with externalIPs.
 	externals map[*claimant]bool
-	taken     bool
+	// taken are the slots that somebody may have come to serve since Taken was last called; all is set if these may be
+	// any.
+	taken []slot
+	all   bool
 }
 
 // slot is what only one Service can have: an address and port for one protocol. A node port has no
@@ -114,7 +117,7 @@ func (c *Claims) Configure(external ExternalIPs, own []netip.Addr) []lb.Key {
 		return nil
 	}
 	before := c.external
-	c.external, c.own, c.taken = external, ownSet, true
+	c.external, c.own, c.all = external, ownSet, true
 	var keys []lb.Key
 	for key, s := range c.claiming {
 		if c.externals[s] || !slices.Equal(before.soleVIPs(s.vips), external.soleVIPs(s.vips)) {
@@ -175,6 +178,9 @@ func (c *Claims) settle(touched map[slot]claim) map[lb.Key]bool {
 			c.settleAddress(at.addr, was, now, gains)
 			continue
 		}
+		if now.claimant != nil {
+			c.taken = append(c.taken, at)
+		}
 		for _, owner := range []claim{was, now} {
 			if owner.claimant != nil {
 				gains[owner.key] = true
@@ -187,7 +193,7 @@ func (c *Claims) settle(touched map[slot]claim) map[lb.Key]bool {
 		for own := range c.own { // where it is the node port that decides about external IPs
 			of := slot{own, at.port, at.protocol}
 			if owner := c.owners[of]; owner.claimant != nil {
-				gains[owner.key] = true
+				gains[owner.key], c.taken = true, append(c.taken, of)
 			}
 			tell(c.waiting[of]...)
 		}
@@ -230,10 +236,15 @@ func (c *Claims) settleAddress(addr netip.Addr, was, now claim, gains map[lb.Key
 		return // nobody gets it, whoever holds it
 	}
 	for s := range c.watching[addr] {
-		gains[s.key] = gains[s.key] || slices.ContainsFunc(s.portsAt(addr), func(at slot) bool {
-			owner := c.owners[at]
-			return owner.claimant == s && was.bars(s) != now.bars(s)
-		})
+		gained := gains[s.key]
+		if was.bars(s) != now.bars(s) {
+			for _, at := range s.portsAt(addr) {
+				if c.owners[at].claimant == s {
+					gained, c.taken = true, append(c.taken, at)
+				}
+			}
+		}
+		gains[s.key] = gained
 	}
 }
 
@@ -285,11 +296,15 @@ func (c *Claims) Awaits(key lb.Key, others func(lb.Key) bool) bool {
 	})
 }
 
-// Taken reports whether a frontend has got an owner since the last call that had none before.
-func (c *Claims) Taken() bool {
-	taken := c.taken
-	c.taken = false
-	return taken
+// Taken returns what of all that lingers is at a frontend that somebody may have come to serve since the last call.
+// With all set that may be anything.
+func (c *Claims) Taken(lingering LingeringAt) (at []*Lingering, all bool) {
+	for _, taken := range c.taken {
+		at = append(at, lingering[taken]...)
+	}
+	all = c.all
+	c.taken, c.all = nil, false
+	return at, all
 }
 
 // Serves reports whether some Service serves an address and port.
@@ -309,7 +324,7 @@ func (c *Claims) add(s *claimant, touched map[slot]claim) {
 		case owned || len(c.waiting[at]) > 0:
 			c.waiting[at] = append(c.waiting[at], wish)
 		default:
-			c.owners[at], c.taken = wish, true
+			c.owners[at] = wish
 		}
 	}
 	for addr := range s.external() {

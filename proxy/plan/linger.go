@@ -1,8 +1,10 @@
 package plan
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/lb"
 )
@@ -76,6 +78,55 @@ func (s Service) Serves(protocol lb.Protocol, addr netip.Addr, port uint16) bool
 			return !f.Lingering && f.Addr == addr && f.Port == port
 		})
 	})
+}
+
+// Lingering are frontends of a Service that were withdrawn together, and until when they linger.
+type Lingering struct {
+	Key   lb.Key
+	Ports []Port
+	Until time.Time
+}
+
+// frontends returns the address and port of each frontend that lingers.
+func (l *Lingering) frontends() iter.Seq[slot] {
+	return func(yield func(slot) bool) {
+		for _, p := range l.Ports {
+			for _, f := range p.Frontends {
+				if !yield(slotOf(p.Protocol, f.Addr, f.Port)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// LingeringAt is what lingers, by address and port, so that Claims.Taken need not go through all that lingers.
+type LingeringAt map[slot][]*Lingering
+
+// Add adds what lingers.
+func (at LingeringAt) Add(l *Lingering) {
+	alone := []*Lingering{l} // for all frontends where nothing else lingers
+	for f := range l.frontends() {
+		if others := at[f]; len(others) == 0 {
+			at[f] = alone
+		} else if !slices.Contains(others, l) {
+			at[f] = append(slices.Clone(others), l)
+		}
+	}
+}
+
+// Remove removes what was added and has not changed since.
+func (at LingeringAt) Remove(l *Lingering) {
+	for f := range l.frontends() {
+		others := at[f]
+		i := slices.Index(others, l)
+		switch {
+		case i >= 0 && len(others) == 1:
+			delete(at, f)
+		case i >= 0:
+			at[f] = slices.Concat(others[:i], others[i+1:])
+		}
+	}
 }
 
 // Yield returns the lingering ports without the frontends that some Service serves now.

@@ -27,7 +27,7 @@ type Facts struct {
 	// Booted are the nodes that have booted since this one met them, with the last boot of each: they know
 	// no connection from before. When it changes, the step has to have a view of each VIP.
 	Booted map[string]uint64
-	// Live are the nodes whose speakers live. It is looked at where Addresses are given.
+	// Live are the nodes whose speakers live.
 	Live []string
 	// CutOff is set while this node may be cut off from the others, or was until a moment ago.
 	CutOff bool
@@ -55,8 +55,8 @@ type View struct {
 type State struct {
 	self      string
 	addresses map[string][]netip.Addr // also of the nodes in deleted
-	// deleted has until when each node counts whose Node was deleted: it hands its VIPs over, and may hold
-	// connections, as one that drains.
+	// deleted has until when each node counts whose Node was deleted, if its speaker ends now: it hands its VIPs over,
+	// and may hold connections, as one that drains.
 	deleted map[string]time.Time
 	// foreign has until when each node counts from which another product announces, or announced; the
 	// zero time for one from which it does so now.
@@ -143,8 +143,8 @@ func (s *State) meet(now time.Time, f Facts) (changed bool) {
 }
 
 // meetNodes takes in the nodes' addresses, and reports whether they differ. Those of a node that is deleted while its
-// speaker lives stay for as long as proxies remember a silent connection, unless it dies, or another node has them by
-// now.
+// speaker lives stay for as long as proxies remember a silent connection after the speaker has ended, as until then it
+// may announce and get connections; unless it dies, or another node has them by now.
 func (s *State) meetNodes(now time.Time, f Facts, died []string) (changed bool) {
 	if f.Addresses != nil {
 		all := maps.Clone(f.Addresses)
@@ -169,7 +169,9 @@ func (s *State) meetNodes(now time.Time, f Facts, died []string) (changed bool) 
 		s.addresses = all
 	}
 	for node, until := range s.deleted {
-		if now.After(until) {
+		if slices.Contains(f.Live, node) {
+			s.deleted[node] = now.Add(lb.FlowMemory)
+		} else if now.After(until) {
 			delete(s.deleted, node)
 			delete(s.addresses, node)
 			changed = true

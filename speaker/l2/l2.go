@@ -79,7 +79,7 @@ type Stats interface {
 	Reply(iface string, vip netip.Addr)      // and was answered
 	Gratuitous(iface string, vip netip.Addr) // an unasked announcement went out
 	Withdrawn(iface string, vip netip.Addr)  // the VIP is answered for no longer
-	Dropped(iface string, why Drop)          // a packet was left without an answer
+	Dropped(iface string, why Drop, n int)   // n packets were left without an answer
 	Probe(iface string, ahead bool)          // a question went out whether a device uses an address
 }
 

@@ -126,7 +126,7 @@ type noStats struct{}
 func (noStats) Request(string, netip.Addr)    {}
 func (noStats) Reply(string, netip.Addr)      {}
 func (noStats) Gratuitous(string, netip.Addr) {}
-func (noStats) Dropped(string, Drop)          {}
+func (noStats) Dropped(string, Drop, int)     {}
 func (noStats) Probe(string, bool)            {}
 func (noStats) Withdrawn(string, netip.Addr)  {}
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
+	"github.com/mdlayher/packet"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
@@ -39,7 +40,7 @@ type NDPSocket interface {
 }
 
 type ndpSocket struct {
-	net.PacketConn
+	*packet.Conn
 	index int
 }
 

@@ -54,9 +54,9 @@ func (c *counts) Reply(string, netip.Addr)      { c.replies.Add(1) }
 func (c *counts) Gratuitous(string, netip.Addr) { c.gratuitous.Add(1) }
 func (c *counts) Probe(string, bool)            {}
 func (c *counts) Withdrawn(string, netip.Addr)  {}
-func (c *counts) Dropped(_ string, why Drop) {
+func (c *counts) Dropped(_ string, why Drop, packets int) {
 	if why == dropNotOurs {
-		c.notOurs.Add(1)
+		c.notOurs.Add(int64(packets))
 	}
 }
 

@@ -17,7 +17,7 @@ type hanging struct {
 	until chan struct{}
 }
 
-func (h hanging) Dropped(string, Drop) { <-h.until }
+func (h hanging) Dropped(string, Drop, int) { <-h.until }
 
 // TestAReaderThatHangsIsSeen has a reader hang at a frame, and not while it waits for one.
 func TestAReaderThatHangsIsSeen(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"github.com/mdlayher/packet"
 
@@ -27,6 +28,7 @@ const (
 	dropAnnounced Drop = "announced"  // a gratuitous request: somebody tells where an address is, and asks nothing
 	dropNotOurs   Drop = "not-ours"   // this node does not answer for the address
 	dropAsleep    Drop = "asleep"     // the process was frozen, and has not found out yet what is its own
+	dropOverrun   Drop = "overrun"    // more came than are taken, and the kernel had no room for it
 )
 
 // responder answers for VIPs of one family on one interface.
@@ -112,13 +114,32 @@ func (b *base) sendNews(vip netip.Addr, frames [][]byte, err error) error {
 	return nil
 }
 
+// overrunInterval is how often the kernel is asked for how many packets it had no room.
+const overrunInterval = time.Second
+
+// overruns counts the packets for which the kernel had no room since it was last asked.
+func (b *base) overruns() {
+	conn, ok := b.conn.(interface{ Stats() (*packet.Stats, error) })
+	if !ok {
+		return
+	}
+	if stats, err := conn.Stats(); err == nil && stats.Drops > 0 {
+		b.stat.Dropped(b.i.Name, dropOverrun, int(stats.Drops))
+	}
+}
+
 // serve answers frames of a protocol, up to a size, that read can take apart.
 func serve[F frame](b *base, protocol string, size int, read func([]byte) (F, bool)) error {
 	buf := make([]byte, size)
+	var counted time.Time
 	for {
 		n, _, err := b.conn.ReadFrom(buf)
 		if err != nil {
 			return fmt.Errorf("receive %s: %w", protocol, err)
+		}
+		if now := time.Now(); now.Sub(counted) >= overrunInterval {
+			b.overruns()
+			counted = now
 		}
 		if err := take(b, read, buf[:n]); err != nil {
 			return err
@@ -131,7 +152,7 @@ func take[F frame](b *base, read func([]byte) (F, bool), received []byte) error 
 	defer b.pulses.Begin()()
 	frame, ok := read(received)
 	if !ok {
-		b.stat.Dropped(b.i.Name, dropMalformed)
+		b.stat.Dropped(b.i.Name, dropMalformed, 1)
 		return nil
 	}
 	if vip, mac, ok := frame.uses(b.i.MAC, b.listens); ok {
@@ -142,7 +163,7 @@ func take[F frame](b *base, read func([]byte) (F, bool), received []byte) error 
 		drop = dropAsleep
 	}
 	if drop != dropNone {
-		b.stat.Dropped(b.i.Name, drop)
+		b.stat.Dropped(b.i.Name, drop, 1)
 		return nil
 	}
 	b.stat.Request(b.i.Name, asked)

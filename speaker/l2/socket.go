@@ -1,6 +1,8 @@
 package l2
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"slices"
 
@@ -12,15 +14,43 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
+// receiveBuffer holds what arrives while this process cannot run, or faster than it takes packets, which is about
+// 50,000 a second: as the kernel counts, some 10,000 small ones, a fifth of a second. With more room, a flood would
+// delay answers until clients ask again, which they do after a second.
+const receiveBuffer = 4 << 20
+
 // listen opens a socket that sees those packets of a protocol on an interface's own LAN that a filter lets through;
 // it needs CAP_NET_RAW.
-func listen(i lb.Interface, protocol ethernet.EtherType, filter ...bpf.Instruction) (net.PacketConn, error) {
+func listen(i lb.Interface, protocol ethernet.EtherType, filter ...bpf.Instruction) (*packet.Conn, error) {
 	program, err := bpf.Assemble(slices.Concat(ownLAN(i), filter))
 	if err != nil {
 		return nil, err
 	}
-	return packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw, int(protocol),
-		&packet.Config{Filter: program})
+	conn, err := packet.Listen(&net.Interface{Index: i.Index, Name: i.Name, HardwareAddr: i.MAC}, packet.Raw,
+		int(protocol), &packet.Config{Filter: program})
+	if err != nil {
+		return nil, err
+	}
+	if err := makeRoom(conn); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("set the receive buffer: %w", err)
+	}
+	return conn, nil
+}
+
+// makeRoom gives a socket its receiveBuffer, or without CAP_NET_ADMIN as much of it as the system allows.
+func makeRoom(conn *packet.Conn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failure error
+	err = raw.Control(func(fd uintptr) {
+		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
+			failure = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
+		}
+	})
+	return errors.Join(err, failure)
 }
 
 // ownLAN drops what the kernel hands to a socket on an interface although it came for another one, or on another LAN.
