@@ -236,12 +236,16 @@ func (c Cluster) allNodes() []Check {
 	}
 	check := Check{Level: OK, What: "nodes", Text: plural(len(c.Nodes), "node")}
 	var excluded, drained, down, without []string
+	var still []Check // of nodes that are drained, and announce all the same
 	for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
 		n := c.Nodes[name]
 		if _, has := n.Labels[labelExclude]; has {
 			excluded = append(excluded, name)
 		}
-		if n.Leaving == lb.ReasonNodeDrained {
+		if what := c.Agents[name].stillAnnounces(); n.Leaving == lb.ReasonNodeDrained && what != "" {
+			still = append(still, Check{Level: Note, What: "drained", Reason: lb.ReasonNodeDrained,
+				Text: name + " is drained, and " + what})
+		} else if n.Leaving == lb.ReasonNodeDrained {
 			drained = append(drained, name)
 		}
 		if !n.Ready {
@@ -265,6 +269,7 @@ func (c Cluster) allNodes() []Check {
 		checks = append(checks, Check{Level: Note, What: "drained", Reason: lb.ReasonNodeDrained,
 			Text: "no address is announced from " + list(drained, 4) + " until landfallctl undrain NODE"})
 	}
+	checks = append(checks, still...)
 	if len(down) > 0 {
 		checks = append(checks, Check{Level: Warning, What: "nodes",
 			Text: fmt.Sprintf("not ready: %s: %s", list(down, 4), c.Nodes[down[0]].NotReady),

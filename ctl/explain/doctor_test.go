@@ -3,6 +3,7 @@ package explain
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -151,6 +152,24 @@ func TestWhatIsWell(t *testing.T) {
 	checks := w.pools([]lb.Service{w.Service})
 	if len(checks) != 1 || checks[0].What != "pool lan" || !strings.HasPrefix(checks[0].Text, "assigns addresses") {
 		t.Errorf("a pool: %+v", checks)
+	}
+}
+
+// A node that is drained may announce all the same: doctor does not say the opposite.
+func TestDoctorKnowsWhatADrainedNodeAnnounces(t *testing.T) {
+	w := well()
+	w.drainedAlone()
+	w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2", Leaving: lb.ReasonNodeDrained}, Ready: true}
+	var got []string
+	for _, check := range w.allNodes() {
+		if check.What == "drained" {
+			got = append(got, check.Text)
+		}
+	}
+	want := []string{"no address is announced from n2 until landfallctl undrain NODE",
+		"n1 is drained, and announces only what no other node delivers: 2 addresses, of Services shop/dns, shop/web"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

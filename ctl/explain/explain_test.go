@@ -149,6 +149,19 @@ func (w *world) proxyHangs(node string, lost bool) {
 	w.Agents[node] = a
 }
 
+// said adds to what the speaker of n1 says.
+func (w *world) said(more string) {
+	if err := json.Unmarshal([]byte(more), w.Agents["n1"].Said); err != nil {
+		panic(err)
+	}
+}
+
+// drainedAlone drains n1, which goes on announcing two addresses.
+func (w *world) drainedAlone() {
+	w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
+	w.said(`{"answering": 2, "parting": {"count": 2, "services": ["shop/dns", "shop/web"]}}`)
+}
+
 // overBGP has the Service announced to one peer from both nodes.
 func (w *world) overBGP(p lb.Peer) {
 	w.L2 = nil
@@ -611,6 +624,18 @@ func TestNode(t *testing.T) {
 		"drained": {func(w *world) {
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
 		}, Warning, "it announces no address, as it is drained (NodeDrained)"},
+		"drained, and the only one": {func(w *world) {
+			w.drainedAlone()
+		}, Warning, "it is drained, and announces only what no other node delivers: 2 addresses, of Services shop/dns, shop/web " +
+			"(NodeDrained)"},
+		"drained, and hands over": {func(w *world) {
+			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
+			w.said(`{"bgp": {"peers": [{"name": "tor", "session": {"state": "Established", "prefixes": 1}}]}}`)
+		}, Warning, "it is drained, and announces 1 address until other nodes have taken over (NodeDrained)"},
+		"it leaves, and is the only one": {func(w *world) {
+			w.drainedAlone()
+			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeLeaving}, Ready: true}
+		}, Warning, "it is about to leave the cluster, and announces only what no other node delivers: 2 addresses, of"},
 		"another's": {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
 		"no carrier": {func(w *world) {
 			w.withhold(lb.ReasonNoCarrier, "interface eth1 of n1 is down or has no carrier", 1)
