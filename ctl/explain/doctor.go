@@ -19,6 +19,8 @@ type DoctorFacts struct {
 	Mode                 string
 	// Others are other load balancers that run, such as MetalLB.
 	Others []string
+	// Another is set if a Landfall runs in another namespace, for Services of another class.
+	Another bool
 	// Namespace is that of Landfall; PodSecurity is its level that is enforced, "" if there is none.
 	Namespace, PodSecurity string
 	// Refused says why the API server refuses the pods of speaker and proxy while there are none; "" if it
@@ -60,7 +62,7 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 			check, _ := c.peer(p)
 			checks = append(checks, check)
 		}
-		checks = append(checks, c.services(d.Services)...)
+		checks = append(append(checks, c.otherClasses(d)...), c.services(d.Services)...)
 	}
 	checks = append(checks, c.unread()...)
 	good := fmt.Sprintf("nothing is wrong: %s", plural(len(c.Nodes), "node"))
@@ -319,9 +321,52 @@ func (c Cluster) others(d DoctorFacts) Check {
 		return Check{Level: Note, What: "other load balancers",
 			Text: fmt.Sprintf("%s; Landfall serves class %s only", list(d.Others, 4), c.Class)}
 	}
-	return Check{Level: Warning, What: "other load balancers",
+	check := Check{Level: Warning, What: "other load balancers",
 		Text: fmt.Sprintf("%s also gives addresses to Services without spec.loadBalancerClass", list(d.Others, 4)),
 		Cure: "helm upgrade … --set loadBalancerClass=landfall.dev/landfall   # or remove the other one"}
+	served := func(s lb.Service) bool {
+		_, known := lb.FindCondition(s.Conditions, lb.ConditionAssigned)
+		return known && s.Class == c.Class
+	}
+	if c.hasUnread("services") || slices.ContainsFunc(d.Services, served) {
+		check.Cure = "remove the other one   # with another loadBalancerClass, Landfall withdraws the addresses of its Services"
+	}
+	return check
+}
+
+// otherClasses finds Services that Landfall has announced, and announces no more as it serves another class now. Without
+// another Landfall nobody does, and their class cannot be changed.
+func (c Cluster) otherClasses(d DoctorFacts) (checks []Check) {
+	if len(c.Controllers) == 0 || d.Another {
+		return nil // then the class that Landfall serves is not known, or another one serves theirs
+	}
+	byClass := map[string][]string{}
+	for _, s := range d.Services {
+		announced, known := lb.FindCondition(s.Conditions, lb.ConditionAnnounced)
+		if known && announced.Status && s.Type == lb.LoadBalancer && s.Class != c.Class && !s.Deleting {
+			byClass[s.Class] = append(byClass[s.Class], s.Key.String())
+		}
+	}
+	serves := "Services without a class"
+	if c.Class != "" {
+		serves = "class " + c.Class
+	}
+	for _, class := range slices.Sorted(maps.Keys(byClass)) {
+		keys := byClass[class]
+		slices.Sort(keys)
+		says := "say that Landfall announces them"
+		if len(keys) == 1 {
+			says = "says that Landfall announces it"
+		}
+		of := "of class " + class
+		if class == "" {
+			of = "without a class"
+		}
+		checks = append(checks, Check{Level: Wrong, What: "Services", Text: fmt.Sprintf("%s %s still %s, which serves %s: %s",
+			plural(len(keys), "Service"), of, says, serves, list(keys, 4)),
+			Cure: "helm upgrade … --set loadBalancerClass=" + class + "   # that of a Service cannot be changed"})
+	}
+	return checks
 }
 
 func (c Cluster) pools(services []lb.Service) []Check {

@@ -155,6 +155,56 @@ func TestWhatIsWell(t *testing.T) {
 	}
 }
 
+// The class of a Service cannot be changed: a cure that changes Landfall's takes all of its Services off the air.
+func TestDoctorKeepsTheClassOfWhatIsServed(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault func(w *world, d *DoctorFacts)
+		level Level
+		line  string
+		cure  string // begins with
+	}{
+		"another load balancer, and Services": {func(_ *world, d *DoctorFacts) { d.Others = []string{"MetalLB"} }, Warning,
+			"MetalLB also gives addresses", "remove the other one"},
+		"another load balancer, and no Service yet": {func(_ *world, d *DoctorFacts) {
+			d.Others, d.Services[0].Conditions = []string{"MetalLB"}, nil
+			d.Services[0].Type = "ClusterIP"
+		}, Warning, "MetalLB also gives addresses", "helm upgrade … --set loadBalancerClass=landfall.dev/landfall "},
+		"another load balancer, and Services that may not be read": {func(w *world, d *DoctorFacts) {
+			d.Others, d.Services = []string{"MetalLB"}, nil
+			w.Unread = []Unread{{"services", "you may not list services", "grant"}}
+		}, Warning, "MetalLB also gives addresses", "remove the other one"},
+		"the class was set": {func(w *world, _ *DoctorFacts) { w.Class = "landfall.dev/landfall" }, Wrong,
+			"1 Service without a class still says that Landfall announces it, which serves class landfall.dev/landfall: shop/web",
+			"helm upgrade … --set loadBalancerClass=   #"},
+		"the class was changed": {func(w *world, d *DoctorFacts) {
+			w.Class = "y"
+			d.Services[0].Class = "x"
+			d.Services = append(d.Services, d.Services[0])
+		}, Wrong, "2 Services of class x still say that Landfall announces them, which serves class y: shop/web",
+			"helm upgrade … --set loadBalancerClass=x   #"},
+		"the class was removed": {func(_ *world, d *DoctorFacts) { d.Services[0].Class = "x" }, Wrong,
+			"1 Service of class x still says that Landfall announces it, which serves Services without a class: shop/web",
+			"helm upgrade … --set loadBalancerClass=x   #"},
+		"another Landfall runs": {func(w *world, d *DoctorFacts) { w.Class, d.Another = "y", true }, OK, "nothing is wrong", ""},
+		"of another load balancer": {func(w *world, d *DoctorFacts) {
+			w.Class, d.Services[0].Conditions = "y", nil
+		}, OK, "nothing is wrong", ""},
+		"the class is not known": {func(w *world, d *DoctorFacts) {
+			d.Services[0].Class, w.Controllers = "x", nil
+		}, Wrong, "the controller does not run", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
+			test.fault(&w, &d)
+			if v := Doctor(w.Cluster, d); v.Level != test.level || !strings.HasPrefix(v.Line, "Cluster: "+test.line) ||
+				!strings.HasPrefix(v.Cure, test.cure) {
+				t.Errorf("%s: %q, %q\nwant %s: %q, %q", v.Level, v.Line, v.Cure, test.level, test.line, test.cure)
+			}
+		})
+	}
+}
+
 // A node that is drained may announce all the same: doctor does not say the opposite.
 func TestDoctorKnowsWhatADrainedNodeAnnounces(t *testing.T) {
 	w := well()
