@@ -32,11 +32,15 @@ func serveAlso(t *testing.T, more map[string]any, sets ...daemonSet) (kubeconfig
 	t.Helper()
 	var items []map[string]any
 	for _, s := range sets {
+		containers := []map[string]any{{"name": s.component}}
+		if s.component == "node" {
+			containers = []map[string]any{{"name": "proxy"}, {"name": "speaker"}}
+		}
 		items = append(items, map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": map[string]any{
 			"name": s.name, "namespace": "landfall-system",
 			"labels":      map[string]string{"app.kubernetes.io/component": s.component},
 			"annotations": map[string]string{"meta.helm.sh/release-name": s.release},
-		}})
+		}, "spec": map[string]any{"template": map[string]any{"spec": map[string]any{"containers": containers}}}})
 	}
 	resource := func(name, kind string, namespaced bool) metav1.APIResource {
 		return metav1.APIResource{Name: name, Kind: kind, Namespaced: namespaced, Verbs: metav1.Verbs{"get", "list"}}

@@ -304,11 +304,39 @@ func (c Cluster) kubeProxy(d DoctorFacts) Check {
 		if d.Mode != "" {
 			check.Text += " in mode " + d.Mode
 		}
-		if c.Installed && !c.NoProxy {
+		without := c.withoutProxy()
+		switch {
+		case !c.Installed:
+		case c.NoProxy:
+			check.Level, check.Text = Note, check.Text+", and Landfall's proxy on no node: if it ever ran, its rules may still "+
+				"come first"
+			check.Cure = cleanup
+		case len(without) > 0:
+			check.Level, check.Cure = Warning, cleanup
+			check.Text = fmt.Sprintf("kube-proxy %s on %s without Landfall's proxy: rules of an earlier one may still come first "+
+				"there, and follow no change of Services", check.Text, list(without, 4))
+		default:
 			check.Level, check.Text = Note, check.Text+" beside Landfall's proxy, which comes first: it can go"
 		}
 	}
 	return check
+}
+
+// cleanup removes the rules that a proxy has left.
+const cleanup = "landfall-proxy cleanup on each node   # docs/guide/migrate-kube-proxy.md, Give back, step 3"
+
+// withoutProxy returns the nodes on which Landfall's proxy could run, and does not.
+func (c Cluster) withoutProxy() (names []string) {
+	if c.hasUnread("pods") || c.NoPods != "" {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
+		system := c.Nodes[name].Labels["kubernetes.io/os"]
+		if !c.Agents[name].Proxy.There && (system == "" || system == "linux") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (c Cluster) others(d DoctorFacts) Check {

@@ -205,6 +205,47 @@ func TestDoctorKeepsTheClassOfWhatIsServed(t *testing.T) {
 	}
 }
 
+// A proxy that is gone leaves its rules, which come ahead of kube-proxy's and follow no change.
+func TestDoctorNamesNodesWithoutTheProxyBesideKubeProxy(t *testing.T) {
+	without := func(w *world, names ...string) {
+		for _, name := range names {
+			a := w.Agents[name]
+			a.Proxy, a.Delivers = Program{}, nil
+			w.Agents[name] = a
+		}
+	}
+	for name, test := range map[string]struct {
+		fault func(w *world)
+		level Level
+		text  string
+	}{
+		"on all nodes": {func(*world) {}, Note, "runs in mode nftables beside Landfall's proxy, which comes first: it can go"},
+		"a narrower node.nodeSelector": {func(w *world) { delete(w.Agents, "n2") }, Warning, "kube-proxy runs in mode nftables on n2 " +
+			"without Landfall's proxy: rules of an earlier one may still come first there, and follow no change of Services"},
+		"of separate pods": {func(w *world) { without(w, "n1") }, Warning, "kube-proxy runs in mode nftables on n1 without Landfall's proxy: "},
+		"a Windows node": {func(w *world) {
+			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2", Labels: labels.Set{"kubernetes.io/os": "windows"}}, Ready: true}
+			delete(w.Agents, "n2")
+		}, Note, "runs in mode nftables beside"},
+		"on no node": {func(w *world) {
+			without(w, "n1", "n2")
+			w.NoProxy = true
+		}, Note, "runs in mode nftables, and Landfall's proxy on no node: if it ever ran, its rules may still come first"},
+		"pods may not be listed": {func(w *world) {
+			w.Agents, w.Unread = nil, []Unread{{"pods", "you may not list pods", "grant"}}
+		}, Note, "runs in mode nftables beside"},
+	} {
+		w := well()
+		test.fault(&w)
+		got := w.kubeProxy(DoctorFacts{KubeProxy: true, Mode: "nftables"})
+		cured := strings.Contains(got.Cure, "landfall-proxy cleanup") || strings.Contains(got.Text, "landfall-proxy cleanup")
+		if got.Level != test.level || !strings.HasPrefix(got.Text, test.text) ||
+			cured != (got.Level == Warning || w.NoProxy) {
+			t.Errorf("%s: %+v, want %s: %q", name, got, test.level, test.text)
+		}
+	}
+}
+
 // A node that is drained may announce all the same: doctor does not say the opposite.
 func TestDoctorKnowsWhatADrainedNodeAnnounces(t *testing.T) {
 	w := well()

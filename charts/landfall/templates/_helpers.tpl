@@ -406,6 +406,20 @@ and its proxies would remove all rules from their nodes. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Says that an upgrade takes the proxy from the pods, and that its rules stay on the nodes. */}}
+{{- define "landfall.proxyLeaves" -}}
+{{- $cleans := and .Values.cleanup.enabled (or .Values.node.separatePods (not .Values.speaker.enabled)) -}}
+{{- if and .Release.IsUpgrade (not .Values.proxy.enabled) (not $cleans) -}}
+{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items | default list -}}
+{{- if eq $.Release.Name (dig "annotations" "meta.helm.sh/release-name" "" .metadata) -}}
+{{- range dig "template" "spec" "containers" list .spec -}}
+{{- if eq .name "proxy" }}yes{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Fails an upgrade that changes the class while Landfall announces Services of the class before: it would withdraw their
 addresses, and the class of a Service cannot be changed. */}}
 {{- define "landfall.keepClass" -}}
