@@ -548,6 +548,21 @@ func TestPeerBeyondTheSubnet(t *testing.T) {
 	}
 }
 
+// A roll-out that waits for a speaker that does not hear the others never reaches the next node, so the cure for keys that
+// differ has a second way, and its price.
+func TestSpeakersWithDifferentKeysAreAllReplaced(t *testing.T) {
+	w := well()
+	w.Agents["n1"].Said.Members.Live = []string{"n1"}
+	w.Agents["n1"].Said.Members.Trouble = ": n2: connected, but " + otherKey
+	v := NodeName(w.Cluster, "n1").In("lb")
+	for _, want := range []string{"kubectl -n lb rollout restart daemonset   # ", "kubectl -n lb delete pod -l " +
+		"'app.kubernetes.io/component in (node,speaker)'", "at once"} {
+		if !strings.Contains(v.Cure, want) {
+			t.Errorf("%q is not in the cure %q", want, v.Cure)
+		}
+	}
+}
+
 // TestGossipPort names the port that the speakers have.
 func TestGossipPort(t *testing.T) {
 	for port, want := range map[string]string{"": "port 7947 between", "17947": "port 17947 between"} {

@@ -385,7 +385,9 @@ func (c Cluster) members(s *SpeakerStatus) Check {
 		check.Level, check.Reason = Wrong, lb.ReasonGossipBlocked
 		check.Text = fmt.Sprintf("its speaker reaches that of %s, but they do not understand each other: most likely their "+
 			"gossip keys differ", list(unseen, 4))
-		check.Cure = "kubectl -n landfall-system rollout restart daemonset   # all speakers then read the same key"
+		check.Cure = "kubectl -n landfall-system rollout restart daemonset   # all speakers then read the same key; if a " +
+			"roll-out waits for the first node: kubectl -n landfall-system delete pod -l 'app.kubernetes.io/component in " +
+			"(node,speaker)', which replaces all at once: ARP and NDP get no answer for some seconds"
 	case len(unseen) > 0 && !s.Members.Joined:
 		check.Level, check.Reason = Wrong, lb.ReasonNotJoined
 		check.Text = fmt.Sprintf("its speaker has not met that of %s: gossip is blocked, or the keys differ", list(unseen, 4))
