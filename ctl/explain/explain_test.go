@@ -317,6 +317,17 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 		"another proxy": {func(w *world) { w.Service.Labels = labels.Set{labelProxyName: "cilium"} }, Wrong,
 			"the label service.kubernetes.io/service-proxy-name=cilium gives it to another service proxy",
 			"kubectl label service web -n shop service.kubernetes.io/service-proxy-name-"},
+		"proxies with a name, and a Service without": {func(w *world) { w.ProxyName = "edge" }, Wrong,
+			"Landfall's proxies serve only Services with the label service.kubernetes.io/service-proxy-name=edge " +
+				"(proxy.serviceProxyName), and it has none", "helm upgrade … --set proxy.serviceProxyName=   # or kubectl label " +
+				"service web -n shop service.kubernetes.io/service-proxy-name=edge"},
+		"proxies with a name, and a Service with another": {func(w *world) {
+			w.ProxyName, w.Service.Labels = "edge", labels.Set{labelProxyName: "cilium"}
+		}, Wrong, "Landfall's proxies serve only Services with the label service.kubernetes.io/service-proxy-name=edge " +
+			"(proxy.serviceProxyName), and it has \"cilium\"", "=edge --overwrite"},
+		"proxies with a name, and a Service with it": {func(w *world) {
+			w.ProxyName, w.Service.Labels = "edge", labels.Set{labelProxyName: "edge"}
+		}, OK, "192.0.2.10 is announced from n1", ""},
 		"no controller": {func(w *world) {
 			w.unassigned("", "")
 			w.Service.Conditions = nil
