@@ -63,7 +63,8 @@ func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, er
 			return g.unread(explain.OtherPods, err)
 		},
 		func(ctx context.Context) error {
-			pods, err := g.client.PodsWith(ctx, "", "app.kubernetes.io/name=landfall,app.kubernetes.io/component=controller")
+			pods, err := g.client.PodsWith(ctx, "",
+				"app.kubernetes.io/name=landfall,app.kubernetes.io/component=controller")
 			d.Another = slices.ContainsFunc(pods, func(p kube.PodState) bool { return p.Namespace != d.Namespace })
 			return g.unread(explain.OtherPods, err)
 		},

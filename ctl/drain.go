@@ -296,8 +296,8 @@ func count(n int, noun string) string {
 
 // partingText says what a drain waits for that does not come by itself.
 func partingText(node string, p explain.Parting) string {
-	return fmt.Sprintf("no other node announces %s: %[2]s goes on until one does; kubectl drain %[2]s --ignore-daemonsets "+
-		"moves their pods", p.Addresses(), node)
+	return fmt.Sprintf("no other node announces %s: %[2]s goes on until one does; kubectl drain %[2]s "+
+		"--ignore-daemonsets moves their pods", p.Addresses(), node)
 }
 
 // text says what the end of a drain is.

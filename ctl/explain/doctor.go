@@ -308,13 +308,13 @@ func (c Cluster) kubeProxy(d DoctorFacts) Check {
 		switch {
 		case !c.Installed:
 		case c.NoProxy:
-			check.Level, check.Text = Note, check.Text+", and Landfall's proxy on no node: if it ever ran, its rules may still "+
-				"come first"
-			check.Cure = cleanup
+			check.Level, check.Cure = Note, cleanup
+			check.Text += ", and Landfall's proxy on no node: if it ever ran, its rules may still come first " +
+				"(docs/guide/migrate-kube-proxy.md, Give back)"
 		case len(without) > 0:
 			check.Level, check.Cure = Warning, cleanup
-			check.Text = fmt.Sprintf("kube-proxy %s on %s without Landfall's proxy: rules of an earlier one may still come first "+
-				"there, and follow no change of Services", check.Text, list(without, 4))
+			check.Text = fmt.Sprintf("kube-proxy %s on %s without Landfall's proxy: rules of an earlier one may still "+
+				"come first there, and follow no change of Services", check.Text, list(without, 4))
 		default:
 			check.Level, check.Text = Note, check.Text+" beside Landfall's proxy, which comes first: it can go"
 		}
@@ -357,13 +357,13 @@ func (c Cluster) others(d DoctorFacts) Check {
 		return known && s.Class == c.Class
 	}
 	if c.hasUnread("services") || slices.ContainsFunc(d.Services, served) {
-		check.Cure = "remove the other one   # with another loadBalancerClass, Landfall withdraws the addresses of its Services"
+		check.Cure = "remove the other one   # with another loadBalancerClass, Landfall withdraws its Services' addresses"
 	}
 	return check
 }
 
-// otherClasses finds Services that Landfall has announced, and announces no more as it serves another class now. Without
-// another Landfall nobody does, and their class cannot be changed.
+// otherClasses finds Services that Landfall has announced, and announces no more as it serves another class now.
+// Without another Landfall nobody does, and their class cannot be changed.
 func (c Cluster) otherClasses(d DoctorFacts) (checks []Check) {
 	if len(c.Controllers) == 0 || d.Another {
 		return nil // then the class that Landfall serves is not known, or another one serves theirs
@@ -390,8 +390,9 @@ func (c Cluster) otherClasses(d DoctorFacts) (checks []Check) {
 		if class == "" {
 			of = "without a class"
 		}
-		checks = append(checks, Check{Level: Wrong, What: "Services", Text: fmt.Sprintf("%s %s still %s, which serves %s: %s",
-			plural(len(keys), "Service"), of, says, serves, list(keys, 4)),
+		checks = append(checks, Check{Level: Wrong, What: "Services",
+			Text: fmt.Sprintf("%s %s still %s, which serves %s: %s", plural(len(keys), "Service"), of, says, serves,
+				list(keys, 4)),
 			Cure: "helm upgrade … --set loadBalancerClass=" + class + "   # that of a Service cannot be changed"})
 	}
 	return checks

@@ -162,9 +162,9 @@ func (e explanation) kind() Check {
 		if proxy != "" {
 			has, overwrite = strconv.Quote(proxy), " --overwrite"
 		}
-		return wrong("helm upgrade … --set proxy.serviceProxyName=   # or kubectl label service NAME "+labelProxyName+"="+
-			e.ProxyName+overwrite, "Landfall's proxies serve only Services with the label %s=%s (proxy.serviceProxyName), and it "+
-			"has %s", labelProxyName, e.ProxyName, has)
+		return wrong("helm upgrade … --set proxy.serviceProxyName=   # or kubectl label service NAME "+
+			labelProxyName+"="+e.ProxyName+overwrite, "Landfall's proxies serve only Services with the label %s=%s "+
+			"(proxy.serviceProxyName), and it has %s", labelProxyName, e.ProxyName, has)
 	case proxy != e.ProxyName && !e.NoProxy:
 		return wrong("kubectl label service NAME "+labelProxyName+"-",
 			"the label %s=%s gives it to another service proxy, so Landfall's proxies write no rules for it", labelProxyName,
