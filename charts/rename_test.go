@@ -3,6 +3,7 @@ package charts
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,13 +24,23 @@ const kubeadmConfig = "networking:\n  podSubnet: 10.244.0.0/16\n  serviceSubnet:
 // nothing else, and returns a kubeconfig for it.
 func serve(t *testing.T, sets ...daemonSet) (kubeconfig string) {
 	t.Helper()
+	return serveAlso(t, nil, sets...)
+}
+
+// serveAlso also has other objects, by path.
+func serveAlso(t *testing.T, more map[string]any, sets ...daemonSet) (kubeconfig string) {
+	t.Helper()
 	var items []map[string]any
 	for _, s := range sets {
+		containers := []map[string]any{{"name": s.component}}
+		if s.component == "node" {
+			containers = []map[string]any{{"name": "proxy"}, {"name": "speaker"}}
+		}
 		items = append(items, map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": map[string]any{
 			"name": s.name, "namespace": "landfall-system",
 			"labels":      map[string]string{"app.kubernetes.io/component": s.component},
 			"annotations": map[string]string{"meta.helm.sh/release-name": s.release},
-		}})
+		}, "spec": map[string]any{"template": map[string]any{"spec": map[string]any{"containers": containers}}}})
 	}
 	resource := func(name, kind string, namespaced bool) metav1.APIResource {
 		return metav1.APIResource{Name: name, Kind: kind, Namespaced: namespaced, Verbs: metav1.Verbs{"get", "list"}}
@@ -38,7 +49,8 @@ func serve(t *testing.T, sets ...daemonSet) (kubeconfig string) {
 		"/version": map[string]string{"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
 		"/api":     metav1.APIVersions{Versions: []string{"v1"}},
 		"/api/v1": metav1.APIResourceList{GroupVersion: "v1", APIResources: []metav1.APIResource{
-			resource("configmaps", "ConfigMap", true), resource("secrets", "Secret", true), resource("nodes", "Node", false)}},
+			resource("configmaps", "ConfigMap", true), resource("secrets", "Secret", true), resource("nodes", "Node", false),
+			resource("services", "Service", true)}},
 		"/apis/apps/v1/namespaces/landfall-system/daemonsets": map[string]any{"apiVersion": "apps/v1",
 			"kind": "DaemonSetList", "items": items},
 		"/api/v1/namespaces/kube-system/configmaps/kubeadm-config": map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
@@ -47,18 +59,19 @@ func serve(t *testing.T, sets ...daemonSet) (kubeconfig string) {
 		"/apis/apps/v1/daemonsets": map[string]any{"apiVersion": "apps/v1", "kind": "DaemonSetList", "items": items},
 	}
 	var groups metav1.APIGroupList
-	for group, of := range map[string]metav1.APIResource{
-		"apps":                      resource("daemonsets", "DaemonSet", true),
-		"discovery.k8s.io":          resource("endpointslices", "EndpointSlice", true),
-		"rbac.authorization.k8s.io": resource("roles", "Role", true),
+	for group, of := range map[string][]metav1.APIResource{
+		"apps":                      {resource("daemonsets", "DaemonSet", true), resource("deployments", "Deployment", true)},
+		"discovery.k8s.io":          {resource("endpointslices", "EndpointSlice", true)},
+		"rbac.authorization.k8s.io": {resource("roles", "Role", true)},
 	} {
 		version := metav1.GroupVersionForDiscovery{GroupVersion: group + "/v1", Version: "v1"}
 		groups.Groups = append(groups.Groups, metav1.APIGroup{Name: group, Versions: []metav1.GroupVersionForDiscovery{version},
 			PreferredVersion: version})
 		answers["/apis/"+group+"/v1"] = metav1.APIResourceList{GroupVersion: group + "/v1",
-			APIResources: []metav1.APIResource{of}}
+			APIResources: of}
 	}
 	answers["/apis"] = groups
+	maps.Copy(answers, more)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		answer, ok := answers[r.URL.Path]
@@ -117,6 +130,57 @@ func TestRenamesAreRefused(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v, want %q", err, want)
 				}
+			}
+		})
+	}
+}
+
+// TestAClassInUseIsKept has an upgrade fail that changes loadBalancerClass while Landfall announces Services of the class
+// before: their class cannot be changed, so all of them would go off the air.
+func TestAClassInUseIsKept(t *testing.T) {
+	t.Parallel()
+	service := func(name, class, status string) map[string]any {
+		spec := map[string]any{"type": "LoadBalancer"}
+		if class != "" {
+			spec["loadBalancerClass"] = class
+		}
+		return map[string]any{"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": name, "namespace": "shop"},
+			"spec": spec, "status": map[string]any{"conditions": []any{map[string]any{"type": "landfall.dev/Announced",
+				"status": status}}}}
+	}
+	for name, test := range map[string]struct {
+		class    string // of the Deployment
+		services []any
+		args     []string
+		want     string // in the error; "" for none
+	}{
+		"the same": {"x", []any{service("web", "x", "True")}, []string{"--is-upgrade", "--set", "loadBalancerClass=x"}, ""},
+		"none is announced": {"", []any{service("web", "", "False"), service("dns", "x", "True")},
+			[]string{"--is-upgrade", "--set", "loadBalancerClass=y"}, ""},
+		"a first install": {"", []any{service("web", "", "True")}, []string{"--set", "loadBalancerClass=y"}, ""},
+		"on purpose": {"", []any{service("web", "", "True")},
+			[]string{"--is-upgrade", "--set", "loadBalancerClass=y,changeLoadBalancerClass=true"}, ""},
+		"set": {"", []any{service("web", "", "True"), service("dns", "", "True")},
+			[]string{"--is-upgrade", "--set", "loadBalancerClass=y"}, `loadBalancerClass changes from "" to "y", and Landfall ` +
+				"would withdraw the addresses of 2 Services, such as shop/web"},
+		"changed": {"x", []any{service("web", "x", "True")}, []string{"--is-upgrade"},
+			`loadBalancerClass changes from "x" to "", and Landfall would withdraw the addresses of 1 Service`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			there := map[string]any{
+				"/apis/apps/v1/namespaces/landfall-system/deployments/landfall-controller": map[string]any{
+					"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "landfall-controller"},
+					"spec": map[string]any{"template": map[string]any{"spec": map[string]any{"containers": []any{
+						map[string]any{"name": "other"}, map[string]any{"name": "controller", "args": []string{
+							"--v", "--load-balancer-class=" + test.class}}}}}}},
+				"/api/v1/services": map[string]any{"apiVersion": "v1", "kind": "ServiceList", "items": test.services},
+			}
+			_, err := run(t, append([]string{"template", "landfall", "landfall", "--namespace", "landfall-system",
+				"--dry-run=server", "--kube-version", kubeVersion, "--kubeconfig", serveAlso(t, there), "--set-json", clusterCIDR},
+				test.args...)...)
+			if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
 	}

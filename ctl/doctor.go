@@ -62,6 +62,12 @@ func examine(ctx context.Context, g *gatherer, node string) (explain.Verdict, er
 			d.KubeProxy = len(pods) > 0
 			return g.unread(explain.OtherPods, err)
 		},
+		func(ctx context.Context) error {
+			pods, err := g.client.PodsWith(ctx, "",
+				"app.kubernetes.io/name=landfall,app.kubernetes.io/component=controller")
+			d.Another = slices.ContainsFunc(pods, func(p kube.PodState) bool { return p.Namespace != d.Namespace })
+			return g.unread(explain.OtherPods, err)
+		},
 		func(ctx context.Context) (err error) {
 			d.Mode, d.StrictARP, err = kubeProxyMode(ctx, g.client)
 			return g.unread("configmaps", err)

@@ -122,7 +122,8 @@ func runDrain(ctx context.Context, o options, f drainFlags, node string, stdout,
 	}
 	progress := newProgress(unfiltered(stderr))
 	d := drainer{began: time.Now(), now: time.Now, show: progress.show,
-		ask: func(ctx context.Context) drainState { return g.drainState(ctx, node) },
+		tell: func(p explain.Parting) { progress.say(partingText(node, p)) },
+		ask:  func(ctx context.Context) drainState { return g.drainState(ctx, node) },
 		wait: func(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
@@ -188,6 +189,8 @@ type drainState struct {
 	// its peers still hear.
 	Answering int `json:"answering"`
 	Routes    int `json:"routes"`
+	// Parting are the VIPs that the node goes on announcing, as no other node does.
+	Parting explain.Parting `json:"parting,omitzero"`
 	// Connections counts the open TCP connections of clients outside the cluster to VIPs through the
 	// node; Services has those with the most.
 	Connections int                `json:"connections"`
@@ -218,12 +221,13 @@ type drainer struct {
 	now   func() time.Time
 	ask   func(context.Context) drainState
 	show  func(bar, summary string, since time.Duration)
+	tell  func(explain.Parting) // is called once
 	wait  func(context.Context) error
 }
 
 // run waits until nothing is left, or it cannot be known, and returns what is left.
 func (d drainer) run(ctx context.Context) (last drainState, err error) {
-	most, quiet := 0, 0
+	most, quiet, told := 0, 0, false
 	last.Unknown = "its programs have not answered yet"
 	for {
 		state := d.ask(ctx)
@@ -232,6 +236,10 @@ func (d drainer) run(ctx context.Context) (last drainState, err error) {
 		}
 		last = state
 		most = max(most, last.Connections)
+		if last.Parting.Count > 0 && !told {
+			d.tell(last.Parting)
+			told = true
+		}
 		d.show(last.bar(most), last.summary(), d.now().Sub(d.began))
 		if quiet++; last.left() {
 			quiet = 0
@@ -286,6 +294,12 @@ func count(n int, noun string) string {
 	return fmt.Sprint(n, " ", noun, "s")
 }
 
+// partingText says what a drain waits for that does not come by itself.
+func partingText(node string, p explain.Parting) string {
+	return fmt.Sprintf("no other node announces %s: %[2]s goes on until one does; kubectl drain %[2]s "+
+		"--ignore-daemonsets moves their pods", p.Addresses(), node)
+}
+
 // text says what the end of a drain is.
 func (s drainState) text(node string) string {
 	if s.Done {
@@ -301,6 +315,9 @@ func (s drainState) text(node string) string {
 		}
 		fmt.Fprintf(&out, "  Service %s: %s (%s)\n", service.Service, count(service.Count, "connection"),
 			strings.Join(clients, ", "))
+	}
+	if s.Parting.Count > 0 {
+		fmt.Fprintf(&out, "  %s\n", partingText(node, s.Parting))
 	}
 	if s.Answering+s.Routes > 0 {
 		fmt.Fprintf(&out, "  Why it still announces: landfallctl explain node %s\n", node)
@@ -354,7 +371,7 @@ func (g *gatherer) drainState(ctx context.Context, node string) (s drainState) {
 					err = errors.New("it is of an older version")
 				}
 				if err == nil {
-					s.Answering = *said.Answering
+					s.Answering, s.Parting = *said.Answering, said.Parting
 				}
 				for _, peer := range said.BGP.Peers {
 					if peer.Session != nil {
@@ -451,6 +468,14 @@ func (p *progress) show(bar, summary string, since time.Duration) {
 		fmt.Fprintf(p.to, "%s, %s\n", summary, since.Truncate(time.Second))
 	}
 	p.before = summary
+}
+
+// say shows a line that stays.
+func (p *progress) say(line string) {
+	if p.terminal {
+		fmt.Fprint(p.to, "\r\x1b[K")
+	}
+	fmt.Fprintln(p.to, plain(oneLine(line)))
 }
 
 // end ends the line on a terminal.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,31 @@ func TestDrainWaits(t *testing.T) {
 				t.Errorf("asked %d times, %+v, error %v", asked, last, err)
 			}
 		})
+	}
+}
+
+// TestDrainSaysWhatHasNoOtherNode says so once, ahead of a wait that may be long, and again at its end.
+func TestDrainSaysWhatHasNoOtherNode(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	alone := explain.Parting{Count: 2, Services: []string{"shop/web", "shop/dns"}}
+	states, asked := []drainState{{Answering: 2}, {Routes: 2, Parting: alone}, {Routes: 2, Parting: alone}}, 0
+	var said []explain.Parting
+	d := drainer{now: time.Now, show: func(string, string, time.Duration) {},
+		tell: func(p explain.Parting) { said = append(said, p) },
+		wait: func(context.Context) error { return nil },
+		ask: func(context.Context) drainState {
+			if asked++; asked > len(states) {
+				cancel(errTimeout)
+				return drainState{}
+			}
+			return states[asked-1]
+		}}
+	last, _ := d.run(ctx)
+	const want = "no other node announces 2 addresses, of Services shop/web, shop/dns: n1 goes on until one does; " +
+		"kubectl drain n1 --ignore-daemonsets moves their pods"
+	if len(said) != 1 || partingText("n1", said[0]) != want || !strings.Contains(last.text("n1"), want) {
+		t.Errorf("said %+v, at the end %s", said, last.text("n1"))
 	}
 }
 
@@ -137,14 +163,15 @@ func TestDrainable(t *testing.T) {
 
 // TestDrainState reads what is left from the programs of the node alone, and says what it cannot.
 func TestDrainState(t *testing.T) {
-	const speaker = `{"answering":2,"bgp":{"peers":[{"name":"tor","session":{"prefixes":3}},{"name":"new"}]},"vips":[]}`
+	const speaker = `{"answering":2,"parting":{"count":1,"services":["shop/web"]},"bgp":{"peers":[{"name":"tor","session":{"prefixes":3}},{"name":"new"}]},"vips":[]}`
 	const proxy = `{"node":"n0","total":4,"services":[{"service":"shop/web","count":4,"clients":[{"address":"192.0.2.7","count":4}]}]}`
 	const old = `{"node":"n0","services":[]}`
 	for name, test := range map[string]struct {
 		speaker, proxy string
 		want           drainState
 	}{
-		"both":      {speaker, proxy, drainState{Answering: 2, Routes: 3, Connections: 4}},
+		"both": {speaker, proxy, drainState{Answering: 2, Routes: 3, Connections: 4,
+			Parting: explain.Parting{Count: 1, Services: []string{"shop/web"}}}},
 		"quiet":     {`{"answering":0}`, `{"total":0}`, drainState{}},
 		"old proxy": {`{"answering":0}`, old, drainState{Unknown: "the proxy does not say what is left: it is of an older version"}},
 		"old speaker": {old, `{"total":0}`,
@@ -169,6 +196,7 @@ func TestDrainState(t *testing.T) {
 			}
 			got := g.drainState(t.Context(), "n0")
 			if got.Answering != test.want.Answering || got.Routes != test.want.Routes || got.Denied != test.want.Denied ||
+				!reflect.DeepEqual(got.Parting, test.want.Parting) ||
 				got.Connections != test.want.Connections || !strings.HasPrefix(got.Unknown, test.want.Unknown) ||
 				(got.Unknown == "") != (test.want.Unknown == "") {
 				t.Errorf("%+v, want %+v", got, test.want)

@@ -16,6 +16,7 @@ import (
 	"github.com/landfall-lb/landfall/internal/kube/kubetest"
 	"github.com/landfall-lb/landfall/internal/lb"
 	"github.com/landfall-lb/landfall/speaker/bfd"
+	"github.com/landfall-lb/landfall/speaker/plan"
 	"github.com/landfall-lb/landfall/speaker/routes"
 )
 
@@ -424,18 +425,16 @@ func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
 	} {
 		inRig(t, func(r *rig) {
 			r.onlyBGP()
-			r.start(w177)
+			r.start(w177, w178)
 			r.tor("tor-1", "172.26.236.2", graceful)
 			r.service(nginx, vip1)
+			r.letRescue()
 			n := r.nodes[w177]
 			r.wantTold(what, w177, up1)
 			c.end(r, n)
 			r.wantTold(what+": at once", w177, bye1)
 			if got := n.whole(t).VIPs[0].Routes; got == nil || !got.Leaving {
 				t.Errorf("%s: status %+v", what, got)
-			}
-			if c, _ := n.reported(nginx); c.Reason != lb.ReasonParting || lb.Serving(c).Status {
-				t.Errorf("%s: reported %+v", what, c)
 			}
 			time.Sleep(2900 * time.Millisecond)
 			r.wantTold(what+": until routers have converged", w177, "")
@@ -451,6 +450,52 @@ func TestContract5PlannedWithdrawalsAreToldAhead(t *testing.T) {
 			r.wantTold(what+": taken back in time", w177, up1)
 			time.Sleep(time.Minute)
 			r.wantTold(what+": taken back for good", w177, "")
+		})
+	}
+}
+
+// While no other node announces the address, a planned end waits for one, as over ARP and NDP: new connections would
+// find nobody, though the pods are well. The address goes off the air at once if the node delivers it no more, or is
+// excluded from load balancing, and with the speaker.
+func TestContract5TheLastNodeAnnouncesUntilAnotherDoes(t *testing.T) {
+	local := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1, LocalReady: 1}
+	elsewhere := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1}
+	drained := lb.Node{Name: w177, Leaving: lb.ReasonNodeDrained}
+	for what, c := range map[string]struct {
+		ends func(r *rig, n *fakeNode)
+		want string // what the peers of the drained node hear then
+	}{
+		"the pod moves": {func(r *rig, _ *fakeNode) {
+			r.nodes[w178].deliver(local)
+			r.wantTold("the other node", w178, up1)
+		}, down1},
+		"the pod terminates":     {func(_ *rig, n *fakeNode) { n.deliver(elsewhere) }, down1},
+		"the speaker is stopped": {func(r *rig, _ *fakeNode) { r.stop(w177) }, down1 + "; tor-1 is left"},
+		"the node is excluded too": {func(r *rig, _ *fakeNode) {
+			r.api.nodes.Set(w177, lb.Node{Name: w177, Labels: labels.Set{plan.LabelExclude: ""}})
+		}, down1},
+		"undrained": {func(r *rig, _ *fakeNode) { r.api.nodes.Set(w177, lb.Node{Name: w177}) }, up1},
+	} {
+		inRig(t, func(r *rig) {
+			r.onlyBGP()
+			n := r.nodes[w177]
+			r.start(w177, w178)
+			r.tor("tor-1", "172.26.236.2", graceful)
+			r.service(nginx, vip1)
+			r.letRescue()
+			n.deliver(local)
+			r.nodes[w178].deliver(elsewhere)
+			r.nodes[w177].routers.told()
+			r.nodes[w178].routers.told()
+			r.api.nodes.Set(w177, drained)
+			r.wantTold("drained", w177, bye1)
+			time.Sleep(time.Hour)
+			r.wantTold(what+": no other node announces", w177, "")
+			if c, _ := r.nodes[w178].reported(nginx); c.Reason != lb.ReasonParting || lb.Serving(c).Status {
+				t.Errorf("%s: reported %+v", what, c)
+			}
+			c.ends(r, n)
+			r.wantTold(what, w177, c.want)
 		})
 	}
 }

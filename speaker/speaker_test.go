@@ -347,6 +347,46 @@ func TestContract10TheStatusSaysWhatIsWithheld(t *testing.T) {
 	})
 }
 
+// The status names the Services of what a node announces although it should not, as no other node can: landfallctl
+// drain waits for that.
+func TestContract10TheStatusSaysWhatHasNoOtherNode(t *testing.T) {
+	for _, bgp := range []bool{false, true} {
+		inRig(t, func(r *rig) {
+			if bgp {
+				r.onlyBGP()
+			}
+			r.start(w177, w178)
+			r.tor("tor-1", "172.26.236.2", nil)
+			r.service(nginx, vip1)
+			r.service(other, vip2)
+			r.letRescue()
+			for _, node := range []string{w177, w178} {
+				d := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1}
+				if node == w177 {
+					d.LocalReady = 1
+				}
+				r.nodes[node].deliver(d)
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			want := func(what string, n int, services ...string) {
+				t.Helper()
+				time.Sleep(5 * time.Second)
+				synctest.Wait()
+				got := r.nodes[w177].status().Parting
+				if got.Count != n || !slices.Equal(got.Services, services) {
+					t.Errorf("BGP %v, %s: %+v", bgp, what, got)
+				}
+			}
+			want("well", 0)
+			r.api.nodes.Set(w177, lb.Node{Name: w177, Leaving: lb.ReasonNodeDrained})
+			want("drained", 1, nginx.String())
+			r.nodes[w178].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 2, LocalReady: 1})
+			want("the other node delivers", 0)
+		})
+	}
+}
+
 func TestContract10StatusAndMetrics(t *testing.T) {
 	inRig(t, func(r *rig) {
 		r.start(w177, w178, w179)

@@ -30,6 +30,29 @@ type status struct {
 	// Withheld are VIPs that this node does not announce for a cause in the node itself, the first one for
 	// each reason.
 	Withheld []withheldStatus `json:"withheld,omitempty"`
+	// Parting are the VIPs that this node announces although it should not, as no other node can.
+	Parting partingStatus `json:"parting,omitzero"`
+}
+
+// partingStatus counts VIPs, and names the Services of the first ones.
+type partingStatus struct {
+	Count    int      `json:"count,omitempty"`
+	Services []string `json:"services,omitempty"`
+}
+
+// maxParting is how many Services are named.
+const maxParting = 8
+
+func (p *partingStatus) add(d plan.Decision) {
+	if !d.Parting() {
+		return
+	}
+	p.Count++
+	for _, key := range d.Services {
+		if len(p.Services) < maxParting && !slices.Contains(p.Services, key.String()) {
+			p.Services = append(p.Services, key.String())
+		}
+	}
 }
 
 type withheldStatus struct {
@@ -108,8 +131,9 @@ func (s *speaker) status() status {
 	outcome := s.to.l2.Outcome()
 	st := status{
 		Node: s.self, Gate: s.gateStatus(), Members: s.membersStatus(), Interfaces: []interfaceStatus{}, BGP: s.bgpStatus(),
-		Answering: len(outcome.Answering), Withheld: s.withheld(),
+		Answering: len(outcome.Answering),
 	}
+	st.Withheld, st.Parting = s.withheld()
 	for _, i := range interfaces {
 		st.Interfaces = append(st.Interfaces, interfaceStatus{
 			Name: i.Name, MAC: i.MAC.String(), Up: i.Up, MTU: i.MTU, Addresses: i.Addresses, Problem: outcome.Problems[i.Name],
@@ -150,15 +174,16 @@ func (s *speaker) vips() iter.Seq[vipStatus] {
 	}
 }
 
-// withheld counts the VIPs that this node does not announce for a cause in the node itself. It too looks at
-// a few at a time.
-func (s *speaker) withheld() (all []withheldStatus) {
+// withheld counts the VIPs that this node does not announce for a cause in the node itself, and those that it announces
+// as no other node can. It too looks at a few at a time.
+func (s *speaker) withheld() (all []withheldStatus, parting partingStatus) {
 	s.mu.Lock()
 	vips := s.rooms.ownership.VIPs()
 	s.mu.Unlock()
 	slices.SortFunc(vips, netip.Addr.Compare)
 	look := func(vip netip.Addr) {
 		d, _ := s.rooms.ownership.Decision(vip)
+		parting.add(d)
 		n, ok := d.Node(s.self)
 		if !ok || !lb.OfNode(n.Reason) {
 			return
@@ -176,7 +201,7 @@ func (s *speaker) withheld() (all []withheldStatus) {
 		}
 		s.mu.Unlock()
 	}
-	return all
+	return all, parting
 }
 
 // describe returns the status of those VIPs that are still there.

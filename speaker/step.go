@@ -289,10 +289,8 @@ func (s *speaker) delivery(service lb.Service, key lb.Key, vip netip.Addr) *lb.D
 func (s *speaker) route(now time.Time, facts plan.Facts, dirty dirt, services func(netip.Addr) []plan.Holder,
 	claims func(netip.Addr) map[string]plan.Claim) (again time.Duration) {
 	from := s.from.routes
-	_, listed := s.from.nodes.Get(s.self)
 	f := routes.Facts{
-		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Unlisted: !listed,
-		Seen:   s.to.routes.seen(),
+		Node: facts, Unknown: from.missing(), Convergence: s.opts.convergence, Seen: s.to.routes.seen(),
 		Rescue: s.from.feed != nil, Rescued: s.from.feed != nil && s.from.feed.Rescued(),
 		BGP: plan.BGPFacts{
 			Peers: from.peers.All(), Advertisements: from.advertisements.All(), Communities: from.communities.All(),

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"time"
@@ -58,8 +59,49 @@ type SpeakerStatus struct {
 	Findings   []lb.Finding `json:"findings"`
 	// Withheld are VIPs that the node does not announce for a cause in the node itself, one for each
 	// reason.
-	Withheld []Withheld   `json:"withheld"`
-	VIPs     []SpeakerVIP `json:"vips"`
+	Withheld []Withheld `json:"withheld"`
+	// Answering counts the VIPs that the node answers for; Parting are those that it announces although it should not.
+	Answering int          `json:"answering"`
+	Parting   Parting      `json:"parting"`
+	VIPs      []SpeakerVIP `json:"vips"`
+}
+
+// Parting counts the VIPs that a node which drains announces as no other node does, and names the Services of some.
+type Parting struct {
+	Count    int      `json:"count"`
+	Services []string `json:"services"`
+}
+
+// Addresses says how many addresses of which Services they are.
+func (p Parting) Addresses() string {
+	return addresses(p.Count) + ", of Services " + list(p.Services, 4)
+}
+
+func addresses(n int) string {
+	if n == 1 {
+		return "1 address"
+	}
+	return fmt.Sprint(n, " addresses")
+}
+
+// stillAnnounces says what a node that drains announces; "" if nothing, or if that is not known.
+func (a Agent) stillAnnounces() string {
+	if a.Said == nil {
+		return ""
+	}
+	n := a.Said.Answering
+	for _, p := range a.Said.BGP.Peers {
+		if p.Session != nil {
+			n = max(n, p.Session.Prefixes)
+		}
+	}
+	switch {
+	case a.Said.Parting.Count > 0:
+		return "announces only what no other node delivers: " + a.Said.Parting.Addresses()
+	case n > 0:
+		return "announces " + addresses(n) + " until other nodes have taken over"
+	}
+	return ""
 }
 
 // Withheld says why a node does not announce a VIP, and for how many that holds.

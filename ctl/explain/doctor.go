@@ -19,6 +19,8 @@ type DoctorFacts struct {
 	Mode                 string
 	// Others are other load balancers that run, such as MetalLB.
 	Others []string
+	// Another is set if a Landfall runs in another namespace, for Services of another class.
+	Another bool
 	// Namespace is that of Landfall; PodSecurity is its level that is enforced, "" if there is none.
 	Namespace, PodSecurity string
 	// Refused says why the API server refuses the pods of speaker and proxy while there are none; "" if it
@@ -60,7 +62,7 @@ func Doctor(c Cluster, d DoctorFacts) Verdict {
 			check, _ := c.peer(p)
 			checks = append(checks, check)
 		}
-		checks = append(checks, c.services(d.Services)...)
+		checks = append(append(checks, c.otherClasses(d)...), c.services(d.Services)...)
 	}
 	checks = append(checks, c.unread()...)
 	good := fmt.Sprintf("nothing is wrong: %s", plural(len(c.Nodes), "node"))
@@ -236,12 +238,16 @@ func (c Cluster) allNodes() []Check {
 	}
 	check := Check{Level: OK, What: "nodes", Text: plural(len(c.Nodes), "node")}
 	var excluded, drained, down, without []string
+	var still []Check // of nodes that are drained, and announce all the same
 	for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
 		n := c.Nodes[name]
 		if _, has := n.Labels[labelExclude]; has {
 			excluded = append(excluded, name)
 		}
-		if n.Leaving == lb.ReasonNodeDrained {
+		if what := c.Agents[name].stillAnnounces(); n.Leaving == lb.ReasonNodeDrained && what != "" {
+			still = append(still, Check{Level: Note, What: "drained", Reason: lb.ReasonNodeDrained,
+				Text: name + " is drained, and " + what})
+		} else if n.Leaving == lb.ReasonNodeDrained {
 			drained = append(drained, name)
 		}
 		if !n.Ready {
@@ -265,6 +271,7 @@ func (c Cluster) allNodes() []Check {
 		checks = append(checks, Check{Level: Note, What: "drained", Reason: lb.ReasonNodeDrained,
 			Text: "no address is announced from " + list(drained, 4) + " until landfallctl undrain NODE"})
 	}
+	checks = append(checks, still...)
 	if len(down) > 0 {
 		checks = append(checks, Check{Level: Warning, What: "nodes",
 			Text: fmt.Sprintf("not ready: %s: %s", list(down, 4), c.Nodes[down[0]].NotReady),
@@ -297,11 +304,39 @@ func (c Cluster) kubeProxy(d DoctorFacts) Check {
 		if d.Mode != "" {
 			check.Text += " in mode " + d.Mode
 		}
-		if c.Installed && !c.NoProxy {
+		without := c.withoutProxy()
+		switch {
+		case !c.Installed:
+		case c.NoProxy:
+			check.Level, check.Cure = Note, cleanup
+			check.Text += ", and Landfall's proxy on no node: if it ever ran, its rules may still come first " +
+				"(docs/guide/migrate-kube-proxy.md, Give back)"
+		case len(without) > 0:
+			check.Level, check.Cure = Warning, cleanup
+			check.Text = fmt.Sprintf("kube-proxy %s on %s without Landfall's proxy: rules of an earlier one may still "+
+				"come first there, and follow no change of Services", check.Text, list(without, 4))
+		default:
 			check.Level, check.Text = Note, check.Text+" beside Landfall's proxy, which comes first: it can go"
 		}
 	}
 	return check
+}
+
+// cleanup removes the rules that a proxy has left.
+const cleanup = "landfall-proxy cleanup on each node   # docs/guide/migrate-kube-proxy.md, Give back, step 3"
+
+// withoutProxy returns the nodes on which Landfall's proxy could run, and does not.
+func (c Cluster) withoutProxy() (names []string) {
+	if c.hasUnread("pods") || c.NoPods != "" {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Nodes)) {
+		system := c.Nodes[name].Labels["kubernetes.io/os"]
+		if !c.Agents[name].Proxy.There && (system == "" || system == "linux") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (c Cluster) others(d DoctorFacts) Check {
@@ -314,9 +349,53 @@ func (c Cluster) others(d DoctorFacts) Check {
 		return Check{Level: Note, What: "other load balancers",
 			Text: fmt.Sprintf("%s; Landfall serves class %s only", list(d.Others, 4), c.Class)}
 	}
-	return Check{Level: Warning, What: "other load balancers",
+	check := Check{Level: Warning, What: "other load balancers",
 		Text: fmt.Sprintf("%s also gives addresses to Services without spec.loadBalancerClass", list(d.Others, 4)),
 		Cure: "helm upgrade … --set loadBalancerClass=landfall.dev/landfall   # or remove the other one"}
+	served := func(s lb.Service) bool {
+		_, known := lb.FindCondition(s.Conditions, lb.ConditionAssigned)
+		return known && s.Class == c.Class
+	}
+	if c.hasUnread("services") || slices.ContainsFunc(d.Services, served) {
+		check.Cure = "remove the other one   # with another loadBalancerClass, Landfall withdraws its Services' addresses"
+	}
+	return check
+}
+
+// otherClasses finds Services that Landfall has announced, and announces no more as it serves another class now.
+// Without another Landfall nobody does, and their class cannot be changed.
+func (c Cluster) otherClasses(d DoctorFacts) (checks []Check) {
+	if len(c.Controllers) == 0 || d.Another {
+		return nil // then the class that Landfall serves is not known, or another one serves theirs
+	}
+	byClass := map[string][]string{}
+	for _, s := range d.Services {
+		announced, known := lb.FindCondition(s.Conditions, lb.ConditionAnnounced)
+		if known && announced.Status && s.Type == lb.LoadBalancer && s.Class != c.Class && !s.Deleting {
+			byClass[s.Class] = append(byClass[s.Class], s.Key.String())
+		}
+	}
+	serves := "Services without a class"
+	if c.Class != "" {
+		serves = "class " + c.Class
+	}
+	for _, class := range slices.Sorted(maps.Keys(byClass)) {
+		keys := byClass[class]
+		slices.Sort(keys)
+		says := "say that Landfall announces them"
+		if len(keys) == 1 {
+			says = "says that Landfall announces it"
+		}
+		of := "of class " + class
+		if class == "" {
+			of = "without a class"
+		}
+		checks = append(checks, Check{Level: Wrong, What: "Services",
+			Text: fmt.Sprintf("%s %s still %s, which serves %s: %s", plural(len(keys), "Service"), of, says, serves,
+				list(keys, 4)),
+			Cure: "helm upgrade … --set loadBalancerClass=" + class + "   # that of a Service cannot be changed"})
+	}
+	return checks
 }
 
 func (c Cluster) pools(services []lb.Service) []Check {

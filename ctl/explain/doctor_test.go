@@ -3,6 +3,7 @@ package explain
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -151,6 +152,115 @@ func TestWhatIsWell(t *testing.T) {
 	checks := w.pools([]lb.Service{w.Service})
 	if len(checks) != 1 || checks[0].What != "pool lan" || !strings.HasPrefix(checks[0].Text, "assigns addresses") {
 		t.Errorf("a pool: %+v", checks)
+	}
+}
+
+// The class of a Service cannot be changed: a cure that changes Landfall's takes all of its Services off the air.
+func TestDoctorKeepsTheClassOfWhatIsServed(t *testing.T) {
+	for name, test := range map[string]struct {
+		fault func(w *world, d *DoctorFacts)
+		level Level
+		line  string
+		cure  string // begins with
+	}{
+		"another load balancer, and Services": {func(_ *world, d *DoctorFacts) { d.Others = []string{"MetalLB"} }, Warning,
+			"MetalLB also gives addresses", "remove the other one"},
+		"another load balancer, and no Service yet": {func(_ *world, d *DoctorFacts) {
+			d.Others, d.Services[0].Conditions = []string{"MetalLB"}, nil
+			d.Services[0].Type = "ClusterIP"
+		}, Warning, "MetalLB also gives addresses", "helm upgrade … --set loadBalancerClass=landfall.dev/landfall "},
+		"another load balancer, and Services that may not be read": {func(w *world, d *DoctorFacts) {
+			d.Others, d.Services = []string{"MetalLB"}, nil
+			w.Unread = []Unread{{"services", "you may not list services", "grant"}}
+		}, Warning, "MetalLB also gives addresses", "remove the other one"},
+		"the class was set": {func(w *world, _ *DoctorFacts) { w.Class = "landfall.dev/landfall" }, Wrong,
+			"1 Service without a class still says that Landfall announces it, which serves class landfall.dev/landfall: shop/web",
+			"helm upgrade … --set loadBalancerClass=   #"},
+		"the class was changed": {func(w *world, d *DoctorFacts) {
+			w.Class = "y"
+			d.Services[0].Class = "x"
+			d.Services = append(d.Services, d.Services[0])
+		}, Wrong, "2 Services of class x still say that Landfall announces them, which serves class y: shop/web",
+			"helm upgrade … --set loadBalancerClass=x   #"},
+		"the class was removed": {func(_ *world, d *DoctorFacts) { d.Services[0].Class = "x" }, Wrong,
+			"1 Service of class x still says that Landfall announces it, which serves Services without a class: shop/web",
+			"helm upgrade … --set loadBalancerClass=x   #"},
+		"another Landfall runs": {func(w *world, d *DoctorFacts) { w.Class, d.Another = "y", true }, OK, "nothing is wrong", ""},
+		"of another load balancer": {func(w *world, d *DoctorFacts) {
+			w.Class, d.Services[0].Conditions = "y", nil
+		}, OK, "nothing is wrong", ""},
+		"the class is not known": {func(w *world, d *DoctorFacts) {
+			d.Services[0].Class, w.Controllers = "x", nil
+		}, Wrong, "the controller does not run", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := well()
+			d := DoctorFacts{Version: "v1.35.4", Namespace: "landfall-system", Services: []lb.Service{w.Service}}
+			test.fault(&w, &d)
+			if v := Doctor(w.Cluster, d); v.Level != test.level || !strings.HasPrefix(v.Line, "Cluster: "+test.line) ||
+				!strings.HasPrefix(v.Cure, test.cure) {
+				t.Errorf("%s: %q, %q\nwant %s: %q, %q", v.Level, v.Line, v.Cure, test.level, test.line, test.cure)
+			}
+		})
+	}
+}
+
+// A proxy that is gone leaves its rules, which come ahead of kube-proxy's and follow no change.
+func TestDoctorNamesNodesWithoutTheProxyBesideKubeProxy(t *testing.T) {
+	without := func(w *world, names ...string) {
+		for _, name := range names {
+			a := w.Agents[name]
+			a.Proxy, a.Delivers = Program{}, nil
+			w.Agents[name] = a
+		}
+	}
+	for name, test := range map[string]struct {
+		fault func(w *world)
+		level Level
+		text  string
+	}{
+		"on all nodes": {func(*world) {}, Note, "runs in mode nftables beside Landfall's proxy, which comes first: it can go"},
+		"a narrower node.nodeSelector": {func(w *world) { delete(w.Agents, "n2") }, Warning, "kube-proxy runs in mode nftables on n2 " +
+			"without Landfall's proxy: rules of an earlier one may still come first there, and follow no change of Services"},
+		"of separate pods": {func(w *world) { without(w, "n1") }, Warning, "kube-proxy runs in mode nftables on n1 without Landfall's proxy: "},
+		"a Windows node": {func(w *world) {
+			w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2", Labels: labels.Set{"kubernetes.io/os": "windows"}}, Ready: true}
+			delete(w.Agents, "n2")
+		}, Note, "runs in mode nftables beside"},
+		"on no node": {func(w *world) {
+			without(w, "n1", "n2")
+			w.NoProxy = true
+		}, Note, "runs in mode nftables, and Landfall's proxy on no node: if it ever ran, its rules may still come first"},
+		"pods may not be listed": {func(w *world) {
+			w.Agents, w.Unread = nil, []Unread{{"pods", "you may not list pods", "grant"}}
+		}, Note, "runs in mode nftables beside"},
+	} {
+		w := well()
+		test.fault(&w)
+		got := w.kubeProxy(DoctorFacts{KubeProxy: true, Mode: "nftables"})
+		cured := strings.Contains(got.Cure, "landfall-proxy cleanup") || strings.Contains(got.Text, "landfall-proxy cleanup")
+		if got.Level != test.level || !strings.HasPrefix(got.Text, test.text) ||
+			cured != (got.Level == Warning || w.NoProxy) {
+			t.Errorf("%s: %+v, want %s: %q", name, got, test.level, test.text)
+		}
+	}
+}
+
+// A node that is drained may announce all the same: doctor does not say the opposite.
+func TestDoctorKnowsWhatADrainedNodeAnnounces(t *testing.T) {
+	w := well()
+	w.drainedAlone()
+	w.Nodes()["n2"] = Node{Node: lb.Node{Name: "n2", Leaving: lb.ReasonNodeDrained}, Ready: true}
+	var got []string
+	for _, check := range w.allNodes() {
+		if check.What == "drained" {
+			got = append(got, check.Text)
+		}
+	}
+	want := []string{"no address is announced from n2 until landfallctl undrain NODE",
+		"n1 is drained, and announces only what no other node delivers: 2 addresses, of Services shop/dns, shop/web"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

@@ -149,6 +149,19 @@ func (w *world) proxyHangs(node string, lost bool) {
 	w.Agents[node] = a
 }
 
+// said adds to what the speaker of n1 says.
+func (w *world) said(more string) {
+	if err := json.Unmarshal([]byte(more), w.Agents["n1"].Said); err != nil {
+		panic(err)
+	}
+}
+
+// drainedAlone drains n1, which goes on announcing two addresses.
+func (w *world) drainedAlone() {
+	w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
+	w.said(`{"answering": 2, "parting": {"count": 2, "services": ["shop/dns", "shop/web"]}}`)
+}
+
 // overBGP has the Service announced to one peer from both nodes.
 func (w *world) overBGP(p lb.Peer) {
 	w.L2 = nil
@@ -304,6 +317,17 @@ func TestServiceNamesTheCauseFirst(t *testing.T) {
 		"another proxy": {func(w *world) { w.Service.Labels = labels.Set{labelProxyName: "cilium"} }, Wrong,
 			"the label service.kubernetes.io/service-proxy-name=cilium gives it to another service proxy",
 			"kubectl label service web -n shop service.kubernetes.io/service-proxy-name-"},
+		"proxies with a name, and a Service without": {func(w *world) { w.ProxyName = "edge" }, Wrong,
+			"Landfall's proxies serve only Services with the label service.kubernetes.io/service-proxy-name=edge " +
+				"(proxy.serviceProxyName), and it has none", "helm upgrade … --set proxy.serviceProxyName=   # or kubectl label " +
+				"service web -n shop service.kubernetes.io/service-proxy-name=edge"},
+		"proxies with a name, and a Service with another": {func(w *world) {
+			w.ProxyName, w.Service.Labels = "edge", labels.Set{labelProxyName: "cilium"}
+		}, Wrong, "Landfall's proxies serve only Services with the label service.kubernetes.io/service-proxy-name=edge " +
+			"(proxy.serviceProxyName), and it has \"cilium\"", "=edge --overwrite"},
+		"proxies with a name, and a Service with it": {func(w *world) {
+			w.ProxyName, w.Service.Labels = "edge", labels.Set{labelProxyName: "edge"}
+		}, OK, "192.0.2.10 is announced from n1", ""},
 		"no controller": {func(w *world) {
 			w.unassigned("", "")
 			w.Service.Conditions = nil
@@ -535,6 +559,21 @@ func TestPeerBeyondTheSubnet(t *testing.T) {
 	}
 }
 
+// A roll-out that waits for a speaker that does not hear the others never reaches the next node, so the cure for keys that
+// differ has a second way, and its price.
+func TestSpeakersWithDifferentKeysAreAllReplaced(t *testing.T) {
+	w := well()
+	w.Agents["n1"].Said.Members.Live = []string{"n1"}
+	w.Agents["n1"].Said.Members.Trouble = ": n2: connected, but " + otherKey
+	v := NodeName(w.Cluster, "n1").In("lb")
+	for _, want := range []string{"kubectl -n lb rollout restart daemonset   # ", "kubectl -n lb delete pod -l " +
+		"'app.kubernetes.io/component in (node,speaker)'", "at once"} {
+		if !strings.Contains(v.Cure, want) {
+			t.Errorf("%q is not in the cure %q", want, v.Cure)
+		}
+	}
+}
+
 // TestGossipPort names the port that the speakers have.
 func TestGossipPort(t *testing.T) {
 	for port, want := range map[string]string{"": "port 7947 between", "17947": "port 17947 between"} {
@@ -611,6 +650,18 @@ func TestNode(t *testing.T) {
 		"drained": {func(w *world) {
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
 		}, Warning, "it announces no address, as it is drained (NodeDrained)"},
+		"drained, and the only one": {func(w *world) {
+			w.drainedAlone()
+		}, Warning, "it is drained, and announces only what no other node delivers: 2 addresses, of Services shop/dns, shop/web " +
+			"(NodeDrained)"},
+		"drained, and hands over": {func(w *world) {
+			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
+			w.said(`{"bgp": {"peers": [{"name": "tor", "session": {"state": "Established", "prefixes": 1}}]}}`)
+		}, Warning, "it is drained, and announces 1 address until other nodes have taken over (NodeDrained)"},
+		"it leaves, and is the only one": {func(w *world) {
+			w.drainedAlone()
+			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeLeaving}, Ready: true}
+		}, Warning, "it is about to leave the cluster, and announces only what no other node delivers: 2 addresses, of"},
 		"another's": {func(w *world) { w.find("n2", lb.ReasonForwardingOff, "n2 has ip_forward=0") }, OK, "announces and"},
 		"no carrier": {func(w *world) {
 			w.withhold(lb.ReasonNoCarrier, "interface eth1 of n1 is down or has no carrier", 1)

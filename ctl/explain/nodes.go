@@ -236,12 +236,8 @@ func NodeName(c Cluster, name string) Verdict {
 	checks = append(checks, alone.findings()...)
 	checks = append(checks, withheld(a)...)
 	switch {
-	case n.Leaving == lb.ReasonNodeDrained:
-		checks = append(checks, Check{Level: Warning, What: "announcements", Reason: n.Leaving,
-			Text: "it announces no address, as it is drained", Cure: cureOf(n.Leaving, "NODE", name)})
 	case n.Leaving != "":
-		checks = append(checks, Check{Level: Warning, What: "announcements", Reason: n.Leaving,
-			Text: "it announces no address, as it is about to leave the cluster"})
+		checks = append(checks, leaving(n, a))
 	case n.Cordoned:
 		checks = append(checks, Check{Level: Note, What: "announcements", Text: "it is cordoned: it takes no new pods"})
 	}
@@ -254,6 +250,23 @@ func NodeName(c Cluster, name string) Verdict {
 	checks = append(checks, c.unread()...)
 	return examined(judge(subject, "announces and delivers",
 		slices.DeleteFunc(checks, func(c Check) bool { return c.What == "" })))
+}
+
+// leaving says what a node that drains, or leaves the cluster, announces: nothing, once other nodes have taken over.
+func leaving(n Node, a Agent) Check {
+	check := Check{Level: Warning, What: "announcements", Reason: n.Leaving}
+	is := "it is about to leave the cluster"
+	if n.Leaving == lb.ReasonNodeDrained {
+		is, check.Cure = "it is drained", cureOf(n.Leaving, "NODE", n.Name)
+	}
+	check.Text = "it announces no address, as " + is
+	if still := a.stillAnnounces(); still != "" {
+		check.Text = is + ", and " + still
+	}
+	if a.Said != nil && a.Said.Parting.Count > 0 {
+		check.Cure = "kubectl drain " + n.Name + " --ignore-daemonsets   # moves their pods"
+	}
+	return check
 }
 
 // withheld names the addresses that a node does not announce for a cause in the node itself: the Node's
@@ -372,7 +385,9 @@ func (c Cluster) members(s *SpeakerStatus) Check {
 		check.Level, check.Reason = Wrong, lb.ReasonGossipBlocked
 		check.Text = fmt.Sprintf("its speaker reaches that of %s, but they do not understand each other: most likely their "+
 			"gossip keys differ", list(unseen, 4))
-		check.Cure = "kubectl -n landfall-system rollout restart daemonset   # all speakers then read the same key"
+		check.Cure = "kubectl -n landfall-system rollout restart daemonset   # all speakers then read the same key; if a " +
+			"roll-out waits for the first node: kubectl -n landfall-system delete pod -l 'app.kubernetes.io/component in " +
+			"(node,speaker)', which replaces all at once: ARP and NDP get no answer for some seconds"
 	case len(unseen) > 0 && !s.Members.Joined:
 		check.Level, check.Reason = Wrong, lb.ReasonNotJoined
 		check.Text = fmt.Sprintf("its speaker has not met that of %s: gossip is blocked, or the keys differ", list(unseen, 4))

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -156,6 +157,14 @@ func (e explanation) kind() Check {
 		check := wrong(cureOf(lb.ReasonHeadless), "the label %s takes it down on all nodes", lb.LabelHeadless)
 		check.Reason = lb.ReasonHeadless
 		return check
+	case proxy != e.ProxyName && !e.NoProxy && e.ProxyName != "":
+		has, overwrite := "none", ""
+		if proxy != "" {
+			has, overwrite = strconv.Quote(proxy), " --overwrite"
+		}
+		return wrong("helm upgrade … --set proxy.serviceProxyName=   # or kubectl label service NAME "+
+			labelProxyName+"="+e.ProxyName+overwrite, "Landfall's proxies serve only Services with the label %s=%s "+
+			"(proxy.serviceProxyName), and it has %s", labelProxyName, e.ProxyName, has)
 	case proxy != e.ProxyName && !e.NoProxy:
 		return wrong("kubectl label service NAME "+labelProxyName+"-",
 			"the label %s=%s gives it to another service proxy, so Landfall's proxies write no rules for it", labelProxyName,

@@ -43,6 +43,8 @@ type BGPInput struct {
 	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to
 	// choose other routes.
 	Converged bool
+	// Elsewhere is set while another node announces the VIP over BGP, and is not about to end that.
+	Elsewhere bool
 	// Flapping is set while the next announcement of the VIP has to wait, as it was announced too often in a row.
 	Flapping bool
 }
@@ -76,7 +78,7 @@ type BGPVIP struct {
 	Refusal *lb.Refusal
 	// Leaving is set while the VIP is still announced, in graceful shutdown (RFC 8326): routers choose
 	// other routes, and what arrives meanwhile is delivered. The caller sets Converged when that has
-	// lasted long enough.
+	// lasted long enough, and Elsewhere while another node announces the VIP.
 	Leaving bool
 	// Prefixes are announced for the VIP, to at least one peer, sorted.
 	Prefixes []netip.Prefix
@@ -122,7 +124,8 @@ func decideBGP(f Facts, b BGPFacts, vips []BGPInput) bgpDecision {
 
 // standing decides whether a node announces a VIP: by the same claim as over ARP, but for what
 // concerns ARP only. Every node that claims announces. A planned end is a graceful one as long as
-// what arrives is still delivered.
+// what arrives is still delivered, and waits for another node that announces the VIP (contract: make
+// before break), unless the node must not announce it any longer.
 func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 	refusal := node
 	if refusal == nil {
@@ -132,12 +135,13 @@ func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 		refusal = flapping(in.VIP)
 	}
 	v := BGPVIP{Refusal: refusal}
-	if refusal != nil && in.Announced && !in.Converged && gate == "" && forwards(in.Holders) {
+	if refusal != nil && in.Announced && gate == "" && forwards(in.Holders) {
 		switch refusal.Reason {
-		case lb.ReasonStopping, lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNodeExcluded,
-			lb.ReasonNoLocalBackends, lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady,
+		case lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNoLocalBackends, // as handsOver does over ARP
 			lb.ReasonFlapping: // it was about to end, and routers go on to have it so until it is announced again
-			v.Leaving = true
+			v.Leaving = !in.Converged || !in.Elsewhere
+		case lb.ReasonStopping, lb.ReasonNodeExcluded, lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
+			v.Leaving = !in.Converged
 		}
 	}
 	return v

@@ -41,7 +41,7 @@ func TestABookFollowsChanges(t *testing.T) {
 					continue
 				case 1:
 					in.Holders[0].Delivery.Policy, in.Holders[0].Delivery.LocalServing = lb.Local, r.IntN(2)
-					in.Announced, in.Converged = true, r.IntN(2) == 0
+					in.Announced, in.Converged, in.Elsewhere = true, r.IntN(2) == 0, r.IntN(2) == 0
 				}
 				known[vip] = in
 			}

@@ -306,9 +306,10 @@ func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			w := newBGPWorld()
 			test.end(w)
+			elsewhere := true
 			step := func(name string, announced, converged bool, want string, leaving bool) {
 				t.Helper()
-				w.vips[0].Announced, w.vips[0].Converged = announced, converged
+				w.vips[0].Announced, w.vips[0].Converged, w.vips[0].Elsewhere = announced, converged, elsewhere
 				d := w.decide()
 				v := d.VIPs[addr("192.0.2.1")]
 				if got := heard(d); got != want || v.Leaving != leaving || v.Refusal == nil || v.Refusal.Reason != test.reason {
@@ -323,6 +324,15 @@ func TestContract5PlannedEndsOverBGPAreGraceful(t *testing.T) {
 			}
 			step("when converged", true, true, none, false)
 			step("never announced", false, false, none, false)
+			elsewhere = false
+			last := none
+			switch test.reason {
+			case lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNoLocalBackends: // as over ARP and NDP
+				if test.graceful {
+					last = going
+				}
+			}
+			step("when converged, and no other node announces", true, true, last, last == going)
 		})
 	}
 }
@@ -378,11 +388,11 @@ func TestAggregatesLeaveWithTheirLastVIP(t *testing.T) {
 	if got, want := heard(w.decide()), "tor-1: 192.0.2.0/28 lp 0 65535:0; tor-2: "; got != want {
 		t.Errorf("both leave: %q, want %q", got, want)
 	}
-	w.vips[0].Converged = true
+	w.vips[0].Converged, w.vips[0].Elsewhere = true, true
 	if got, want := heard(w.decide()), "tor-1: 192.0.2.0/28 lp 0 65535:0; tor-2: "; got != want {
 		t.Errorf("one is gone: %q, want %q", got, want)
 	}
-	w.vips[1].Converged = true
+	w.vips[1].Converged, w.vips[1].Elsewhere = true, true
 	if got, want := heard(w.decide()), "tor-1: ; tor-2: "; got != want {
 		t.Errorf("both are gone: %q, want %q", got, want)
 	}

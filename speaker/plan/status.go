@@ -130,6 +130,19 @@ func (d Decision) Served() bool {
 	return slices.ContainsFunc(d.said.kinds, serves)
 }
 
+// Parting reports whether this node announces the VIP although it should not, as no other live node can.
+func (d Decision) Parting() bool {
+	own, ok := d.Node(d.said.self)
+	if !ok || !own.Answering || own.Routed {
+		return false
+	}
+	routed := func(s saying) bool { return s.claim.Routes != "" && s.claim.Unrouted == "" }
+	if len(d.Routed.Peers) > 0 && !slices.ContainsFunc(d.said.kinds, routed) {
+		return true
+	}
+	return d.Owner == "" && d.said.of(slices.Index(d.said.live, d.said.self)).claim.Answering
+}
+
 // live returns the status of the live node at this place.
 func (d Decision) live(place int) NodeStatus {
 	node := d.said.live[place]

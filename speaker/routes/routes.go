@@ -27,9 +27,7 @@ type Facts struct {
 	Rescue, Rescued bool
 	// Convergence is how long routers get to choose other routes before a planned withdrawal.
 	Convergence time.Duration
-	// Unlisted is set once the Node of this node is gone: all may be. A VIP then ends only if another node announces it.
-	Unlisted bool
-	Seen     Seen
+	Seen        Seen
 }
 
 // Seen is what the actors have found out, as of the beginning of the step.
@@ -287,7 +285,7 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 // planned.
 func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bool,
 ) (planned map[netip.Addr]bool, sessions bool) {
-	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, f, e, vip) }
+	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, e, vip) }
 	mayAmend := func(prefix netip.Prefix) bool { return s.mayAmend(now, prefix) }
 	if !e.All {
 		dirty := maps.Clone(changed)
@@ -312,7 +310,7 @@ func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bo
 }
 
 // input is what this node knows of a VIP for BGP; ok is false when no Service holds it.
-func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan.BGPInput, ok bool) {
+func (s *State) input(now time.Time, e Events, vip netip.Addr) (in plan.BGPInput, ok bool) {
 	holders := e.Holders(vip)
 	if len(holders) == 0 {
 		return in, false
@@ -322,8 +320,8 @@ func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan
 	if in.Flapping && !s.book.VIP(vip).Leaving {
 		in.Announced = false // its withdrawal is on the way
 	}
-	if d := s.leaving[vip]; d != nil {
-		in.Converged = d.over && (!f.Unlisted || f.Node.Stopping || e.Elsewhere(vip))
+	if d := s.leaving[vip]; d != nil && d.over {
+		in.Converged, in.Elsewhere = true, e.Elsewhere(vip)
 	}
 	return in, true
 }

@@ -95,7 +95,8 @@ func (w *world) holders(vip netip.Addr) []plan.Holder {
 // step has the State look at what has changed, and the actors note what they are told.
 func (w *world) step() Step {
 	step := w.state.Step(w.now, w.facts, Events{VIPs: w.dirty, All: w.all, Holders: w.holders,
-		Held: func() []netip.Addr { return slices.Collect(maps.Keys(w.held)) }})
+		Held:      func() []netip.Addr { return slices.Collect(maps.Keys(w.held)) },
+		Elsewhere: func(netip.Addr) bool { return false }})
 	w.dirty, w.all = map[netip.Addr]bool{}, false
 	if step.SessionsChanged {
 		w.desired = step.Sessions

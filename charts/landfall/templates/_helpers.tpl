@@ -406,6 +406,49 @@ and its proxies would remove all rules from their nodes. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Says that an upgrade takes the proxy from the pods, and that its rules stay on the nodes. */}}
+{{- define "landfall.proxyLeaves" -}}
+{{- $cleans := and .Values.cleanup.enabled (or .Values.node.separatePods (not .Values.speaker.enabled)) -}}
+{{- if and .Release.IsUpgrade (not .Values.proxy.enabled) (not $cleans) -}}
+{{- range (lookup "apps/v1" "DaemonSet" .Release.Namespace "").items | default list -}}
+{{- if eq $.Release.Name (dig "annotations" "meta.helm.sh/release-name" "" .metadata) -}}
+{{- range dig "template" "spec" "containers" list .spec -}}
+{{- if eq .name "proxy" }}yes{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails an upgrade that changes the class while Landfall announces Services of the class before: it would withdraw their
+addresses, and the class of a Service cannot be changed. */}}
+{{- define "landfall.keepClass" -}}
+{{- $name := printf "%s-controller" (include "landfall.fullname" .) -}}
+{{- $now := .Values.loadBalancerClass -}}
+{{- if and .Release.IsUpgrade (not .Values.changeLoadBalancerClass) -}}
+{{- range dig "spec" "template" "spec" "containers" list (lookup "apps/v1" "Deployment" .Release.Namespace $name) -}}
+{{- range .args | default list -}}
+{{- if and (hasPrefix "--load-balancer-class=" .) (ne . (printf "--load-balancer-class=%s" $now)) -}}
+{{- $before := trimPrefix "--load-balancer-class=" . -}}
+{{- $lost := list -}}
+{{- range (lookup "v1" "Service" "" "").items | default list -}}
+{{- $class := dig "spec" "loadBalancerClass" "" . -}}
+{{- $service := printf "%s/%s" .metadata.namespace .metadata.name -}}
+{{- range dig "status" "conditions" list . | default list -}}
+{{- if and (eq .type "landfall.dev/Announced") (eq .status "True") (eq $class $before) -}}
+{{- $lost = append $lost $service -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $lost -}}
+{{- fail (printf "loadBalancerClass changes from %q to %q, and Landfall would withdraw the addresses of %d Service%s, such as %s: the class of a Service cannot be changed. Keep it, with --set loadBalancerClass=%s, or give up their addresses, with --set changeLoadBalancerClass=true" $before $now (len .) (ternary "" "s" (eq (len .) 1)) (first .) $before) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Where a program's pods run: a field of speaker or proxy, or that of node. */}}
 {{- define "landfall.placement" -}}
 {{- $root := .root -}}
