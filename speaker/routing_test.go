@@ -464,17 +464,24 @@ func TestContract5TheLastNodeAnnouncesUntilAnotherDoes(t *testing.T) {
 	for what, c := range map[string]struct {
 		ends func(r *rig, n *fakeNode)
 		want string // what the peers of the drained node hear then
+		// converges is set if they hear it after the time that routers get.
+		converges bool
 	}{
 		"the pod moves": {func(r *rig, _ *fakeNode) {
 			r.nodes[w178].deliver(local)
 			r.wantTold("the other node", w178, up1)
-		}, down1},
-		"the pod terminates":     {func(_ *rig, n *fakeNode) { n.deliver(elsewhere) }, down1},
-		"the speaker is stopped": {func(r *rig, _ *fakeNode) { r.stop(w177) }, down1 + "; tor-1 is left"},
+		}, down1, true},
+		"the pod terminates":     {func(_ *rig, n *fakeNode) { n.deliver(elsewhere) }, down1, false},
+		"the speaker is stopped": {func(r *rig, _ *fakeNode) { r.stop(w177) }, down1 + "; tor-1 is left", false},
 		"the node is excluded too": {func(r *rig, _ *fakeNode) {
 			r.api.nodes.Set(w177, lb.Node{Name: w177, Labels: labels.Set{plan.LabelExclude: ""}})
-		}, down1},
-		"undrained": {func(r *rig, _ *fakeNode) { r.api.nodes.Set(w177, lb.Node{Name: w177}) }, up1},
+		}, down1, false},
+		"undrained": {func(r *rig, _ *fakeNode) { r.api.nodes.Set(w177, lb.Node{Name: w177}) }, up1, false},
+		"the router is away for a moment": {func(_ *rig, n *fakeNode) {
+			n.routers.connect("tor-1", false)
+			time.Sleep(time.Second)
+			n.routers.connect("tor-1", true)
+		}, "tor-1 is lost; " + bye1, false},
 	} {
 		inRig(t, func(r *rig) {
 			r.onlyBGP()
@@ -495,6 +502,12 @@ func TestContract5TheLastNodeAnnouncesUntilAnotherDoes(t *testing.T) {
 				t.Errorf("%s: reported %+v", what, c)
 			}
 			c.ends(r, n)
+			if c.converges { // routers get the time to choose the other node's route
+				r.wantTold(what, w177, "")
+				time.Sleep(2900 * time.Millisecond)
+				r.wantTold(what+": until routers have converged", w177, "")
+				time.Sleep(100 * time.Millisecond)
+			}
 			r.wantTold(what, w177, c.want)
 		})
 	}
@@ -525,7 +538,9 @@ func TestContract5ADeletedNodeWithdrawsOnceAnotherAnnounces(t *testing.T) {
 		r.wantTold("who has withdrawn has done so", w177, "")
 		r.api.nodes.Set(w177, nodes[w177])
 		r.wantTold("one is back", w177, up1)
-		r.wantTold("and the other one ends", w178, down1)
+		r.wantTold("and the other one ends once routers have converged", w178, "")
+		time.Sleep(3 * time.Second)
+		r.wantTold("then", w178, down1)
 		r.api.nodes.Set(w178, nodes[w178])
 		r.wantTold("both are back", w178, up1)
 

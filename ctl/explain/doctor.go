@@ -365,7 +365,7 @@ func (c Cluster) others(d DoctorFacts) Check {
 // otherClasses finds Services that Landfall has announced, and announces no more as it serves another class now.
 // Without another Landfall nobody does, and their class cannot be changed.
 func (c Cluster) otherClasses(d DoctorFacts) (checks []Check) {
-	if len(c.Controllers) == 0 || d.Another {
+	if len(c.Controllers) == 0 || d.Another || c.hasUnread(OtherPods) {
 		return nil // then the class that Landfall serves is not known, or another one serves theirs
 	}
 	byClass := map[string][]string{}

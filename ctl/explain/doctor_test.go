@@ -186,6 +186,9 @@ func TestDoctorKeepsTheClassOfWhatIsServed(t *testing.T) {
 			"1 Service of class x still says that Landfall announces it, which serves Services without a class: shop/web",
 			"helm upgrade … --set loadBalancerClass=x   #"},
 		"another Landfall runs": {func(w *world, d *DoctorFacts) { w.Class, d.Another = "y", true }, OK, "nothing is wrong", ""},
+		"whether another Landfall runs is not known": {func(w *world, _ *DoctorFacts) {
+			w.Class, w.Unread = "y", []Unread{{OtherPods, "you may not list pods", "grant"}}
+		}, Unknown, "nothing is wrong", "grant"},
 		"of another load balancer": {func(w *world, d *DoctorFacts) {
 			w.Class, d.Services[0].Conditions = "y", nil
 		}, OK, "nothing is wrong", ""},

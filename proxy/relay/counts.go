@@ -67,13 +67,13 @@ func (r *Relay) Counts() []Counted {
 		f.countSoFar()
 	}
 	r.table.mu.Lock()
-	defer r.table.mu.Unlock()
 	all := make([]Counted, 0, len(r.table.services))
 	for which, s := range r.table.services {
 		s.mu.Lock()
 		all = append(all, Counted{which.key, which.protocol, s.counts})
 		s.mu.Unlock()
 	}
+	r.table.mu.Unlock()
 	slices.SortFunc(all, compareCounted)
 	if len(all) <= maxCounted {
 		return all

@@ -344,16 +344,16 @@ func (f *flow) follow() {
 	}
 }
 
-// send sends a datagram to the backend. An error that counts against that, of what was sent before, gives it up if
-// something was owed before.
+// send sends a datagram to the backend. An error that counts against that gives it up: of what was sent before if
+// something was owed before, and else only one of the node's own routes, which stays when those of ICMP are dropped.
 func (f *flow) send(p []byte, owed bool) {
 	err := f.conn.sendParts(f.header, p)
-	if isBackends(err) && !owed {
+	for tries := 0; tries < 3 && isBackends(err) && !owed; tries++ { // a flood may bring another error meanwhile
 		f.conn.dropErrors()
 		err = f.conn.sendParts(f.header, p)
 	}
 	switch {
-	case isBackends(err) && owed:
+	case isBackends(err):
 		f.lose(true)
 		f.why = err
 	case err != nil:

@@ -64,7 +64,7 @@ const minShare = 32
 // shareOf is how many connections a namespace may have of those of the relay, or a Service of those of its namespace:
 // four times as many as there are places left at the moment. So one cannot take them all, and one that comes later gets
 // places too. A sixteenth of all is each one's own: what more than sixteen need is no fault of a single one, and the
-// rules serve it.
+// rules serve it. Of a namespace that is not alone and has its share, no Service gets more.
 func shareOf(left, all int64) int64 { return max(4*left, all/16, minShare) }
 
 // admitTo counts a connection to a Service, and reports whether its namespace, the Service and its client may have it;

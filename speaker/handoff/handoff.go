@@ -169,9 +169,12 @@ func (s *State) meetNodes(now time.Time, f Facts, died []string) (changed bool) 
 		s.addresses = all
 	}
 	for node, until := range s.deleted {
-		if slices.Contains(f.Live, node) {
+		switch {
+		case slices.Contains(f.Live, node):
+			s.deleted[node] = time.Time{} // it counts from the end of its speaker
+		case until.IsZero():
 			s.deleted[node] = now.Add(lb.FlowMemory)
-		} else if now.After(until) {
+		case now.After(until):
 			delete(s.deleted, node)
 			delete(s.addresses, node)
 			changed = true

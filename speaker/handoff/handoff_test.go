@@ -275,6 +275,7 @@ func TestContract5ADeletedNodeIsRemembered(t *testing.T) {
 	}{
 		"for as long as connections": {
 			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
+			{what: "it leaves", after: lb.FlowMemory, left: []string{"a"}, want: "a; ring c a"},
 			{what: "nothing more happens", after: lb.FlowMemory, left: []string{"a"}, want: "a; ring c a"},
 			{what: "it is over", after: 1, left: []string{"a"}, want: "; ring c"},
 		},
@@ -283,11 +284,13 @@ func TestContract5ADeletedNodeIsRemembered(t *testing.T) {
 			{what: "it still announces", after: lb.FlowMemory, want: "a; ring c a"},
 			{what: "it does after that", after: 1, want: "a; ring c a"},
 			{what: "another Node changes", after: 2 * lb.FlowMemory, addresses: without("a"), want: "a; ring c a"},
-			{what: "it leaves", after: lb.FlowMemory, left: []string{"a"}, want: "a; ring c a"},
+			{what: "it leaves", after: 2 * lb.FlowMemory, left: []string{"a"}, want: "a; ring c a"},
+			{what: "nothing more happens", after: lb.FlowMemory, left: []string{"a"}, want: "a; ring c a"},
 			{what: "it is over", after: 1, left: []string{"a"}, want: "; ring c"},
 		},
 		"another one is deleted": {
 			{what: "its Node is deleted", addresses: without("a"), want: "a; ring c a"},
+			{what: "it leaves", left: []string{"a"}, want: "a; ring c a"},
 			{what: "then another one", after: lb.FlowMemory, addresses: without("a", "c"), left: []string{"a"},
 				want: "a; ring c a"},
 			{what: "it is over", after: 1, left: []string{"a", "c"}, want: "; ring c"},

@@ -137,8 +137,9 @@ type State struct {
 
 // departure is the planned end of a VIP's announcement.
 type departure struct {
-	until time.Time
-	over  bool
+	until     time.Time
+	over      bool
+	elsewhere bool // whether another node announced it when that was last asked
 }
 
 // New returns a State that has planned nothing. A VIP that flaps is announced anew once in each interval.
@@ -176,7 +177,7 @@ func (s *State) Step(now time.Time, f Facts, e Events) Step {
 		step.Changed[vip] = true
 		s.pending[vip] = true
 		s.hear(vip, f.Seen.Hears) // an aggregate that it is in now may be heard of already
-		s.depart(now, vip, f.Convergence)
+		s.depart(now, f, e, vip)
 		s.count(now, vip)
 	}
 	step.Sessions = s.book.Sessions()
@@ -285,7 +286,7 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 // planned.
 func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bool,
 ) (planned map[netip.Addr]bool, sessions bool) {
-	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, e, vip) }
+	input := func(vip netip.Addr) (plan.BGPInput, bool) { return s.input(now, f, e, vip) }
 	mayAmend := func(prefix netip.Prefix) bool { return s.mayAmend(now, prefix) }
 	if !e.All {
 		dirty := maps.Clone(changed)
@@ -310,18 +311,24 @@ func (s *State) plan(now time.Time, f Facts, e Events, changed map[netip.Addr]bo
 }
 
 // input is what this node knows of a VIP for BGP; ok is false when no Service holds it.
-func (s *State) input(now time.Time, e Events, vip netip.Addr) (in plan.BGPInput, ok bool) {
+func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan.BGPInput, ok bool) {
 	holders := e.Holders(vip)
 	if len(holders) == 0 {
 		return in, false
 	}
-	in = plan.BGPInput{VIP: vip, Holders: holders, Announced: len(s.heard[vip]) > 0,
-		Flapping: !s.steady[vip] && s.flaps.Wait(now, vip, false) > 0}
-	if in.Flapping && !s.book.VIP(vip).Leaving {
+	was := s.book.VIP(vip)
+	in = plan.BGPInput{VIP: vip, Holders: holders,
+		Announced: len(s.heard[vip]) > 0 || was.Leaving && len(was.Prefixes) > 0, // whose session may come back
+		Flapping:  !s.steady[vip] && s.flaps.Wait(now, vip, false) > 0}
+	if in.Flapping && !was.Leaving {
 		in.Announced = false // its withdrawal is on the way
 	}
-	if d := s.leaving[vip]; d != nil && d.over {
-		in.Converged, in.Elsewhere = true, e.Elsewhere(vip)
+	if d := s.leaving[vip]; d != nil {
+		in.Elsewhere = e.Elsewhere(vip)
+		if in.Elsewhere && !d.elsewhere && !f.Node.Stopping { // routers get the time to choose its route
+			d.until, d.over = now.Add(f.Convergence), false
+		}
+		d.elsewhere, in.Converged = in.Elsewhere, d.over
 	}
 	return in, true
 }
@@ -392,13 +399,13 @@ func (s *State) part(now time.Time, changed map[netip.Addr]bool) {
 }
 
 // depart notes that the end of a VIP's announcement has begun, or that there is none.
-func (s *State) depart(now time.Time, vip netip.Addr, convergence time.Duration) {
+func (s *State) depart(now time.Time, f Facts, e Events, vip netip.Addr) {
 	v, known := s.book.VIPs()[vip]
 	switch {
 	case !known || v.Refusal == nil:
 		delete(s.leaving, vip)
 	case v.Leaving && s.leaving[vip] == nil:
-		s.leaving[vip] = &departure{until: now.Add(convergence)}
+		s.leaving[vip] = &departure{until: now.Add(f.Convergence), elsewhere: e.Elsewhere(vip)}
 	}
 }
 
