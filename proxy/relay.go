@@ -71,7 +71,7 @@ func (f *relayFlags) add(set *pflag.FlagSet) {
 		"how many of those one client may have, an IPv4 address or an IPv6 network of 64 bits; the relay resets more")
 	set.IntVar(&o.FlowLimit, "udp-flows", 10_000,
 		"how many flows of UDP the node relays at once, as far as a quarter of the file descriptors and half of the ports "+
-			"of net.ipv4.ip_local_port_range suffice, one for each; beyond that, one ends of the namespace that has most, and there of the Service")
+			"of net.ipv4.ip_local_port_range suffice, one for each; beyond that, one ends of the namespace that has most")
 	set.IntVar(&o.ServiceFlows, "service-udp-flows", 5000,
 		"how many of them one Service may have, at most half of them all; beyond that, the one ends whose client has been "+
 			"silent for longest, of those first that have not sent again after an answer")
@@ -260,7 +260,8 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("landfall_relay_"+name, help, labels, nil)
 	}
-	const of = " The labels namespace and service are empty for the sum of the Services beyond 500, of which namespaces have the same numbers."
+	const of = " The labels namespace and service are empty for the sum of the Services beyond 500, for which " +
+		"namespaces take turns."
 	perService := func(name, help string, more ...string) *prometheus.Desc {
 		return desc(name, help+of, append([]string{"namespace", "service", "protocol"}, more...)...)
 	}
@@ -285,8 +286,8 @@ func newRelayCollector(r *relay.Relay) *relayCollector {
 				"straight to endpoints, else 0."),
 		isBehind: desc("udp_behind", "1 while the relay takes in new flows of UDP more slowly than they come, and those go "+
 			"straight to endpoints, else 0."),
-		limited: perService("limited_total", "Connections beyond the limit of their Service or namespace, or that held most of "+
-			"its when memory was scarce, which were reset, and flows that ended for others."),
+		limited: perService("limited_total", "Connections beyond the limit of their Service or namespace, or that held most "+
+			"of its when memory was scarce, which were reset, and flows that ended for others."),
 		bytes: perService("bytes_total", "Bytes of connections and flows, as they are passed on, by direction: sent or "+
 			"received by the client.", "direction"),
 		reset: desc("refused_total", "Connections that were reset, and datagrams that were dropped, at once: beyond a "+
