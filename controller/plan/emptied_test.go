@@ -138,7 +138,8 @@ func TestContract8WhatAConditionConfirmsNobodyElseGets(t *testing.T) {
 // Tenants of two namespaces write into the statuses of their Services and empty them, while Landfall writes some late.
 // No address is confirmed for two of them, and none is taken from who asks for no other.
 func TestContract8RandomStatuses(t *testing.T) {
-	// It finds a Service that has what another one of its namespace, which is no load balancer any more, may still have.
+	// In it a Service gets an address while nodes may still announce it for another one of the namespace, which is no
+	// load balancer any more.
 	found := []uint64{459324592}
 	seeds.Run(t, seeds.Of(100, 1000), found, func(t *testing.T, seed uint64) {
 		r := rand.New(rand.NewPCG(seed, 1))

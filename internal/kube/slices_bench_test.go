@@ -15,11 +15,7 @@ func BenchmarkSliceEvents(b *testing.B) {
 		b.Run(fmt.Sprintf("slices=%d", n), func(b *testing.B) {
 			told := 0
 			store := newSliceStore(lb.MaxSlices, func(lb.Key) { told++ })
-			list := make([]any, n)
-			for i := range list {
-				list[i] = numbered(i, 0)
-			}
-			_ = store.Replace(list, "1")
+			_ = store.Replace(numberedList(n), "1")
 			i := 0
 			for b.Loop() {
 				_ = store.Update(numbered(i*31%n, 1+i/n))
@@ -36,4 +32,13 @@ func numbered(i, version int) *discoveryv1.EndpointSlice {
 	s := slice(fmt.Sprintf("web-%05d", i), "web", fmt.Sprintf("10.1.%d.%d", i>>8, i&255))
 	s.Ports[0].Port = new(int32(8080 + version%1000))
 	return s
+}
+
+// numberedList returns the first n of them, as a list of the API server.
+func numberedList(n int) []any {
+	list := make([]any, n)
+	for i := range list {
+		list[i] = numbered(i, 0)
+	}
+	return list
 }

@@ -188,11 +188,7 @@ func TestContract11AnEventCostsOneSlice(t *testing.T) {
 	const n = 30_000
 	told := 0
 	store := newSliceStore(lb.MaxSlices, func(lb.Key) { told++ })
-	list := make([]any, n)
-	for i := range list {
-		list[i] = numbered(i, 0)
-	}
-	_ = store.Replace(list, "1")
+	_ = store.Replace(numberedList(n), "1")
 	began, told := time.Now(), 0
 	const events = 300
 	for i := range events {
