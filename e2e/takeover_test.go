@@ -30,6 +30,9 @@ const (
 	takeoverNode = "k8s-worker-178" // where my-nginx-1 is
 	localVIP     = "172.26.236.180:80"
 	clusterVIP   = "172.26.236.181:80"
+	// webNodePort lies below what the API server gives out by itself while it has other ports (KEP-3668): another
+	// Service's health port may be any of those.
+	webNodePort = 30029
 )
 
 // Landfall's proxy takes a running node over from kube-proxy, as docs/guide/migrate-kube-proxy.md
@@ -124,7 +127,7 @@ func takeoverServices(t *testing.T, l *lab.Lab) (healthPort int32) {
 	t.Helper()
 	local, cluster := lab.SeedService(), lab.SeedService()
 	local.ExternalTrafficPolicy = "Local"
-	cluster.Name, cluster.ClusterIP, cluster.Ports = "web", netip.Addr{}, []lab.Port{{Port: 80, NodePort: 31429}}
+	cluster.Name, cluster.ClusterIP, cluster.Ports = "web", netip.Addr{}, []lab.Port{{Port: 80, NodePort: webNodePort}}
 	for vip, s := range map[string]lab.Service{localVIP: local, clusterVIP: cluster} {
 		if err := l.AddService(t.Context(), s); err != nil {
 			t.Fatal(err)
@@ -301,7 +304,7 @@ func (o *takeover) startClients(t *testing.T) takeoverClients {
 	for _, path := range []struct{ name, from, network, to string }{
 		{"client to VIP, Local", lab.ClientName, "tcp", localVIP},
 		{"client to VIP, Cluster", lab.ClientName, "tcp", clusterVIP},
-		{"client to node port", lab.ClientName, "tcp", "172.26.236.178:31429"},
+		{"client to node port", lab.ClientName, "tcp", fmt.Sprintf("172.26.236.178:%d", webNodePort)},
 		{"pod to cluster IP", "my-nginx-1", "tcp", "10.106.189.218:80"},
 		{"pod to VIP, Cluster", "my-nginx-1", "tcp", clusterVIP},
 		{"pod to cluster IP, UDP", "my-nginx-1", "udp", "10.96.0.10:53"},

@@ -123,22 +123,32 @@ func (r *Relay) receiveAll(ctx context.Context, l listener, socket *Conn, runnin
 		}
 		end := pulse.Begin()
 		key := wire.Flow{Client: d.from, At: netip.AddrPortFrom(d.to, l.port)}
-		f, behind := r.flows.find(key, func() *flow {
+		r.passOn(key, into[:d.n], func() *flow {
 			now := r.deps.Now()
 			f := &flow{Relay: r, key: key, socket: socket, ttl: d.ttl, began: now, last: now}
 			running.Go(func() { f.run(ctx) })
 			return f
 		})
+		end()
+	}
+}
+
+// passOn passes on a datagram by its flow, which is made with made if there is none, or if it has just ended.
+func (r *Relay) passOn(key wire.Flow, p []byte, made func() *flow) {
+	for range 2 {
+		f, behind := r.flows.find(key, made)
 		if behind {
 			r.fallBehind()
 		}
-		if f != nil {
-			f.receive(into[:d.n])
-		} else {
-			r.refused.Add(1)
+		if f == nil {
+			break
 		}
-		end()
+		if f.receive(p) {
+			return
+		}
+		r.flows.end(f)
 	}
+	r.refused.Add(1)
 }
 
 // run serves a flow until it ends.
@@ -285,12 +295,12 @@ func (f *flow) lose(failed bool) {
 	f.way.service.leave(f.backend)
 }
 
-// receive takes in what the client has sent.
-func (f *flow) receive(p []byte) {
+// receive takes in what the client has sent, unless the flow has ended.
+func (f *flow) receive(p []byte) (ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return
+		return false
 	}
 	f.last = f.deps.Now()
 	f.sentAt = f.last
@@ -304,6 +314,7 @@ func (f *flow) receive(p []byte) {
 	if f.conn != nil {
 		f.send(p, owed)
 	}
+	return true
 }
 
 // isOwed reports whether something was sent since the last answer. Else no error of ICMP counts: that has no

@@ -569,6 +569,23 @@ func TestUDPIdle(t *testing.T) {
 	}
 }
 
+// What comes in at the moment at which its flow ends begins another.
+func TestUDPAsItsFlowEnds(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayedUDP(nil, udpEcho(t, "a"))
+	c := g.udpClient()
+	c.ask("x")
+	g.flows.mu.Lock()
+	for key := range g.flows.all {
+		g.flows.all[key] = &flow{Relay: g.Relay, key: key, closed: true}
+	}
+	g.flows.mu.Unlock()
+	if got := c.ask("y"); got != "a: y" {
+		t.Error(got)
+	}
+}
+
 // A flow may be silent for as long as the kernel remembers it, less a sixth.
 func TestUDPIdleIsTheKernels(t *testing.T) {
 	now := time.Unix(1e9, 0)
