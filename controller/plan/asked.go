@@ -7,8 +7,8 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// checkAsked tells why the Service cannot have the address that it asks for.
-func (b *Book) checkAsked(addr netip.Addr, named string, e *entry) *lb.Refusal {
+// checkAsked tells why the Service cannot have the address that it asks for, beside those of picked.
+func (b *Book) checkAsked(addr netip.Addr, named string, e *entry, picked []netip.Addr) *lb.Refusal {
 	in, ready, refusal := b.poolsFor(addr, named)
 	if refusal != nil {
 		return refusal
@@ -31,7 +31,7 @@ func (b *Book) checkAsked(addr netip.Addr, named string, e *entry) *lb.Refusal {
 	if ready == nil || ready.refusal != nil {
 		return refuseNotReady(in)
 	}
-	return b.checkRules(e, ready, addr)
+	return b.checkRules(e, ready, addr, picked)
 }
 
 // poolsFor returns the oldest pool that contains addr and one that hands it out, both the one asked
@@ -57,8 +57,8 @@ func (b *Book) poolsFor(addr netip.Addr, named string) (in, ready *pool, refusal
 	return p, p, nil
 }
 
-// checkRules tells by which of its rules the pool keeps addr from e.
-func (b *Book) checkRules(e *entry, p *pool, addr netip.Addr) *lb.Refusal {
+// checkRules tells by which of its rules the pool keeps addr from e, which also gets those of picked.
+func (b *Book) checkRules(e *entry, p *pool, addr netip.Addr, picked []netip.Addr) *lb.Refusal {
 	switch {
 	case !p.serves(e, b.namespaces):
 		return refuseNotAllowed(p)
@@ -84,8 +84,8 @@ func (b *Book) checkRules(e *entry, p *pool, addr netip.Addr) *lb.Refusal {
 		return lb.Refuse(lb.ReasonAddressKept, "asks for %s, which is kept for its last holder, %s, until %s", addr,
 			r.Service.SeenFrom(e.Key.Namespace), until.UTC().Format("2006-01-02 15:04:05 MST"))
 	}
-	if family := lb.FamilyOf(addr); p.full(e, family, nil) && !hasNamespace(b.at(addr), e.Key.Namespace) {
-		return refuseQuota(e, p, family)
+	if family := lb.FamilyOf(addr); b.full(e, p, family, picked) && !hasNamespace(b.at(addr), e.Key.Namespace) {
+		return b.refuseQuota(e, p, family)
 	}
 	return nil
 }

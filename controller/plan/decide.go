@@ -135,7 +135,7 @@ func (b *Book) find(e *entry, w want, needs []need,
 	open := room[:0]
 	for _, n := range needs {
 		for _, asked := range n.asked {
-			if refusal := b.checkAsked(asked, w.pool, e); refusal != nil {
+			if refusal := b.checkAsked(asked, w.pool, e, found); refusal != nil {
 				return nil, "", refusal
 			}
 			found = append(found, asked)
@@ -163,7 +163,7 @@ func (b *Book) find(e *entry, w want, needs []need,
 		if ok {
 			found = more
 		} else if refusal == nil {
-			refusal = refuseFamily(e, candidates, family, w.pool, found)
+			refusal = b.refuseFamily(e, candidates, family, w.pool, found)
 		}
 	}
 	if refusal == nil {
@@ -204,7 +204,7 @@ func (b *Book) pick(e *entry, p *pool, family lb.Family, picked []netip.Addr) (n
 	if s == nil {
 		return netip.Addr{}, false
 	}
-	full := p.full(e, family, picked)
+	full := b.full(e, p, family, picked)
 	if !full {
 		if addr, ok := b.own(e, p, family, picked); ok {
 			return addr, true
@@ -219,15 +219,15 @@ func (b *Book) pick(e *entry, p *pool, family lb.Family, picked []netip.Addr) (n
 	return s.free(func(addr netip.Addr) bool { return b.busy(addr) || slices.Contains(picked, addr) })
 }
 
-// full reports whether the namespace of e has all addresses of the family that the pool allows it,
-// with those of picked.
-func (p *pool) full(e *entry, family lb.Family, picked []netip.Addr) bool {
+// full reports whether the namespace of e has all addresses of the family that p allows it, with
+// those of picked.
+func (b *Book) full(e *entry, p *pool, family lb.Family, picked []netip.Addr) bool {
 	if p.PerNamespace == 0 {
 		return false
 	}
 	n := p.byNamespace[namespaceFamily{e.Key.Namespace, family}]
 	for _, addr := range picked {
-		if lb.FamilyOf(addr) == family && p.contains(addr) {
+		if lb.FamilyOf(addr) == family && p.contains(addr) && !hasNamespace(b.at(addr), e.Key.Namespace) {
 			n++
 		}
 	}

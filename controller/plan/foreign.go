@@ -89,11 +89,11 @@ func (b *Book) denied(e *entry, addr netip.Addr) *lb.Refusal {
 	if ready == nil {
 		ready = in
 	}
-	if refusal := b.checkRules(e, ready, addr); refusal != nil {
+	if refusal := b.checkRules(e, ready, addr, nil); refusal != nil {
 		return refusal
 	}
 	if b.beyondQuota(e.Key.Namespace, ready, addr) {
-		return refuseQuota(e, ready, lb.FamilyOf(addr))
+		return b.refuseQuota(e, ready, lb.FamilyOf(addr))
 	}
 	return nil
 }

@@ -27,7 +27,13 @@ func refuseNotAllowed(p *pool) *lb.Refusal {
 		p.Name)
 }
 
-func refuseQuota(e *entry, p *pool, family lb.Family) *lb.Refusal {
+// refuseQuota says that p allows the namespace of e no more addresses of the family, or not as many as e asks for.
+func (b *Book) refuseQuota(e *entry, p *pool, family lb.Family) *lb.Refusal {
+	if !b.full(e, p, family, nil) {
+		return lb.Refuse(lb.ReasonQuotaExceeded,
+			"asks for more %s addresses than the %d of pool %s that spec.addressesPerNamespace allows namespace %s", family,
+			p.PerNamespace, p.Name, e.Key.Namespace)
+	}
 	return lb.Refuse(lb.ReasonQuotaExceeded,
 		"namespace %s already holds the %d %s addresses of pool %s that spec.addressesPerNamespace allows it",
 		e.Key.Namespace, p.PerNamespace, family, p.Name)
@@ -35,7 +41,7 @@ func refuseQuota(e *entry, p *pool, family lb.Family) *lb.Refusal {
 
 // refuseFamily says why none of the pools gave an address of the family, beside those that were
 // found.
-func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string, found []netip.Addr) *lb.Refusal {
+func (b *Book) refuseFamily(e *entry, candidates []*pool, family lb.Family, named string, found []netip.Addr) *lb.Refusal {
 	var full []string
 	var quota *pool
 	for _, p := range candidates {
@@ -43,7 +49,7 @@ func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string, 
 			continue
 		}
 		full = append(full, p.Name)
-		if quota == nil && p.full(e, family, found) {
+		if quota == nil && b.full(e, p, family, found) {
 			quota = p
 		}
 	}
@@ -53,12 +59,8 @@ func refuseFamily(e *entry, candidates []*pool, family lb.Family, named string, 
 		return lb.Refuse(lb.ReasonFamilyUnserved, "pool %s has no %s addresses", named, family)
 	case len(full) == 0:
 		return lb.Refuse(lb.ReasonFamilyUnserved, "no pool with autoAssign has %s addresses", family)
-	case quota != nil && !quota.full(e, family, nil):
-		return lb.Refuse(lb.ReasonQuotaExceeded,
-			"asks for more %s addresses than the %d of pool %s that spec.addressesPerNamespace allows namespace %s", family,
-			quota.PerNamespace, quota.Name, e.Key.Namespace)
 	case quota != nil:
-		return refuseQuota(e, quota, family)
+		return b.refuseQuota(e, quota, family)
 	case len(full) == 1:
 		return lb.Refuse(lb.ReasonPoolExhausted, "all %s addresses of pool %s are held", family, full[0])
 	}
