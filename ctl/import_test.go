@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/landfall-lb/landfall/internal/lb"
 )
 
 func TestImport(t *testing.T) {
@@ -32,4 +34,19 @@ func TestImport(t *testing.T) {
 			t.Errorf("%q: %v, want %q", list, err, want)
 		}
 	}
+}
+
+func FuzzImportList(f *testing.F) {
+	f.Add("192.0.2.1 shop/web # taken\n192.0.2.8 - 192.0.2.9, dev/\nfd00::/64\n")
+	f.Fuzz(func(t *testing.T, list string) {
+		pool, err := importList("x", strings.NewReader(list))
+		if err != nil {
+			return
+		}
+		for _, written := range pool.Spec["addresses"].([]any) {
+			if _, err := lb.ParseRange(written.(string)); err != nil {
+				t.Errorf("%q has addresses that no pool takes: %v", list, err)
+			}
+		}
+	})
 }

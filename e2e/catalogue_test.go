@@ -101,6 +101,7 @@ spec:
   myASN: 64500
   peerASN: 64666
   peerAddress: 172.26.236.20
+  acceptRoutes: true
   bfdProfile: slow
   nodeSelectors: [{matchLabels: {kubernetes.io/hostname: k8s-worker-177}}]
 ---
@@ -111,6 +112,7 @@ spec:
   myASN: 64500
   peerASN: 64666
   peerAddress: "fd00:172:26:236::20"
+  acceptRoutes: true
   bfdProfile: slow
   nodeSelectors: [{matchLabels: {kubernetes.io/hostname: k8s-worker-177}}]
 `
@@ -352,11 +354,22 @@ func counter(t testing.TB, a *lab.Agent, name string) float64 {
 // wantCounted does something n times, and waits until a metric has grown by as much.
 func wantCounted(t *testing.T, a *lab.Agent, name string, n int, do func() error) {
 	t.Helper()
-	before := counter(t, a, name)
-	for range n {
-		if err := do(); err != nil {
-			t.Fatal(err)
+	wantGrown(t, a, name, n, func() error {
+		for range n {
+			if err := do(); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+}
+
+// wantGrown does something once, and waits until a counter of the agent has grown by n.
+func wantGrown(t *testing.T, a *lab.Agent, name string, n int, do func() error) {
+	t.Helper()
+	before := counter(t, a, name)
+	if err := do(); err != nil {
+		t.Fatal(err)
 	}
 	eventually(t, name+" grows", func() error {
 		if grown := counter(t, a, name) - before; grown < float64(n) {

@@ -165,6 +165,7 @@ func TestContract11ALargeServiceCostsOthersNothing(t *testing.T) {
 		{modeNftables, lb.IPv6, 5000, shape{ports: 200, endpoints: 500}, 1},
 		{modeNftables, lb.IPv6, 500, shape{ports: 20, endpoints: 500, apart: true}, 4},
 		{modeIptables, lb.IPv4, 500, shape{ports: 10, endpoints: 100}, 2},
+		{modeIptables, lb.IPv6, 500, shape{ports: 10, endpoints: 100}, 2},
 	} {
 		t.Run(fmt.Sprintf("%s, %s, %d plain, %+v", c.mode, c.family, c.plain, c.large), func(t *testing.T) {
 			rules := rulesIn(t, nstest.New(t), c.mode, batchIptables)

@@ -156,7 +156,7 @@ func TestWhatLandfallHasSetItSetsBack(t *testing.T) {
 						err = commands.Restore(t.Context(),
 							"*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n")
 					case "cleanup":
-						err = iptables.Cleanup(t.Context(), parameters.unsetLocalnet)
+						err = cleanup(t.Context(), parameters)
 					}
 					if err != nil {
 						return err

@@ -51,11 +51,13 @@ func BGPPeers(c *Client, changed, status func(name string)) *Table[string, lb.Pe
 func Routers(c *Client, changed func(name string)) *Table[string, lb.Router] {
 	table := newTable[string, lb.Router](nil, changed)
 	c.register(resource{client: c.landfall, name: "bgppeers", example: &v1beta1.BGPPeer{}, optional: true},
-		objects[string, lb.Router, *v1beta1.BGPPeer]{table, func(o *v1beta1.BGPPeer) (string, lb.Router) {
-			name, peer := convertBGPPeer(o)
-			return strings.Clone(name), lb.Router{Addr: peer.Addr.WithZone(""), VRF: strings.Clone(peer.VRF)}
-		}})
+		objects[string, lb.Router, *v1beta1.BGPPeer]{table, convertRouter})
 	return table
+}
+
+func convertRouter(o *v1beta1.BGPPeer) (name string, router lb.Router) {
+	name, peer := convertBGPPeer(o)
+	return strings.Clone(name), lb.Router{Addr: peer.Addr.WithZone(""), VRF: strings.Clone(peer.VRF)}
 }
 
 // BGPPeerNodes watches which nodes are in the status of BGPPeers, in the order of their names.

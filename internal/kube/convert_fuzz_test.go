@@ -8,6 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 
 	"github.com/landfall-lb/landfall/api/v1beta1"
 	"github.com/landfall-lb/landfall/internal/lb"
@@ -37,6 +38,7 @@ func FuzzConvert(f *testing.F) {
 		`{"metadata":{"name":"tor"},"spec":{"peerAddress":"192.0.2.1","passwordSecret":{"name":"s"},"holdTime":"90s",
 		"communities":[{"value":"1:2"}]},"status":{"nodes":[{"name":"n1","state":"Idle"}]}}`,
 		`{"metadata":{"name":"shop","labels":{"team":"a"}}}`,
+		`{"metadata":{"name":"kubernetes"},"spec":{"cidrs":["10.96.0.0/12","fd00:10:96::/112"]}}`,
 		`{"metadata":{"name":"speaker","deletionTimestamp":"2026-01-02T03:04:05Z","finalizers":["orphan"]},
 		"status":{"numberReady":-1}}`,
 		`{"spec":{"preferredNodes":[{"weight":1,"nodeSelector":{"matchLabels":{"a":"b"}}}],"communities":["1:2"]}}`,
@@ -81,12 +83,20 @@ func FuzzConvert(f *testing.F) {
 				t.Errorf("%s is read as %+v", data, d)
 			}
 		})
-		as(data, func(o *v1beta1.IPAddressPool) { convertPool(o); convertAnnouncedPool(o) })
-		as(data, func(o *v1beta1.BGPPeer) { convertBGPPeer(o); convertSessions(o) })
+		as(data, func(o *v1beta1.IPAddressPool) { convertPool(o); convertAnnouncedPool(o); convertPoolRanges(o) })
+		as(data, func(o *v1beta1.BGPPeer) { convertSessions(o); convertRouter(o) })
 		as(data, func(o *v1beta1.BGPAdvertisement) { convertBGPAdvertisement(o) })
 		as(data, func(o *v1beta1.L2Advertisement) {
 			if _, ad := convertL2Advertisement(o); len(ad.NodeSelectors) != len(o.Spec.NodeSelectors) {
 				t.Errorf("%s has %d selectors", data, len(ad.NodeSelectors))
+			}
+		})
+		as(data, func(o *networkingv1.ServiceCIDR) {
+			_, networks := convertServiceNetworks(o)
+			for _, p := range networks {
+				if p != p.Masked() || !p.IsValid() {
+					t.Errorf("%s has the network %s", data, p)
+				}
 			}
 		})
 		as(data, func(o *v1beta1.BFDProfile) { convertBFDProfile(o) })

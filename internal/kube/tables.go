@@ -97,10 +97,12 @@ func ServiceNetworks(c *Client, changed func(name string)) *Table[string, []neti
 	c.register(resource{client: c.rest.networking, name: "servicecidrs", example: &networkingv1.ServiceCIDR{},
 		optional: true},
 		objects[string, []netip.Prefix, *networkingv1.ServiceCIDR]{table,
-			func(o *networkingv1.ServiceCIDR) (string, []netip.Prefix) {
-				return o.Name, parsePrefixes(o.Spec.CIDRs)
-			}})
+			convertServiceNetworks})
 	return table
+}
+
+func convertServiceNetworks(o *networkingv1.ServiceCIDR) (name string, networks []netip.Prefix) {
+	return o.Name, parsePrefixes(o.Spec.CIDRs)
 }
 
 // Pools watches the IPAddressPools. status, unless nil, is called in place of changed where only
@@ -132,11 +134,13 @@ func poolSpec(p lb.Pool) lb.Pool {
 func PoolRanges(c *Client, changed func(name string)) *Table[string, []lb.Range] {
 	table := newTable[string, []lb.Range](nil, changed)
 	c.register(resource{client: c.landfall, name: "ipaddresspools", example: &v1beta1.IPAddressPool{}, optional: true},
-		objects[string, []lb.Range, *v1beta1.IPAddressPool]{table, func(o *v1beta1.IPAddressPool) (string, []lb.Range) {
-			name, pool := convertPoolSpec(o)
-			return name, lb.Subtract(pool.Ranges, pool.Excluded)
-		}})
+		objects[string, []lb.Range, *v1beta1.IPAddressPool]{table, convertPoolRanges})
 	return table
+}
+
+func convertPoolRanges(o *v1beta1.IPAddressPool) (name string, ranges []lb.Range) {
+	name, pool := convertPoolSpec(o)
+	return name, lb.Subtract(pool.Ranges, pool.Excluded)
 }
 
 // L2Advertisements watches the L2Advertisements. status is called in place of changed where only the

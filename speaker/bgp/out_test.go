@@ -166,6 +166,11 @@ func check(t *testing.T, data []byte, d plan.BGPSession, n Negotiated) {
 					t.Errorf("%x: %v is %+v", data, p, r)
 				}
 			}
+		case bgp.BGP_MSG_ROUTE_REFRESH:
+			c := connection{refresh: newWishes()}
+			if err := c.heardRefresh(m.body); (err == nil) != (len(m.body) == 4) {
+				t.Errorf("%x: %v", data, err)
+			}
 		case bgp.BGP_MSG_NOTIFICATION:
 			if got := received(m.body); got.Error() == "" || int(got.code) != int(m.body[0]) {
 				t.Errorf("%x: %v", data, got)
