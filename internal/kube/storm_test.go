@@ -95,7 +95,7 @@ func (a *stormAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // bookmark ends the first events of a streamed list.
 func (a *stormAPI) bookmark(r *http.Request) []byte {
-	kinds := map[string][2]string{"services": {"v1", "Service"}, "nodes": {"v1", "Node"},
+	kinds := map[string][2]string{"services": {"v1", "Service"}, "nodes": {"v1", "Node"}, "configmaps": {"v1", "ConfigMap"},
 		"endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"}, "daemonsets": {"apps/v1", "DaemonSet"},
 		"servicecidrs":   {"networking.k8s.io/v1", "ServiceCIDR"},
 		"ipaddresspools": {"landfall.dev/v1beta1", "IPAddressPool"}, "bfdprofiles": {"landfall.dev/v1beta1", "BFDProfile"},
@@ -173,6 +173,7 @@ func agents(t *testing.T, api http.RoundTripper) (clients []*Client) {
 	Communities(speaker, name)
 	BFDProfiles(speaker, name)
 	DaemonSet(speaker, "landfall-system", "landfall-speaker", name)
+	Surroundings(speaker, "landfall-system", name)
 	Services(proxy, "", key)
 	Slices(proxy, key)
 	Nodes(proxy, "", name)
