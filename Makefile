@@ -205,6 +205,7 @@ scale: ## large clusters, simulated: gossip, speakers, a proxy, the API server's
 	LANDFALL_SCALE_NODES=$(or $(PLANNERS),100) LANDFALL_SCALE_VIPS=100 go test -count=1 -v -timeout 4h \
 		-run '^TestPlannersAgree$$' ./speaker
 	go test -timeout 1h -run '^$$' -bench '^BenchmarkScale$$' -benchtime 1x ./speaker ./proxy
+	go test -timeout 1h -run '^$$' -bench '^BenchmarkRelist$$' -benchtime 10x ./internal/kube
 
 .PHONY: require-root
 require-root:

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/landfall-lb/landfall/internal/seeds"
 )
@@ -93,6 +94,10 @@ func TestModelFindsWhatIsMissing(t *testing.T) {
 		{name: "knowing which claims are stale", without: func(h *hooks) { h.neverStale = true },
 			given: []modelStep{{0, "node-a freezes"}, {4, "node-a thaws"}},
 			moves: named("meets others", "first to act"), want: "MakeBeforeBreak"},
+		{name: "yielding to a claim of another", without: func(h *hooks) { h.heedsNobody = true },
+			moves: named("switch"), want: "OneOwner"},
+		{name: "taking over from a speaker that stays away", without: func(h *hooks) { h.restartHold = time.Hour },
+			moves: named("loses its speaker"), want: "Answered"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			search := func(h *hooks) (f *failure) {

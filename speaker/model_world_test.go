@@ -36,6 +36,7 @@ type hooks struct {
 	noHandover   bool // a node that stops or drains ends at once
 	neverStale   bool // what a node said before it was lost counts as new
 	noWitness    bool // a silent kernel buries its node, whoever else is silent
+	heedsNobody  bool // who answers does not hear what others claim
 }
 
 func usualHooks() *hooks {

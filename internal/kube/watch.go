@@ -148,7 +148,7 @@ type watch struct {
 }
 
 // Retries of a watch that failed: quick at first, as an API server restart takes seconds, and never
-// all clients at once. Each node has some 15 watches, so the more nodes there are, the longer the time
+// all clients at once. Each node has some 17 watches, so the more nodes there are, the longer the time
 // over which they spread.
 const (
 	minRetry = 200 * time.Millisecond
@@ -156,7 +156,7 @@ const (
 	// The longest time between two attempts is smallRetry in a cluster of a few nodes, and retryOfEach for each
 	// node in a larger one.
 	smallRetry, retryOfEach = time.Second, 300 * time.Millisecond
-	// spreadOfEach has all nodes ask for about 1,500 lists a second, up to 500 nodes.
+	// spreadOfEach has all nodes ask for about 1,700 lists a second, up to 500 nodes.
 	spreadOfEach = 10 * time.Millisecond
 	repeatAfter  = 30 * time.Second
 	absentRetry  = time.Minute // of what the API server does not have
