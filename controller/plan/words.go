@@ -41,7 +41,8 @@ func (b *Book) refuseQuota(e *entry, p *pool, family lb.Family) *lb.Refusal {
 
 // refuseFamily says why none of the pools gave an address of the family, beside those that were
 // found.
-func (b *Book) refuseFamily(e *entry, candidates []*pool, family lb.Family, named string, found []netip.Addr) *lb.Refusal {
+func (b *Book) refuseFamily(e *entry, candidates []*pool, family lb.Family, named string,
+	found []netip.Addr) *lb.Refusal {
 	var full []string
 	var quota *pool
 	for _, p := range candidates {
