@@ -130,14 +130,15 @@ func (d Decision) Served() bool {
 	return slices.ContainsFunc(d.said.kinds, serves)
 }
 
-// Parting reports whether this node announces the VIP although it should not, as no other live node can.
+// Parting reports whether this node announces the VIP although it should not, as no other live node can, or goes on to
+// once a BGP peer is back.
 func (d Decision) Parting() bool {
 	own, ok := d.Node(d.said.self)
-	if !ok || !own.Answering || own.Routed {
+	if !ok || own.Routed {
 		return false
 	}
 	routed := func(s saying) bool { return s.claim.Routes != "" && s.claim.Unrouted == "" }
-	if len(d.Routed.Peers) > 0 && !slices.ContainsFunc(d.said.kinds, routed) {
+	if (len(d.Routed.Peers) > 0 || d.Routed.Leaving) && !slices.ContainsFunc(d.said.kinds, routed) {
 		return true
 	}
 	return d.Owner == "" && d.said.of(slices.Index(d.said.live, d.said.self)).claim.Answering
