@@ -93,7 +93,7 @@ func (s *speaker) bgpStatus() bgpStatus {
 	defer s.mu.Unlock()
 	st := bgpStatus{Waiting: s.rooms.routes.Waiting(), Peers: []peerStatus{}}
 	for _, v := range s.rooms.routes.VIPs() {
-		if v.Leaving {
+		if v.Lingers {
 			st.Leaving++
 		}
 	}

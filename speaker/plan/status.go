@@ -138,7 +138,7 @@ func (d Decision) Parting() bool {
 		return false
 	}
 	routed := func(s saying) bool { return s.claim.Routes != "" && s.claim.Unrouted == "" }
-	if (len(d.Routed.Peers) > 0 || d.Routed.Leaving) && !slices.ContainsFunc(d.said.kinds, routed) {
+	if (len(d.Routed.Peers) > 0 || d.Routed.Lingers) && !slices.ContainsFunc(d.said.kinds, routed) {
 		return true
 	}
 	return d.Owner == "" && d.said.of(slices.Index(d.said.live, d.said.self)).claim.Answering
