@@ -189,8 +189,8 @@ type drainState struct {
 	// its peers still hear.
 	Answering int `json:"answering"`
 	Routes    int `json:"routes"`
-	// Leaving counts the VIPs that the node announces over BGP until their planned end is over. While a router is away
-	// it hears none of them, and hears them again once it is back.
+	// Leaving counts the VIPs whose planned end over BGP is not over. Routers that are away hear none of them, and hear
+	// them again once they are back.
 	Leaving int `json:"leaving"`
 	// Parting are the VIPs that the node goes on announcing, as no other node does.
 	Parting explain.Parting `json:"parting,omitzero"`
@@ -281,7 +281,7 @@ func (s drainState) summary() string {
 		parts = append(parts, count(s.Routes, "route")+" announced")
 	}
 	if s.Routes == 0 && s.Leaving > 0 {
-		parts = append(parts, count(s.Leaving, "address")+" announced once a router is back")
+		parts = append(parts, count(s.Leaving, "address")+" waiting for another node")
 	}
 	if s.Unknown != "" {
 		parts = append(parts, s.Unknown)
