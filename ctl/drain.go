@@ -189,6 +189,9 @@ type drainState struct {
 	// its peers still hear.
 	Answering int `json:"answering"`
 	Routes    int `json:"routes"`
+	// Leaving counts the VIPs whose planned end over BGP is not over. Routers that are away hear none of them, and hear
+	// them again once they are back.
+	Leaving int `json:"leaving"`
 	// Parting are the VIPs that the node goes on announcing, as no other node does.
 	Parting explain.Parting `json:"parting,omitzero"`
 	// Connections counts the open TCP connections of clients outside the cluster to VIPs through the
@@ -212,7 +215,7 @@ type drainConnections struct {
 
 // left reports whether anything is, as far as it is known.
 func (s drainState) left() bool {
-	return s.Unknown != "" || s.Answering+s.Routes+s.Connections > 0
+	return s.Unknown != "" || s.Answering+s.Routes+s.Leaving+s.Connections > 0
 }
 
 // drainer waits for a node that drains.
@@ -277,6 +280,9 @@ func (s drainState) summary() string {
 	if s.Routes > 0 {
 		parts = append(parts, count(s.Routes, "route")+" announced")
 	}
+	if s.Routes == 0 && s.Leaving > 0 {
+		parts = append(parts, count(s.Leaving, "address")+" waiting for another node")
+	}
 	if s.Unknown != "" {
 		parts = append(parts, s.Unknown)
 	}
@@ -319,7 +325,7 @@ func (s drainState) text(node string) string {
 	if s.Parting.Count > 0 {
 		fmt.Fprintf(&out, "  %s\n", partingText(node, s.Parting))
 	}
-	if s.Answering+s.Routes > 0 {
+	if s.Answering+s.Routes+s.Leaving > 0 {
 		fmt.Fprintf(&out, "  Why it still announces: landfallctl explain node %s\n", node)
 	}
 	fmt.Fprintf(&out, "It keeps the label %s. Wait on: landfallctl drain %[2]s. Give up: landfallctl undrain %[2]s\n",
@@ -371,7 +377,7 @@ func (g *gatherer) drainState(ctx context.Context, node string) (s drainState) {
 					err = errors.New("it is of an older version")
 				}
 				if err == nil {
-					s.Answering, s.Parting = *said.Answering, said.Parting
+					s.Answering, s.Leaving, s.Parting = *said.Answering, said.BGP.Leaving, said.Parting
 				}
 				for _, peer := range said.BGP.Peers {
 					if peer.Session != nil {

@@ -34,6 +34,7 @@ func TestDrainWaits(t *testing.T) {
 		"did not answer":   {[]drainState{unknown, quiet}, 3, true, nil},
 		"may not be asked": {[]drainState{denied}, 1, false, nil},
 		"routes":           {[]drainState{{Routes: 1}}, 10, false, errTimeout},
+		"a router is away": {[]drainState{{Leaving: 1}}, 10, false, errTimeout},
 		"never":            {[]drainState{busy}, 10, false, errTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -172,6 +173,8 @@ func TestDrainState(t *testing.T) {
 	}{
 		"both": {speaker, proxy, drainState{Answering: 2, Routes: 3, Connections: 4,
 			Parting: explain.Parting{Count: 1, Services: []string{"shop/web"}}}},
+		"a router is away": {`{"answering":0,"bgp":{"leaving":2,"peers":[{"name":"tor","session":{"prefixes":0}}]}}`,
+			`{"total":0}`, drainState{Leaving: 2}},
 		"quiet":     {`{"answering":0}`, `{"total":0}`, drainState{}},
 		"old proxy": {`{"answering":0}`, old, drainState{Unknown: "the proxy does not say what is left: it is of an older version"}},
 		"old speaker": {old, `{"total":0}`,
@@ -196,6 +199,7 @@ func TestDrainState(t *testing.T) {
 			}
 			got := g.drainState(t.Context(), "n0")
 			if got.Answering != test.want.Answering || got.Routes != test.want.Routes || got.Denied != test.want.Denied ||
+				got.Leaving != test.want.Leaving ||
 				!reflect.DeepEqual(got.Parting, test.want.Parting) ||
 				got.Connections != test.want.Connections || !strings.HasPrefix(got.Unknown, test.want.Unknown) ||
 				(got.Unknown == "") != (test.want.Unknown == "") {

@@ -482,6 +482,54 @@ func TestContract5TheLastNodeAnnouncesUntilAnotherDoes(t *testing.T) {
 			time.Sleep(time.Second)
 			n.routers.connect("tor-1", true)
 		}, "tor-1 is lost; " + bye1, false},
+		"the peer is gone for a moment": {func(r *rig, n *fakeNode) {
+			peer, _ := r.api.peers.Get("tor-1")
+			r.api.peers.Delete("tor-1")
+			time.Sleep(time.Second)
+			if s := n.status(); s.BGP.Leaving != 1 || s.Parting.Count != 1 {
+				t.Errorf("no peer: %+v, parting %+v", s.BGP, s.Parting)
+			}
+			r.api.peers.Set("tor-1", peer)
+		}, "tor-1 is left; " + bye1, false},
+		"the advertisement is gone for a moment": {func(r *rig, n *fakeNode) {
+			ad, _ := r.api.bgpAds.Get("all")
+			r.api.bgpAds.Delete("all")
+			time.Sleep(time.Second)
+			if s := n.status(); s.BGP.Leaving != 1 || s.Parting.Count != 1 {
+				t.Errorf("no advertisement: %+v, parting %+v", s.BGP, s.Parting)
+			}
+			r.api.bgpAds.Set("all", ad)
+		}, down1 + "; " + bye1, false},
+		"the pool is gone for a moment": {func(r *rig, _ *fakeNode) {
+			pools := r.api.pools.All()
+			for name := range pools {
+				r.api.pools.Delete(name)
+			}
+			time.Sleep(time.Second)
+			for name, pool := range pools {
+				r.api.pools.Set(name, pool)
+			}
+		}, down1 + "; " + bye1, false},
+		"another node announces while the advertisement is gone": {func(r *rig, n *fakeNode) {
+			ad, _ := r.api.bgpAds.Get("all")
+			r.api.bgpAds.Delete("all")
+			time.Sleep(time.Second)
+			r.nodes[w178].deliver(local)
+			r.api.bgpAds.Set("all", ad)
+			time.Sleep(4 * time.Second) // it goes on until routers have converged
+			r.api.bgpAds.Delete("all")
+			r.nodes[w178].deliver(elsewhere)
+			time.Sleep(time.Second)
+			r.api.bgpAds.Set("all", ad) // what is over stays over
+		}, down1 + "; " + bye1 + "; " + down1, false},
+		"the pod terminates while the peer is gone": {func(r *rig, n *fakeNode) {
+			peer, _ := r.api.peers.Get("tor-1")
+			r.api.peers.Delete("tor-1")
+			n.deliver(elsewhere)
+			time.Sleep(time.Second)
+			r.api.peers.Set("tor-1", peer)
+			n.deliver(local)
+		}, "tor-1 is left", false},
 	} {
 		inRig(t, func(r *rig) {
 			r.onlyBGP()
@@ -511,6 +559,35 @@ func TestContract5TheLastNodeAnnouncesUntilAnotherDoes(t *testing.T) {
 			r.wantTold(what, w177, c.want)
 		})
 	}
+}
+
+// The last node of an address is drained while its router is away: the router hears of the address when it is back.
+func TestContract5TheLastNodeIsDrainedWhileItsRouterIsAway(t *testing.T) {
+	inRig(t, func(r *rig) {
+		r.onlyBGP()
+		n := r.nodes[w177]
+		r.start(w177)
+		r.tor("tor-1", "172.26.236.2", graceful)
+		r.service(nginx, vip1)
+		r.wantTold("at first", w177, up1)
+		n.routers.connect("tor-1", false)
+		r.api.nodes.Set(w177, lb.Node{Name: w177, Leaving: lb.ReasonNodeDrained})
+		time.Sleep(time.Minute)
+		if s := n.status(); s.BGP.Leaving != 1 || s.Parting.Count != 1 {
+			t.Errorf("the router is away: %+v, parting %+v", s.BGP, s.Parting)
+		}
+		n.routers.connect("tor-1", true)
+		r.wantTold("the router is back", w177, "tor-1 is lost; "+bye1)
+
+		// A speaker that starts on a drained node does not know whether the drain was over.
+		r.crash(w177)
+		r.api.nodes.Set(w178, lb.Node{Name: w178, Leaving: lb.ReasonNodeDrained})
+		r.start(w178)
+		time.Sleep(time.Minute)
+		r.wantTold("drained from the start", w178, "")
+		r.api.nodes.Set(w178, lb.Node{Name: w178})
+		r.wantTold("undrained", w178, up1)
+	})
 }
 
 // A Node that is deleted may be one of all: an address stays on the air until another node announces it that has a Node,

@@ -381,8 +381,20 @@ func TestContract10TheStatusSaysWhatHasNoOtherNode(t *testing.T) {
 			want("well", 0)
 			r.api.nodes.Set(w177, lb.Node{Name: w177, Leaving: lb.ReasonNodeDrained})
 			want("drained", 1, nginx.String())
+			if bgp { // the route comes back with the router
+				r.nodes[w177].routers.connect("tor-1", false)
+				want("the router is away", 1, nginx.String())
+				if got := r.nodes[w177].status().BGP.Leaving; got != 1 {
+					t.Errorf("the router is away: %d addresses are about to end", got)
+				}
+				r.nodes[w177].routers.connect("tor-1", true)
+				want("the router is back", 1, nginx.String())
+			}
 			r.nodes[w178].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 2, LocalReady: 1})
 			want("the other node delivers", 0)
+			if got := r.nodes[w177].status().BGP.Leaving; got != 0 {
+				t.Errorf("BGP %v, the other node delivers: %d addresses are about to end", bgp, got)
+			}
 		})
 	}
 }

@@ -20,6 +20,9 @@ type bgpStatus struct {
 	// Waiting names what is needed before sessions are opened; absent once it is there.
 	Waiting string       `json:"waiting,omitempty"`
 	Peers   []peerStatus `json:"peers"`
+	// Leaving counts the VIPs whose announcement is about to end, also while no peer is there to hear them: one that
+	// comes back hears them again.
+	Leaving int `json:"leaving,omitempty"`
 	// BFD is what holds for all BFD sessions; absent without any.
 	BFD *bfdHealth `json:"bfd,omitempty"`
 }
@@ -89,6 +92,11 @@ func (s *speaker) bgpStatus() bgpStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := bgpStatus{Waiting: s.rooms.routes.Waiting(), Peers: []peerStatus{}}
+	for _, v := range s.rooms.routes.VIPs() {
+		if v.Lingers {
+			st.Leaving++
+		}
+	}
 	peers, watches := s.rooms.routes.Peers(), s.rooms.routes.Watches()
 	for _, name := range slices.Sorted(maps.Keys(peers)) {
 		d := peers[name]

@@ -89,7 +89,7 @@ func (a Agent) stillAnnounces() string {
 	if a.Said == nil {
 		return ""
 	}
-	n := a.Said.Answering
+	n := max(a.Said.Answering, a.Said.BGP.Leaving)
 	for _, p := range a.Said.BGP.Peers {
 		if p.Session != nil {
 			n = max(n, p.Session.Prefixes)
@@ -124,6 +124,8 @@ type Interface struct {
 type BGPStatus struct {
 	Waiting string       `json:"waiting"`
 	Peers   []PeerStatus `json:"peers"`
+	// Leaving counts the VIPs whose announcement is about to end, also while no peer is there to hear them.
+	Leaving int `json:"leaving"`
 }
 
 // PeerStatus is a session of a node.

@@ -38,8 +38,11 @@ type BGPInput struct {
 	VIP netip.Addr
 	// Holders are the Services that hold the VIP, in order of their keys.
 	Holders []Holder
-	// Announced is set while some peer hears of the VIP from this node.
+	// Announced is set while some peer hears of the VIP from this node, or would if it were there: its planned end is
+	// not over.
 	Announced bool
+	// Steady is set if the VIP was last to be announced, and not about to end, though no peer may be there to hear it.
+	Steady bool
 	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to
 	// choose other routes.
 	Converged bool
@@ -80,6 +83,9 @@ type BGPVIP struct {
 	// other routes, and what arrives meanwhile is delivered. The caller sets Converged when that has
 	// lasted long enough, and Elsewhere while another node announces the VIP.
 	Leaving bool
+	// Lingers is set while the planned end of the VIP's announcement is not over. With no peer or advertisement there,
+	// nothing is announced, and it is Leaving again once they are back.
+	Lingers bool
 	// Prefixes are announced for the VIP, to at least one peer, sorted.
 	Prefixes []netip.Prefix
 	// Obstacles say for each advertisement and peer that does not take it why, as far as that is not
@@ -108,6 +114,7 @@ func decideBGP(f Facts, b BGPFacts, vips []BGPInput) bgpDecision {
 	restarts := f.Stopping && b.Restarting && refuseNode(successor) == nil
 	for _, in := range vips {
 		v := standing(f.Gate, node, in)
+		v.Lingers = v.Leaving
 		kept := restarts && standing(f.Gate, nil, in).Refusal == nil
 		v.Selected = r.selects(in)
 		if v.Refusal == nil || v.Leaving || kept {
@@ -135,13 +142,14 @@ func standing(gate lb.Reason, node *lb.Refusal, in BGPInput) BGPVIP {
 		refusal = flapping(in.VIP)
 	}
 	v := BGPVIP{Refusal: refusal}
-	if refusal != nil && in.Announced && gate == "" && forwards(in.Holders) {
+	if refusal != nil && gate == "" && forwards(in.Holders) {
 		switch refusal.Reason {
-		case lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNoLocalBackends, // as handsOver does over ARP
-			lb.ReasonFlapping: // it was about to end, and routers go on to have it so until it is announced again
-			v.Leaving = !in.Converged || !in.Elsewhere
+		case lb.ReasonNodeLeaving, lb.ReasonNodeDrained, lb.ReasonNoLocalBackends: // as handsOver does over ARP
+			v.Leaving = (in.Announced || in.Steady) && (!in.Converged || !in.Elsewhere)
+		case lb.ReasonFlapping: // it was about to end, and routers go on to have it so until it is announced again
+			v.Leaving = in.Announced && (!in.Converged || !in.Elsewhere)
 		case lb.ReasonStopping, lb.ReasonNodeExcluded, lb.ReasonNetworkUnavailable, lb.ReasonNodeNotReady:
-			v.Leaving = !in.Converged
+			v.Leaving = in.Announced && !in.Converged
 		}
 	}
 	return v

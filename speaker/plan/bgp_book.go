@@ -226,6 +226,9 @@ type Routed struct {
 	// Refusal says why no peer hears of it, or why those that do soon hear of it no more; nil when all
 	// is well, and when no BGPAdvertisement is for the VIP.
 	Refusal *lb.Refusal
+	// Lingers is set while the planned end of the VIP's announcement is not over, also while no peer is there to hear
+	// it.
+	Lingers bool
 	// Unknown is set, alone, before the first plan: a BGPAdvertisement may be for the VIP.
 	Unknown bool
 }
@@ -235,9 +238,9 @@ func (v BGPVIP) Routed(peers []string) Routed {
 	slices.Sort(peers)
 	switch {
 	case !v.Selected:
-		return Routed{}
+		return Routed{Lingers: v.Lingers}
 	case v.Refusal != nil:
-		return Routed{Peers: peers, Refusal: v.Refusal}
+		return Routed{Peers: peers, Refusal: v.Refusal, Lingers: v.Lingers}
 	case len(peers) == 0:
 		return Routed{Refusal: lb.Refuse(lb.ReasonNotEstablished,
 			"no established BGP session carries the address")}

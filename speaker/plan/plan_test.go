@@ -532,6 +532,31 @@ func TestContract10WordsAndSummary(t *testing.T) {
 			"NoBackends on " + owner + ", " + second + ", NodeExcluded on " + third + ")"},
 		lb.Announcement{Reason: lb.ReasonNoBackends})
 
+	// Over BGP alone, what nodes announce that drain is no word of ARP, and both are named.
+	drained := facts(owner, func(f *Facts) { f.Node.Leaving = lb.ReasonNodeDrained })
+	in = input(func(in *Input) {
+		in.Routed = Routed{Peers: []string{"tor-1"}, Refusal: lb.Refuse(lb.ReasonNodeDrained, "drained"), Lingers: true}
+		in.Claims = map[string]Claim{
+			second: {Reason: lb.ReasonNodeDrained, Routes: "tor-1", Unrouted: lb.ReasonNodeDrained},
+			third:  {Reason: lb.ReasonNoLocalBackends, Unrouted: lb.ReasonNoLocalBackends}}
+	})
+	both := []string{owner, second}
+	slices.Sort(both)
+	route := []lb.RouteAnnouncement{{Peers: []string{"tor-1"}, Nodes: both}}
+	report, ok = Summarize(third, []Decision{reportedBy(third, Decide(drained, in))})
+	wantReport(t, report, ok, Report{Announced: true, Reason: lb.ReasonParting,
+		Message: "172.26.236.180 is announced from " + strings.Join(both, ", ") +
+			" (BGP to tor-1), although those nodes should not announce it (NodeDrained): " +
+			"no other node can take it over"},
+		lb.Announcement{Reason: lb.ReasonParting, Routes: route})
+	in.Answering = []string{"eth0"}
+	report, ok = Summarize(third, []Decision{reportedBy(third, Decide(drained, in))})
+	wantReport(t, report, ok, Report{Announced: true, Reason: lb.ReasonParting,
+		Message: "172.26.236.180 is announced from " + owner + " and from " + strings.Join(both, ", ") +
+			" (BGP to tor-1), although those nodes should not announce it (NodeDrained): " +
+			"no other node can take it over"},
+		lb.Announcement{Reason: lb.ReasonParting, Owner: owner, Protocol: "ARP", Routes: route})
+
 	report, _ = Summarize(owner, []Decision{Decide(facts(owner), input())})
 	if report.Announced || report.Reason != lb.ReasonAnnounceFailed {
 		t.Errorf("an owner that does not answer is reported as %+v", report)
@@ -543,6 +568,12 @@ func TestContract10WordsAndSummary(t *testing.T) {
 		!strings.Contains(report.Message, "its next announcement") {
 		t.Errorf("an owner whose announcement waits is reported as %+v", report)
 	}
+}
+
+// reportedBy is the decision where that node reports on it.
+func reportedBy(node string, d Decision) Decision {
+	d.Reporter = node
+	return d
 }
 
 // wantReport compares a report on one VIP; the announcement wanted comes without the VIP.

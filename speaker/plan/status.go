@@ -130,14 +130,15 @@ func (d Decision) Served() bool {
 	return slices.ContainsFunc(d.said.kinds, serves)
 }
 
-// Parting reports whether this node announces the VIP although it should not, as no other live node can.
+// Parting reports whether this node announces the VIP although it should not, as no other live node can, or goes on to
+// once a BGP peer is back.
 func (d Decision) Parting() bool {
 	own, ok := d.Node(d.said.self)
-	if !ok || !own.Answering || own.Routed {
+	if !ok || own.Routed {
 		return false
 	}
 	routed := func(s saying) bool { return s.claim.Routes != "" && s.claim.Unrouted == "" }
-	if len(d.Routed.Peers) > 0 && !slices.ContainsFunc(d.said.kinds, routed) {
+	if (len(d.Routed.Peers) > 0 || d.Routed.Lingers) && !slices.ContainsFunc(d.said.kinds, routed) {
 		return true
 	}
 	return d.Owner == "" && d.said.of(slices.Index(d.said.live, d.said.self)).claim.Answering
@@ -341,20 +342,20 @@ func (r Report) For(service lb.Key, self string, decisions []Decision) Report {
 
 // announcement says who announces the VIP, or why nobody does: as data and in a sentence.
 func (d Decision) announcement(self string) (lb.Announcement, string) {
-	a := lb.Announcement{VIP: d.VIP, Routes: d.routes()}
+	routed := slices.DeleteFunc(d.Nodes(), func(w NodeStatus) bool { return !w.Routed })
+	routes := routesOf(routed)
+	a := lb.Announcement{VIP: d.VIP, Routes: routes}
 	var sentences []string
-	if len(a.Routes) == 0 || d.Owner != "" {
+	if len(routes) == 0 || d.Owner != "" {
 		sentences = append(sentences, d.answers(self, &a))
 	}
 	others := 0
-	for i, r := range a.Routes {
+	for i, r := range routes {
 		if i >= lb.MaxNamedNodes {
 			others += len(r.Nodes)
 			continue
 		}
-		sentences = append(sentences,
-			fmt.Sprintf("%s is announced from %s (BGP to %s)", d.VIP, some(r.Nodes, lb.MaxNamedNodes),
-				some(r.Peers, lb.MaxNamedNodes)))
+		sentences = append(sentences, fmt.Sprintf("%s is announced from %s", d.VIP, routeText(r)))
 	}
 	if others > 0 {
 		sentences = append(sentences, fmt.Sprintf("%s is announced from %d more nodes to other BGP peers", d.VIP, others))
@@ -366,14 +367,11 @@ func (d Decision) announcement(self string) (lb.Announcement, string) {
 	return a, strings.Join(sentences, "; ")
 }
 
-// routes says from which nodes which peers hear of the VIP, for as long as it stays so: the peers
-// that most nodes announce it to first.
-func (d Decision) routes() []lb.RouteAnnouncement {
+// routesOf says from which of the nodes which peers hear of the VIP: the peers that most nodes announce it to first.
+func routesOf(nodes []NodeStatus) []lb.RouteAnnouncement {
 	byPeers := map[PeerNames][]string{}
-	for _, w := range d.Nodes() {
-		if w.Routed {
-			byPeers[w.Peers] = append(byPeers[w.Peers], w.Node)
-		}
+	for _, w := range nodes {
+		byPeers[w.Peers] = append(byPeers[w.Peers], w.Node)
 	}
 	var found []lb.RouteAnnouncement
 	for _, peers := range slices.SortedFunc(maps.Keys(byPeers), func(a, b PeerNames) int {
@@ -390,13 +388,13 @@ func (d Decision) answers(self string, a *lb.Announcement) string {
 	if w, ok := d.Node(d.Owner); ok {
 		return d.ownerAnswers(self, w, a)
 	}
+	nodes := d.Nodes()
+	parting := slices.DeleteFunc(slices.Clone(nodes), func(w NodeStatus) bool { return !w.Answering })
+	if len(parting) > 0 {
+		return d.parts(parting, a)
+	}
 	byReason := map[lb.Reason][]string{}
-	for _, w := range d.Nodes() {
-		if w.Answering {
-			a.Reason, a.Owner, a.Protocol = lb.ReasonParting, w.Node, protocol(d.VIP)
-			return fmt.Sprintf("%s is announced from %s, although that node should not announce it (%s): "+
-				"no other node can take it over", d.VIP, w.Node, w.Reason)
-		}
+	for _, w := range nodes {
 		byReason[w.Reason] = append(byReason[w.Reason], w.Node)
 	}
 	reasons := slices.SortedFunc(maps.Keys(byReason), func(a, b lb.Reason) int {
@@ -415,6 +413,40 @@ func (d Decision) answers(self string, a *lb.Announcement) string {
 		}
 	}
 	return fmt.Sprintf("no node announces %s: %s", d.VIP, why)
+}
+
+// parts is answers where these nodes announce the VIP, and none of them should: the first that answers ARP or NDP, and
+// those that BGP peers hear of it from.
+func (d Decision) parts(nodes []NodeStatus, a *lb.Announcement) string {
+	a.Reason = lb.ReasonParting
+	var from, named []string
+	reasons := map[string]bool{}
+	for _, w := range nodes {
+		answers := d.said.of(slices.Index(d.said.live, w.Node)).claim.Answering
+		if answers && a.Owner == "" {
+			a.Owner, a.Protocol = w.Node, protocol(d.VIP)
+			from = append(from, w.Node)
+		}
+		if a.Owner == w.Node || w.Peers != "" {
+			named, reasons[string(w.Reason)] = append(named, w.Node), true
+		}
+	}
+	a.Routes = routesOf(slices.DeleteFunc(nodes, func(w NodeStatus) bool { return w.Peers == "" }))
+	for _, r := range a.Routes[:min(len(a.Routes), lb.MaxNamedNodes)] {
+		from = append(from, routeText(r))
+	}
+	which := "that node"
+	if len(named) > 1 {
+		which = "those nodes"
+	}
+	return fmt.Sprintf("%s is announced from %s, although %s should not announce it (%s): "+
+		"no other node can take it over", d.VIP, strings.Join(from, " and from "), which,
+		strings.Join(slices.Sorted(maps.Keys(reasons)), ", "))
+}
+
+// routeText says which nodes announce a route to which peers.
+func routeText(r lb.RouteAnnouncement) string {
+	return fmt.Sprintf("%s (BGP to %s)", some(r.Nodes, lb.MaxNamedNodes), some(r.Peers, lb.MaxNamedNodes))
 }
 
 // ownerAnswers is answers where the VIP has an owner, of which w is the status.

@@ -318,9 +318,10 @@ func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan
 	}
 	was := s.book.VIP(vip)
 	in = plan.BGPInput{VIP: vip, Holders: holders,
-		Announced: len(s.heard[vip]) > 0 || was.Leaving && len(was.Prefixes) > 0, // whose session may come back
+		Announced: len(s.heard[vip]) > 0 || was.Lingers, // whose session may come back
+		Steady:    s.steady[vip],
 		Flapping:  !s.steady[vip] && s.flaps.Wait(now, vip, false) > 0}
-	if in.Flapping && !was.Leaving {
+	if in.Flapping && !was.Lingers {
 		in.Announced = false // its withdrawal is on the way
 	}
 	if d := s.leaving[vip]; d != nil {
@@ -404,7 +405,7 @@ func (s *State) depart(now time.Time, f Facts, e Events, vip netip.Addr) {
 	switch {
 	case !known || v.Refusal == nil:
 		delete(s.leaving, vip)
-	case v.Leaving && s.leaving[vip] == nil:
+	case v.Lingers && s.leaving[vip] == nil:
 		s.leaving[vip] = &departure{until: now.Add(f.Convergence), elsewhere: e.Elsewhere(vip)}
 	}
 }
