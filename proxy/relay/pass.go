@@ -35,7 +35,8 @@ type passage struct {
 	outEnded, backEnded bool
 
 	mu   sync.Mutex
-	done bool  // the connection has ended
+	done bool  // no byte moves here any more: both ends have ended what they send, it was reset, or it is another's
+	gone bool  // no reset concerns the sockets any more
 	why  error // it was reset; nil if it was not
 	// pausing is told once nothing moves any more, and whether the connection has ended; nil without a pause. While it
 	// is paused a reset waits.
@@ -49,10 +50,11 @@ func newPassage(pipes *share, client, backend *Conn) *passage {
 		back: newMover(client, backend, pipes), verdict: make(chan bool), start: func(f func()) { go f() }}
 }
 
-// run passes on what either end sends until both have ended what they send, one of them fails, neither has sent
-// anything for idle, ctx ends, or the connection is released. An end that ends what it sends can still receive.
+// run passes on what either end sends until both have ended what they send and taken what the other has sent, one of
+// them fails, neither has sent anything for idle, ctx ends, or the connection is released. An end that ends what it
+// sends can still receive.
 func (p *passage) run(ctx context.Context, idle time.Duration) ended {
-	stop := context.AfterFunc(ctx, func() { p.abort(context.Cause(ctx)) })
+	stop := context.AfterFunc(ctx, func() { p.end(context.Cause(ctx)) })
 	defer stop()
 	timer := watch(idle, p.client, p.backend, p.abort)
 	defer timer.Stop()
@@ -62,19 +64,48 @@ func (p *passage) run(ctx context.Context, idle time.Duration) ended {
 		}
 		p.goOn()
 	}
-	return ended{sent: p.out.moved.Load(), received: p.back.moved.Load(), err: p.why}
+	timer.Stop()
+	p.outlast(ctx, idle)
+	return ended{sent: p.out.moved.Load(), received: p.back.moved.Load(), err: p.quit()}
 }
 
 // abort resets the connection, unless it has ended. What is paused is reset once it goes on.
 func (p *passage) abort(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.done || p.why != nil {
+	if !p.gone {
+		p.fail(why)
+	}
+}
+
+func (p *passage) fail(why error) {
+	if p.why != nil {
 		return
 	}
 	if p.why = why; !p.paused {
 		abort(p.client, p.backend)
 	}
+}
+
+// end resets the connection as the relay ends, unless it only outlasts what its ends have sent: that is left to the
+// kernel.
+func (p *passage) end(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.done {
+		p.fail(why)
+		return
+	}
+	past := time.Unix(1, 0)
+	_, _ = p.client.file.SetReadDeadline(past), p.backend.file.SetReadDeadline(past)
+}
+
+// quit has later resets do nothing, and returns why the connection was reset before.
+func (p *passage) quit() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gone = true
+	return p.why
 }
 
 // both moves bytes both ways until both ends have ended what they send, it fails, or is paused.
@@ -117,7 +148,8 @@ func (p *passage) both() {
 	}
 }
 
-// pauses reports whether the connection is paused; else it has ended.
+// pauses reports whether the connection is paused; else it has ended. One that only outlasts its ends is not handed to
+// a successor: nothing is left to pass on, and what it holds would still count for this process.
 func (p *passage) pauses() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +189,7 @@ func (p *passage) release() {
 	p.out.drop()
 	p.back.drop()
 	p.mu.Lock()
-	p.done = true
+	p.done, p.gone = true, true
 	p.mu.Unlock()
 	p.verdict <- false
 }
