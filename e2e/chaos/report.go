@@ -51,7 +51,7 @@ func Report(r Result) string {
 	shown := map[string]int{}
 	for _, v := range r.Violations {
 		if shown[v.Name]++; shown[v.Name] <= mostShown {
-			fmt.Fprintf(&b, "VIOLATED in round %d: clause %d, %s: %s\n", v.Round, v.Clause, v.Name, v.Text)
+			fmt.Fprintf(&b, "%s in round %d: clause %d, %s: %s\n", contract.Violated, v.Round, v.Clause, v.Name, v.Text)
 		}
 	}
 	for _, v := range r.Violations {

@@ -165,7 +165,7 @@ func tell(ctx context.Context, o Options, j *journal,
 		result.Settled = append(result.Settled, took)
 		bad := contract.Judge(evidence)
 		for _, v := range bad {
-			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
+			j.add("%s clause %d, %s: %s", contract.Violated, v.Clause, v.Name, v.Text)
 		}
 		if err != nil {
 			err = fmt.Errorf("round %d: %w", round.Number, err)

@@ -187,6 +187,10 @@ type Snapshot struct {
 	Unknown []string
 }
 
+// Violated begins each line of a report that tells of a violation. A test that prints one has failed, however often it
+// passes when it runs again.
+const Violated = "VIOLATED"
+
 // Violation is a clause that did not hold.
 type Violation struct {
 	// Clause is the number in the contract, and Name that of the function here.
