@@ -36,7 +36,9 @@ const (
 // during begins something, waits, and ends it; it is ended even if its beginning failed.
 func (r *runner) during(e deed, begin, end func() error) error {
 	err := begin()
+	e.span.From = r.now()
 	time.Sleep(e.For)
+	e.span.Until = r.now()
 	return errors.Join(err, end())
 }
 

@@ -325,10 +325,13 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 	r.mu.Unlock()
 	if e.Node != "" {
 		if v, err := r.view(ctx, e.Node); err == nil {
-			span.OwnedBefore = v.answering()
+			span.OwnedBefore, span.Known = v.answering(), true
 		}
 	}
 	r.journal.add("begin %s", e)
+	if e.Kind.TakesNode() {
+		r.journal.add("%s owns %v", e.Node, span.OwnedBefore)
+	}
 	err := r.do(ctx, deed{e, &span, calm})
 	span.Ended = r.now()
 	r.journal.add("end   %s", e)
