@@ -97,6 +97,7 @@ type runner struct {
 	holders []contract.Holder
 	rolled  int
 	idle    bool // the pods of the idle Service are not ready
+	led     int  // which controller led when the API server last said so
 }
 
 // start starts a lab with all that is always there, and returns once all is well with it. end takes it down; it must
@@ -132,6 +133,7 @@ func values(c story.Config) map[string]any {
 func Run(ctx context.Context, o Options) (result Result, err error) {
 	var wrote writes
 	o.Lab.Args, o.Lab.Values, o.Lab.Wrote = o.Without.Args, values(o.Story.Config), wrote.note
+	o.Lab.Values["controller"] = map[string]any{"replicas": controllers}
 	r, end, err := start(ctx, o)
 	defer func() { err = errors.Join(err, end()) }()
 	if err != nil {
