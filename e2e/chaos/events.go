@@ -36,7 +36,9 @@ const (
 // during begins something, waits, and ends it; it is ended even if its beginning failed.
 func (r *runner) during(e deed, begin, end func() error) error {
 	err := begin()
+	e.span.From = r.now()
 	time.Sleep(e.For)
+	e.span.Until = r.now()
 	return errors.Join(err, end())
 }
 
@@ -60,29 +62,24 @@ func (r *runner) patch(ctx context.Context, node, text string) func() error {
 	}
 }
 
-// agent returns the program of an event; the controller, which does not run everywhere, is the first there is.
-func (r *runner) agent(e story.Event) *lab.Agent {
-	if a := r.lab.Agent(e.Program, e.Node); a != nil {
-		return a
-	}
-	return r.lab.Agents(e.Program)[0]
-}
-
-// restart ends a program, and starts it again. In a calm round it is ready when that is over.
+// restart ends a program, and starts it again. In a calm round it is ready when that is over. A controller that leads
+// is away until another one does, unless it is killed in a calm round: then it leads on, as one that the kubelet
+// restarts.
 func (r *runner) restart(ctx context.Context, e deed, end func(*lab.Agent) error) error {
-	a := r.agent(e.Event)
+	a := r.agent(ctx, e.Event)
 	ended := time.Now()
 	if err := end(a); err != nil {
 		return err
 	}
 	time.Sleep(e.For)
-	if err := a.Start(); err != nil {
+	var err error
+	if e.Program == "controller" && e.Kind != story.Kill {
+		err = r.succeeded(ctx, a)
+	}
+	if err = errors.Join(err, a.Start()); err != nil || !e.calm {
 		return err
 	}
-	if !e.calm {
-		return nil
-	}
-	err := a.WaitReady(ctx)
+	err = a.WaitReady(ctx)
 	e.span.Back = time.Since(ended)
 	return err
 }

@@ -22,10 +22,11 @@ type Guard struct {
 
 // Guards are all of them, by name. A run without one must find a violation.
 var Guards = map[string]Guard{
-	"gate":     {Args: map[string][]string{"speaker": {"--gate=none"}}},
-	"hold":     {Args: map[string][]string{"speaker": {"--restart-hold=0s"}}},
-	"handover": {Sudden: true},
-	"rescue":   {Args: map[string][]string{"proxy": {"--rescue=false"}}},
+	"detection": {Args: map[string][]string{"speaker": {"--bfd-neighbors=0", "--probe-interval=1m"}}},
+	"gate":      {Args: map[string][]string{"speaker": {"--gate=none"}}},
+	"hold":      {Args: map[string][]string{"speaker": {"--restart-hold=0s"}}},
+	"handover":  {Sudden: true},
+	"rescue":    {Args: map[string][]string{"proxy": {"--rescue=false"}}},
 	"return": {Args: map[string][]string{"speaker": {"--return-hold=0s", "--bfd-neighbors=0"},
 		"proxy": {"--path-check=off"}}},
 }
@@ -51,7 +52,7 @@ func Report(r Result) string {
 	shown := map[string]int{}
 	for _, v := range r.Violations {
 		if shown[v.Name]++; shown[v.Name] <= mostShown {
-			fmt.Fprintf(&b, "VIOLATED in round %d: clause %d, %s: %s\n", v.Round, v.Clause, v.Name, v.Text)
+			fmt.Fprintf(&b, "%s in round %d: clause %d, %s: %s\n", contract.Violated, v.Round, v.Clause, v.Name, v.Text)
 		}
 	}
 	for _, v := range r.Violations {

@@ -97,6 +97,7 @@ type runner struct {
 	holders []contract.Holder
 	rolled  int
 	idle    bool // the pods of the idle Service are not ready
+	led     int  // which controller led when the API server last said so
 }
 
 // start starts a lab with all that is always there, and returns once all is well with it. end takes it down; it must
@@ -132,6 +133,7 @@ func values(c story.Config) map[string]any {
 func Run(ctx context.Context, o Options) (result Result, err error) {
 	var wrote writes
 	o.Lab.Args, o.Lab.Values, o.Lab.Wrote = o.Without.Args, values(o.Story.Config), wrote.note
+	o.Lab.Values["controller"] = map[string]any{"replicas": controllers}
 	r, end, err := start(ctx, o)
 	defer func() { err = errors.Join(err, end()) }()
 	if err != nil {
@@ -165,7 +167,7 @@ func tell(ctx context.Context, o Options, j *journal,
 		result.Settled = append(result.Settled, took)
 		bad := contract.Judge(evidence)
 		for _, v := range bad {
-			j.add("VIOLATED clause %d, %s: %s", v.Clause, v.Name, v.Text)
+			j.add("%s clause %d, %s: %s", contract.Violated, v.Clause, v.Name, v.Text)
 		}
 		if err != nil {
 			err = fmt.Errorf("round %d: %w", round.Number, err)
@@ -325,10 +327,13 @@ func (r *runner) event(ctx context.Context, e story.Event, calm bool) error {
 	r.mu.Unlock()
 	if e.Node != "" {
 		if v, err := r.view(ctx, e.Node); err == nil {
-			span.OwnedBefore = v.answering()
+			span.OwnedBefore, span.Known = v.answering(), true
 		}
 	}
 	r.journal.add("begin %s", e)
+	if e.Kind.TakesNode() {
+		r.journal.add("%s owns %v", e.Node, span.OwnedBefore)
+	}
 	err := r.do(ctx, deed{e, &span, calm})
 	span.Ended = r.now()
 	r.journal.add("end   %s", e)

@@ -60,11 +60,11 @@ func (r *runner) restoreEtcd(ctx context.Context, e deed) error {
 	return errors.Join(err, try(ctx, "write the endpoints", r.lab.Resync))
 }
 
-// shiftClock sets the clock of the controller, or of all programs of a node.
-func (r *runner) shiftClock(_ context.Context, e deed) error {
-	agents := r.lab.Agents(e.Program)
-	if e.Program == "" {
-		agents = r.agentsOf(e.Node)
+// shiftClock sets the clock of a controller, or of all programs of a node.
+func (r *runner) shiftClock(ctx context.Context, e deed) error {
+	agents := r.agentsOf(e.Node)
+	if e.Program != "" {
+		agents = []*lab.Agent{r.agent(ctx, e.Event)}
 	}
 	shift := func(by time.Duration) (err error) {
 		for _, a := range agents {
@@ -76,8 +76,8 @@ func (r *runner) shiftClock(_ context.Context, e deed) error {
 }
 
 // noDescriptors has a program run out of descriptors.
-func (r *runner) noDescriptors(_ context.Context, e deed) error {
-	a := r.agent(e.Event)
+func (r *runner) noDescriptors(ctx context.Context, e deed) error {
+	a := r.agent(ctx, e.Event)
 	before, err := a.LimitFiles(noneLeft)
 	if err != nil {
 		return err
@@ -105,8 +105,8 @@ func bore(a sufferer, how string, undo func() error) error {
 }
 
 // fullDisk kills a program, and starts it where it can make no file for as long as that lasts, as the kubelet would.
-func (r *runner) fullDisk(_ context.Context, e deed) error {
-	a := r.agent(e.Event)
+func (r *runner) fullDisk(ctx context.Context, e deed) error {
+	a := r.agent(ctx, e.Event)
 	if err := a.Kill(); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (r *runner) fullDisk(_ context.Context, e deed) error {
 
 // fillDisk has a running program find no room for another file, and what was there out of its sight.
 func (r *runner) fillDisk(ctx context.Context, e deed) error {
-	a := r.agent(e.Event)
+	a := r.agent(ctx, e.Event)
 	return r.during(e, func() error { return a.FillDisk(ctx) }, func() error {
 		return bore(a, "on a full disk", func() error { return a.FreeDisk(ctx) })
 	})
@@ -164,7 +164,7 @@ func (r *runner) join(ctx context.Context, node string) error {
 	return errors.Join(err, r.each(node, (*lab.Agent).Start))
 }
 
-// agentsOf returns the programs of a node.
+// agentsOf returns the programs of a node, without a controller, which another fault may be about.
 func (r *runner) agentsOf(node string) []*lab.Agent {
 	var agents []*lab.Agent
 	for _, program := range []string{"speaker", "relay", "proxy"} {

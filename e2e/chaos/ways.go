@@ -117,7 +117,7 @@ var ways = map[story.Kind]way{
 	story.FullDisk:      (*runner).fullDisk,
 	story.FillDisk:      (*runner).fillDisk,
 	story.NetlinkErrors: func(r *runner, ctx context.Context, d deed) error {
-		failed, err := r.agent(d.Event).FailNetlink(ctx, d.For)
+		failed, err := r.agent(ctx, d.Event).FailNetlink(ctx, d.For)
 		r.journal.add("netlink-errors: %d calls of %s failed", failed, d.Node)
 		return err
 	},

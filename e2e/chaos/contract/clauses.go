@@ -29,6 +29,7 @@ func Clauses() []Clause {
 		{Number: 1, Name: "what has ready endpoints is announced by one, and answers", Settled: addressesAreDelivered},
 		{Number: 1, Name: "what has no ready endpoints is announced by none", Settled: nothingIsAnnouncedInVain},
 		{Number: 1, Name: "what is announced answers while proxies hang", Seen: noLossWhile(story.HungProxy)},
+		{Number: 1, Name: "what a broken node served is answered by others", Seen: othersTakeOver},
 		{Number: 2, Name: "Local keeps the client's address", Seen: localKeepsTheClient},
 		{Number: 2, Name: "direct forwarding keeps the client's address", Seen: directKeepsTheClient},
 		{Number: 2, Name: "Local is announced where it has pods", Settled: localIsWhereItsPodsAre},
@@ -56,6 +57,7 @@ func Clauses() []Clause {
 		{Number: 11, Name: "neighbors and churn cost nobody",
 			Seen: noLossWhile(story.MalformedARP, story.AddService, story.RemoveService, story.Unready, story.Ready,
 				story.Burst, story.Flood, story.AddPeer, story.ForeignRules)},
+		{Number: 11, Name: "a fault of one node costs only what it serves", Seen: onlyItsOwnIsLost},
 		{Number: 11, Name: "a returning node takes nothing", Seen: returningNodesTakeNothing},
 	}
 }

@@ -28,10 +28,14 @@ type Evidence struct {
 type Span struct {
 	story.Event
 	Began, Ended time.Time
+	// From and Until are when a fault that lasts was there: after it was brought about, and before it was healed.
+	From, Until time.Time
 	// Took are the addresses that the event's node announced once the event had ended, as its speaker says.
 	Took []netip.Addr
-	// OwnedBefore are those that it owned before, Lost those of them that it did not own when it was back.
+	// OwnedBefore are those that it owned before, if its speaker said so (Known). Lost are those of them that it did not
+	// own when it was back.
 	OwnedBefore, Lost []netip.Addr
+	Known             bool
 	// Gone are pods that the event removed.
 	Gone []string
 	// Attractive are Services whose health port did not come to say 503 on a node that is about to leave.
@@ -186,6 +190,10 @@ type Snapshot struct {
 	// Unknown is what could not be seen.
 	Unknown []string
 }
+
+// Violated begins each line of a report that tells of a violation. A test that prints one has failed, however often it
+// passes when it runs again.
+const Violated = "VIOLATED"
 
 // Violation is a clause that did not hold.
 type Violation struct {

@@ -15,6 +15,9 @@ const (
 	// mostFaults is how many faults a storm has at most. A third of the storms have a single one, which tells more
 	// of what it does.
 	mostFaults = 4
+	// outage is how much longer than others a fault is that takes one node away alone: others take over in the midst of
+	// it, on a busy machine too, and are seen to serve.
+	outage = 15 * time.Second
 	// kept is how many Services of churn there are at most.
 	kept = 6
 )
@@ -193,6 +196,9 @@ func (g *generator) storm() []Event {
 		if !slices.ContainsFunc(events, func(o Event) bool { return touches(e) == touches(o) }) {
 			events = append(events, e)
 		}
+	}
+	if n == 1 && events[0].Kind.TakesNode() {
+		events[0].For += outage
 	}
 	at := time.Duration(0)
 	for range g.rand.IntN(4) { // in its order: what is removed was added before

@@ -136,6 +136,12 @@ func (k Kind) IsChurn() bool {
 	return slices.Contains([]Kind{AddService, RemoveService, Unready, Ready, Burst, Flood}, k)
 }
 
+// TakesNode reports whether a fault of the kind takes one node away, or the speaker of one, so that another node has to
+// take over what it announced. A program that ends by itself is judged by [Stop] and [Kill].
+func (k Kind) TakesNode() bool {
+	return slices.Contains([]Kind{Cut, Unplug, Crash, FreezeNode, FreezeSpeaker}, k)
+}
+
 // Event is one thing that happens.
 type Event struct {
 	// ID is the event's place in the whole story, from 1; parts of a story keep it.
@@ -261,6 +267,20 @@ func configOf(seed uint64) Config {
 	r := rand.New(rand.NewPCG(seed, 0x636f6e666967))
 	return []Config{{Mode: "nftables"}, {Mode: "nftables", Direct: true}, {Mode: "nftables", Direct: true},
 		{Mode: "iptables"}}[r.IntN(4)]
+}
+
+// Alone returns the only fault of a storm, whatever churn is beside it.
+func (r Round) Alone() (fault Event, alone bool) {
+	for _, e := range r.Events {
+		if e.Kind.IsChurn() {
+			continue
+		}
+		if alone {
+			return Event{}, false
+		}
+		fault, alone = e, true
+	}
+	return fault, alone && !r.Calm
 }
 
 // Only returns the part of a story with these events, without the rounds that are then empty.

@@ -127,3 +127,28 @@ func TestShrink(t *testing.T) {
 		t.Errorf("what violates in no part is shrunk to %v", got)
 	}
 }
+
+// A fault that takes one node away alone is long enough for others to take over; beside another fault it is short.
+func TestLoneFaultsLast(t *testing.T) {
+	alone := 0
+	for seed := range uint64(200) {
+		for _, r := range Generate(seed, cast, 10).Rounds {
+			fault, is := r.Alone()
+			if is && fault.Kind.TakesNode() {
+				alone++
+			}
+			for _, e := range r.Events {
+				long := is && e.ID == fault.ID && e.Kind.TakesNode()
+				if e.Kind.TakesNode() && (e.For > outage) != long {
+					t.Errorf("seed %d, round %d: %s, alone: %v", seed, r.Number, e, long)
+				}
+			}
+			if is && (r.Calm || fault.Kind.IsChurn()) {
+				t.Errorf("seed %d, round %d: %s is a fault alone", seed, r.Number, fault)
+			}
+		}
+	}
+	if alone == 0 {
+		t.Error("no storm has such a fault alone")
+	}
+}

@@ -25,7 +25,8 @@ it has ended, whether that passed or not.
   --verbose SUITE  print the output of each test of a suite, not only of those that fail
   --summary FILE   write the table and the counts to a file as well
   --again N        when at most N test functions fail, run each of them alone, three times. Those that pass every time
-                   are listed as flaky, and are no failure. Data races and panics stay failures. 0, the default: never
+                   are listed as flaky, and are no failure. Data races, panics and violations of the contract that
+                   chaos sees stay failures. 0, the default: never
 `
 
 const (

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos/contract"
 )
 
 func TestParseSuites(t *testing.T) {
@@ -149,7 +151,8 @@ func TestWord(t *testing.T) { if os.Getenv("WORD") != "right" { t.Error("the wro
 	}
 }
 
-// A test that fails in its first run only is flaky; one that always fails, panics, or has a data race is a failure.
+// A test that fails in its first run only is flaky; one that always fails, panics, has a data race or saw a violation of
+// the contract is a failure.
 func TestAgain(t *testing.T) {
 	const once = `
 func TestOnce(t *testing.T) {
@@ -170,6 +173,13 @@ func TestOnce(t *testing.T) {
 		"too many": {once + `func TestBad(t *testing.T) { t.Error("bad") }`, "1", "1 tests passed, 3 failed", true},
 		"always":   {once + `func TestBad(t *testing.T) { t.Error("bad") }`, "2", "3 tests passed, 1 failed", true},
 		"panic":    {once + `func TestBad(t *testing.T) { panic("bad") }`, "2", "1 tests passed, 3 failed", true},
+		"contract": {once + `func TestBroken(t *testing.T) {
+	t.Log("seed 7\n` + contract.Violated + ` in round 3: clause 5, planned changes lose nothing: a request")
+	if _, err := os.Stat("broke"); err != nil {
+		_ = os.WriteFile("broke", nil, 0o600)
+		t.Fail()
+	}
+}`, "2", "1 tests passed, 3 failed", true},
 		"race": {once + `func TestRace(t *testing.T) {
 	t.Log("of the race detector:")
 	os.Stdout.WriteString("WARNING: DATA RACE\n")

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
+
+	"github.com/landfall-lb/landfall/e2e/chaos/contract"
 )
 
 const (
@@ -61,7 +63,7 @@ type report struct {
 	output                  map[test]*bytes.Buffer // what functions wrote, and packages outside of them
 	said                    map[test][]string      // the first message of each place in a test's code
 	broken                  []test                 // what failed
-	fatal                   map[test]bool          // functions with a panic, a time-out or a data race
+	fatal                   map[test]bool          // functions with a panic, time-out, data race or violation
 	flaky                   []test                 // functions that failed, and passed when they ran again
 }
 
@@ -136,7 +138,8 @@ func (r *report) note(t test, text string) {
 // keep keeps what a test wrote until the test function has ended.
 func (r *report) keep(t test, text string) {
 	t = t.top()
-	if strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "WARNING: DATA RACE") {
+	if strings.HasPrefix(text, "panic: ") || strings.HasPrefix(text, "WARNING: DATA RACE") ||
+		strings.HasPrefix(strings.TrimLeft(text, " "), contract.Violated+" ") {
 		r.fatal[t] = true
 	}
 	if r.output[t] == nil {
@@ -175,7 +178,7 @@ func (r *report) end(t test, e event) {
 }
 
 // repeatable is the test functions that failed, and nothing if something failed that running a function
-// again cannot excuse: a build, a panic, a data race.
+// again cannot excuse: a build, a panic, a data race, a violation of the contract.
 func (r *report) repeatable() []test {
 	r.mu.Lock()
 	defer r.mu.Unlock()
