@@ -26,16 +26,16 @@ func broken(e Evidence) (fault Span, ok bool) {
 
 // mayPass reports whether requests to an address of a Service may pass the node of a fault: that node announced the
 // address, or has a pod that the announcing node may choose.
-func (svc Service) mayPass(a netip.Addr, fault Span) bool {
+func (s Service) mayPass(a netip.Addr, fault Span) bool {
 	switch {
-	case svc.BGP && svc.Local:
-		return svc.Ready[fault.Node] > 0
-	case svc.BGP:
+	case s.BGP && s.Local:
+		return s.Ready[fault.Node] > 0
+	case s.BGP:
 		return true
-	case svc.Local:
+	case s.Local:
 		return slices.Contains(fault.OwnedBefore, a)
 	}
-	return slices.Contains(fault.OwnedBefore, a) || svc.Ready[fault.Node] > 0
+	return slices.Contains(fault.OwnedBefore, a) || s.Ready[fault.Node] > 0
 }
 
 // lostBeside returns the requests without an answer that matter, of Services that are there in the end.
@@ -63,7 +63,8 @@ func onlyItsOwnIsLost(e Evidence) []Violation {
 }
 
 // othersTakeOver: on the LAN, requests that would pass the broken node are answered from [takeover] on, as long as that
-// node is away and another one has a ready pod. A router without BFD goes on sending to a silent node for its hold time.
+// node is away and another one has a ready pod. A router without BFD goes on sending to a silent node for its hold
+// time.
 func othersTakeOver(e Evidence) []Violation {
 	fault, ok := broken(e)
 	if !ok || !fault.Kind.TakesNode() || fault.From.IsZero() {
