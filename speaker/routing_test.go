@@ -590,6 +590,40 @@ func TestContract5TheLastNodeIsDrainedWhileItsRouterIsAway(t *testing.T) {
 	})
 }
 
+// A drain waits for a router that has heard of an address, not for one that never has; and while another node answers
+// ARP, the drained one is not what keeps the address on the air.
+func TestContract5ADrainWaitsForNoRouterThatNeverHeard(t *testing.T) {
+	for what, c := range map[string]struct {
+		heard bool
+		want  int // addresses that wait for another node
+	}{
+		"never up":    {false, 0},
+		"was up once": {true, 1},
+	} {
+		inRig(t, func(r *rig) {
+			r.start(w177, w178)
+			r.tor("tor-1", "172.26.236.2", graceful)
+			for _, n := range r.nodes {
+				n.routers.connect("tor-1", c.heard)
+			}
+			r.service(nginx, vip1)
+			r.letRescue()
+			for _, n := range r.nodes {
+				n.routers.connect("tor-1", false)
+			}
+			r.api.nodes.Set(w177, lb.Node{Name: w177, Leaving: lb.ReasonNodeDrained})
+			time.Sleep(time.Minute)
+			s := r.nodes[w177].status()
+			if s.Answering != 0 || s.BGP.Leaving != c.want || s.Parting.Count != 0 {
+				t.Errorf("%s: answers for %d, %d wait, parting %+v", what, s.Answering, s.BGP.Leaving, s.Parting)
+			}
+			if who := r.wire.who(vip1); !slices.Equal(who, []string{w178}) {
+				t.Errorf("%s: %v answer", what, who)
+			}
+		})
+	}
+}
+
 // A Node that is deleted may be one of all: an address stays on the air until another node announces it that has a Node,
 // or until the speaker is stopped.
 func TestContract5ADeletedNodeWithdrawsOnceAnotherAnnounces(t *testing.T) {

@@ -89,7 +89,7 @@ func (a Agent) stillAnnounces() string {
 	if a.Said == nil {
 		return ""
 	}
-	n := max(a.Said.Answering, a.Said.BGP.Leaving)
+	n := a.Said.Answering
 	for _, p := range a.Said.BGP.Peers {
 		if p.Session != nil {
 			n = max(n, p.Session.Prefixes)
@@ -100,6 +100,8 @@ func (a Agent) stillAnnounces() string {
 		return "announces only what no other node delivers: " + a.Said.Parting.Addresses()
 	case n > 0:
 		return "announces " + addresses(n) + " until other nodes have taken over"
+	case a.Said.BGP.Leaving > 0: // routers are away
+		return "announces " + addresses(a.Said.BGP.Leaving) + " to its routers once they are back, until other nodes do"
 	}
 	return ""
 }

@@ -661,7 +661,7 @@ func TestNode(t *testing.T) {
 		"drained, and a router is away": {func(w *world) {
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
 			w.said(`{"bgp": {"leaving": 2}}`)
-		}, Warning, "it is drained, and announces 2 addresses until other nodes have taken over (NodeDrained)"},
+		}, Warning, "it is drained, and announces 2 addresses to its routers once they are back, until other nodes do (NodeDrained)"},
 		"it leaves, and is the only one": {func(w *world) {
 			w.drainedAlone()
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeLeaving}, Ready: true}

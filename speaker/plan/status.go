@@ -131,14 +131,15 @@ func (d Decision) Served() bool {
 }
 
 // Parting reports whether this node announces the VIP although it should not, as no other live node can, or goes on to
-// once a BGP peer is back.
+// once a BGP peer is back, and no node answers ARP or NDP meanwhile.
 func (d Decision) Parting() bool {
 	own, ok := d.Node(d.said.self)
 	if !ok || own.Routed {
 		return false
 	}
 	routed := func(s saying) bool { return s.claim.Routes != "" && s.claim.Unrouted == "" }
-	if (len(d.Routed.Peers) > 0 || d.Routed.Lingers) && !slices.ContainsFunc(d.said.kinds, routed) {
+	parts := len(d.Routed.Peers) > 0 || d.Routed.Lingers && d.Owner == ""
+	if parts && !slices.ContainsFunc(d.said.kinds, routed) {
 		return true
 	}
 	return d.Owner == "" && d.said.of(slices.Index(d.said.live, d.said.self)).claim.Answering

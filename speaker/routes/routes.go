@@ -128,8 +128,9 @@ type State struct {
 	leaving map[netip.Addr]*departure
 	checks  checks
 	flaps   plan.Flaps[netip.Addr]
-	steady  map[netip.Addr]bool      // VIPs that are announced and not about to end
-	held    map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
+	// steady are the VIPs that are announced and not about to end, and whether a peer has heard of one since.
+	steady map[netip.Addr]bool
+	held   map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
 	// amends counts how often peers heard anew of a prefix, and amending has those of which they are to, and when.
 	amends   plan.Flaps[netip.Prefix]
 	amending map[netip.Prefix]time.Time
@@ -279,6 +280,9 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 	} else if changed {
 		s.heard[vip] = peers
 	}
+	if _, steady := s.steady[vip]; steady && len(peers) > 0 {
+		s.steady[vip] = true
+	}
 	return changed
 }
 
@@ -317,10 +321,11 @@ func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan
 		return in, false
 	}
 	was := s.book.VIP(vip)
+	heard, steady := s.steady[vip]
 	in = plan.BGPInput{VIP: vip, Holders: holders,
 		Announced: len(s.heard[vip]) > 0 || was.Lingers, // whose session may come back
-		Steady:    s.steady[vip],
-		Flapping:  !s.steady[vip] && s.flaps.Wait(now, vip, false) > 0}
+		Steady:    heard,
+		Flapping:  !steady && s.flaps.Wait(now, vip, false) > 0}
 	if in.Flapping && !was.Lingers {
 		in.Announced = false // its withdrawal is on the way
 	}
@@ -371,6 +376,7 @@ func (s *State) release(now time.Time, changed map[netip.Addr]bool) {
 func (s *State) count(now time.Time, vip netip.Addr) {
 	v := s.book.VIP(vip)
 	_, waits := s.held[vip]
+	_, steady := s.steady[vip]
 	switch delete(s.held, vip); {
 	case v.Refusal != nil && v.Refusal.Reason == lb.ReasonFlapping:
 		s.held[vip] = now.Add(s.flaps.Wait(now, vip, false))
@@ -380,8 +386,8 @@ func (s *State) count(now time.Time, vip netip.Addr) {
 		delete(s.steady, vip)
 	case v.Refusal != nil || len(v.Prefixes) == 0:
 		delete(s.steady, vip)
-	case !s.steady[vip]:
-		s.steady[vip] = true
+	case !steady:
+		s.steady[vip] = len(s.heard[vip]) > 0
 		s.flaps.Announce(now, vip)
 	}
 }
