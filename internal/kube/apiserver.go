@@ -23,10 +23,15 @@ import (
 )
 
 const (
-	// dialTimeout bounds one attempt to connect to the API server, and keepAlive is the time between
-	// two probes of an idle connection; both as in client-go.
-	dialTimeout = 30 * time.Second
-	keepAlive   = 30 * time.Second
+	// dialTimeout bounds one attempt to connect to the API server. The next one begins anew, while the kernel waits
+	// twice as long before it tries an attempt again.
+	dialTimeout = 10 * time.Second
+	// A connection is given up after lostAfter in which the kernel at its other end has not answered. Otherwise a node
+	// that was cut off forwards to endpoints that are gone for as long again: TCP at the API server waits ever longer
+	// before it sends once more. A kernel answers for an API server that hangs.
+	lostAfter  = 6 * time.Second
+	probeAfter = 3 * time.Second // in which an idle connection has not heard anything
+	probeEvery = time.Second
 	// dialNext is how long an address has to answer before the next one is tried beside it.
 	dialNext = time.Second
 	// silentFor is how long nothing has to answer, be it a connection or a request, for that to be logged.
@@ -83,7 +88,8 @@ func dialThrough(config *rest.Config, log *slog.Logger, servers []string) (*dial
 }
 
 func newDialer(log *slog.Logger, server string, servers []string) *dialer {
-	d := &net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}
+	d := &net.Dialer{Timeout: dialTimeout, Control: patience, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: probeAfter, Interval: probeEvery, Count: int((lostAfter - probeAfter) / probeEvery)}}
 	all := []string{server}
 	for _, other := range servers {
 		if !slices.Contains(all, other) {
@@ -222,7 +228,7 @@ func (d *dialer) noteSlow(request *http.Request) {
 }
 
 // Unreachable returns why the API server cannot be connected to; nil while the last attempt has led to a
-// connection. A connection that has gone silent is given up within a minute.
+// connection. A connection over which no packet comes is given up after lostAfter.
 func (c *Client) Unreachable() error {
 	c.dialer.mu.Lock()
 	defer c.dialer.mu.Unlock()
