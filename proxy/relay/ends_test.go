@@ -95,22 +95,12 @@ func TestUrgentData(t *testing.T) {
 			out.Close()
 			moved <- err
 		}()
-		write := func(text string, flags int) {
-			t.Helper()
-			raw, err := client.SyscallConn()
-			if err == nil {
-				err = errors.Join(raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte(text), flags, nil) }), err)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		write("hello ", 0)
+		sendTo(t, client, "hello ", 0)
 		if _, err := io.ReadFull(server, make([]byte, len("hello "))); err != nil {
 			t.Fatal(err)
 		}
-		write("!", unix.MSG_OOB)
-		write("world", 0)
+		sendTo(t, client, "!", unix.MSG_OOB)
+		sendTo(t, client, "world", 0)
 		client.CloseWrite()
 		server.SetReadDeadline(time.Now().Add(time.Minute))
 		if got, err := io.ReadAll(server); string(got) != "world" || err != nil {
@@ -119,5 +109,17 @@ func TestUrgentData(t *testing.T) {
 		if err := <-moved; err != nil {
 			t.Errorf("with %d pipes: %v", most, err)
 		}
+	}
+}
+
+// sendTo sends a text with flags.
+func sendTo(t *testing.T, conn *net.TCPConn, text string, flags int) {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte(text), flags, nil) }), err)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -306,7 +306,9 @@ func (f *flow) receive(p []byte) (ok bool) {
 	f.sentAt = f.last
 	if f.conn != nil {
 		f.stream = f.stream || f.answered.Load() && f.last.Sub(f.began) > streamAfter
-		f.follow()
+		if f.follow(); f.closed {
+			return false
+		}
 	}
 	owed := f.isOwed()
 	f.keep(p)

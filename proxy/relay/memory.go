@@ -15,9 +15,7 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/landfall-lb/landfall/internal/loop"
 )
@@ -212,13 +210,10 @@ func (r *Relay) relieve(beyond uint64) (victims []*passed) {
 
 // held returns how many bytes the kernel holds for the connection, received and sent together.
 func (c *Conn) held() (n uint64) {
-	_ = c.control(func(fd int) error { n = held(uintptr(fd)); return nil })
+	_ = c.control(func(fd int) error {
+		received, unsent := socketMemory(uintptr(fd))
+		n = received + unsent
+		return nil
+	})
 	return n
-}
-
-func held(fd uintptr) uint64 {
-	const soMeminfo, received, queued = 55, 0, 5 // of linux/sock_diag.h, SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_WMEM_QUEUED
-	var info [queued + 1]uint32
-	_ = getsockopt(fd, unix.SOL_SOCKET, soMeminfo, unsafe.Pointer(&info), unsafe.Sizeof(info))
-	return uint64(info[received]) + uint64(info[queued]) // 0 if that failed
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -173,6 +174,35 @@ func TestEndedConnectionsEndOnceAllIsRead(t *testing.T) {
 	}
 	close(goOn)
 	g.until("the other is over", func() bool { return g.countsAt(toPods).Open == 0 && g.open.Load() == 0 })
+}
+
+// What the kernel holds of what was received stays until the socket is closed, however well the ends read: the urgent
+// byte's buffer, or that of the end itself, which is beyond 4 KiB with some network cards.
+func TestContract11WhatWasReceivedHoldsUpNoEnd(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayed(nil, backend(t, func(conn *net.TCPConn) { _, _ = io.Copy(io.Discard, conn) }))
+	client := g.connect()
+	sendTo(t, client, strings.Repeat("x", 8<<10), unix.MSG_OOB)
+	if err := client.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	g.until("it is over", func() bool { return g.open.Load() == 0 && g.Counts()[0].Connections == 1 })
+}
+
+// A timer that fires as the last byte moves resets nothing any more.
+func TestEndedConnectionsAreNotIdle(t *testing.T) {
+	_, client := pairOfConns(t)
+	_, backend := pairOfConns(t)
+	p := newPassage(nil, client, backend)
+	p.done = true
+	if p.abandon(errors.New("neither end has sent anything")); p.why != nil {
+		t.Error(p.why)
+	}
+	p.done = false
+	if p.abandon(errors.New("neither end has sent anything")); p.why == nil {
+		t.Error("one that moves bytes is not reset")
+	}
 }
 
 // One whose reader does not read is reset when it has been idle for too long.

@@ -56,7 +56,7 @@ func newPassage(pipes *share, client, backend *Conn) *passage {
 func (p *passage) run(ctx context.Context, idle time.Duration) ended {
 	stop := context.AfterFunc(ctx, func() { p.end(context.Cause(ctx)) })
 	defer stop()
-	timer := watch(idle, p.client, p.backend, p.abort)
+	timer := watch(idle, p.client, p.backend, p.abandon)
 	defer timer.Stop()
 	for p.both(); p.pauses(); p.both() {
 		if !<-p.verdict {
@@ -74,6 +74,15 @@ func (p *passage) abort(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.gone {
+		p.fail(why)
+	}
+}
+
+// abandon resets the connection unless no byte moves any more: then outlast judges it.
+func (p *passage) abandon(why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.done && !p.gone {
 		p.fail(why)
 	}
 }

@@ -586,6 +586,26 @@ func TestUDPAsItsFlowEnds(t *testing.T) {
 	}
 }
 
+// Nor is one lost that comes in as the first after its frontend was given to another Service.
+func TestUDPAsItsFrontendMoves(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, nil)
+	g.relayedUDP(nil, udpEcho(t, "a"))
+	c := g.udpClient()
+	c.ask("x")
+	moved := wire.Service{Key: lb.Key{Namespace: "default", Name: "another"}, Relayed: &plan.Relayed{
+		Ports: []plan.RelayedPort{{Protocol: lb.UDP, Frontends: []plan.RelayedFrontend{{Addr: frontend}},
+			Cluster: []plan.RelayedBackend{{Addr: udpEcho(t, "b")}}}}}}
+	g.tell <- wire.Message{Complete: true, Services: []wire.Service{moved}}
+	g.until("it has moved", func() bool {
+		w, ok, _ := g.table.find(target{lb.UDP, frontend})
+		return ok && w.service.key == moved.Key
+	})
+	if got := c.ask("y"); got != "b: y" {
+		t.Error(got)
+	}
+}
+
 // A flow may be silent for as long as the kernel remembers it, less a sixth.
 func TestUDPIdleIsTheKernels(t *testing.T) {
 	now := time.Unix(1e9, 0)
