@@ -64,9 +64,14 @@ func bgpPeers(c lab.Cluster, spec string) string {
 // of the worked example, and waits until all workers are in the routers' kernels.
 func startBGP(t testing.TB, tor lab.ToR, dual bool, spec string) *lab.Lab {
 	t.Helper()
+	return startBGPWith(t, lab.Options{}, tor, dual, spec)
+}
+
+func startBGPWith(t testing.TB, options lab.Options, tor lab.ToR, dual bool, spec string) *lab.Lab {
+	t.Helper()
 	cluster := lab.SeedCluster()
 	cluster.ToR, cluster.DualStack = tor, dual
-	l := labtest.Start(t, cluster, lab.Options{})
+	l := labtest.Start(t, cluster, options)
 	more := ""
 	if dual {
 		more = `, "fd00:203:0:113::180-fd00:203:0:113::199"`

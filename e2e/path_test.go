@@ -42,8 +42,19 @@ type boots struct {
 	vip  netip.AddrPort
 	vips []netip.AddrPort // of all families, the first vip
 	from string           // a client
-	// served waits until the node announces the VIPs, unserved until it does not.
-	served, unserved func(testing.TB)
+	// announces waits until bootNode announces a VIP, or until only others do.
+	announces func(t testing.TB, vip netip.Addr, does bool)
+}
+
+// served waits until the node announces the VIPs, unserved until only others do.
+func (b boots) served(t testing.TB)   { t.Helper(); b.all(t, true) }
+func (b boots) unserved(t testing.TB) { t.Helper(); b.all(t, false) }
+
+func (b boots) all(t testing.TB, does bool) {
+	t.Helper()
+	for _, vip := range b.vips {
+		b.announces(t, vip.Addr(), does)
+	}
 }
 
 func bootsOverL2(t testing.TB) boots { return bootsOverL2With(t, lab.Options{}) }
@@ -76,36 +87,30 @@ func bootsOnDualStack(t testing.TB, options lab.Options) boots {
 }
 
 func onLAN(l *lab.Lab, vips ...netip.AddrPort) boots {
-	among := func(nodes ...string) func(testing.TB) {
-		return func(t testing.TB) {
-			t.Helper()
-			for _, vip := range vips {
-				wantAnswererAmong(t, l, vip.Addr(), nodes...)
-			}
+	return boots{l, vips[0], vips, lab.ClientName, func(t testing.TB, vip netip.Addr, does bool) {
+		t.Helper()
+		nodes := []string{bootNode}
+		if !does {
+			nodes = otherThan(l, bootNode)
 		}
-	}
-	return boots{l, vips[0], vips, lab.ClientName, among(bootNode), among(otherThan(l, bootNode)...)}
+		wantAnswererAmong(t, l, vip, nodes...)
+	}}
 }
 
-func bootsOverBGP(t testing.TB) boots { return bootsOverBGPWith(t, false) }
+func bootsOverBGP(t testing.TB) boots { return bootsOverBGPWith(t, lab.Options{}, false) }
 
-func bootsOverBGPWith(t testing.TB, dual bool) boots {
-	l := startBGP(t, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, dual, "")
-	has := func(want bool) func(testing.TB) {
-		return func(t testing.TB) {
-			t.Helper()
-			for _, vip := range bgpVIPs(l) {
-				eventually(t, fmt.Sprintf("%s is routed to %s: %v", vip, bootNode, want), func() error {
-					nodes, err := l.Routers()[0].Nodes(t.Context(), host(vip.Addr()))
-					if err == nil && (slices.Contains(nodes, bootNode) != want || len(nodes) == 0) {
-						err = fmt.Errorf("it is routed to %v", nodes)
-					}
-					return err
-				})
+func bootsOverBGPWith(t testing.TB, options lab.Options, dual bool) boots {
+	l := startBGPWith(t, options, lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}, dual, "")
+	return boots{l, bgpVIP, bgpVIPs(l), lab.FarClientName, func(t testing.TB, vip netip.Addr, does bool) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s is routed to %s: %v", vip, bootNode, does), func() error {
+			nodes, err := l.Routers()[0].Nodes(t.Context(), host(vip))
+			if err == nil && (slices.Contains(nodes, bootNode) != does || len(nodes) == 0) {
+				err = fmt.Errorf("it is routed to %v", nodes)
 			}
-		}
-	}
-	return boots{l, bgpVIP, bgpVIPs(l), lab.FarClientName, has(true), has(false)}
+			return err
+		})
+	}}
 }
 
 // TestContract1ANodeBoots has proxy and speaker of a node up before its network plugin (CNI), in both families: while
@@ -123,7 +128,7 @@ func TestContract1ANodeBoots(t *testing.T) {
 		start func(testing.TB) boots
 	}{
 		{"L2", onLANWith("nftables")}, {"L2, iptables", onLANWith("iptables")},
-		{"BGP", func(t testing.TB) boots { return bootsOverBGPWith(t, true) }},
+		{"BGP", func(t testing.TB) boots { return bootsOverBGPWith(t, lab.Options{}, true) }},
 	} {
 		t.Run(over.name, func(t *testing.T) {
 			t.Parallel()
@@ -328,11 +333,23 @@ func setNodeCondition(t testing.TB, l *lab.Lab, node string, kind corev1.NodeCon
 	}
 }
 
-// TestContract1ThePathGoes takes the way to pods of one family or both from the node that answers, in each way: another
-// node takes over the addresses of these families, and the one comes back when the way does.
+// TestContract1ThePathGoes takes the way to pods of one family or both from a node that announces, in each way: other
+// nodes announce the addresses of these families, and the one does again when the way comes back.
 func TestContract1ThePathGoes(t *testing.T) {
 	t.Parallel()
-	b := bootsOnDualStack(t, lab.Options{Values: map[string]any{"speaker": map[string]any{"requireReady": true}}})
+	options := lab.Options{Values: map[string]any{"speaker": map[string]any{"requireReady": true}}}
+	for name, start := range map[string]func(testing.TB) boots{
+		"L2":  func(t testing.TB) boots { return bootsOnDualStack(t, options) },
+		"BGP": func(t testing.TB) boots { return bootsOverBGPWith(t, options, true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			start(t).losePath(t)
+		})
+	}
+}
+
+func (b boots) losePath(t *testing.T) {
 	for _, f := range pathFaults(b.Cluster()) {
 		t.Run(f.name, func(t *testing.T) {
 			if f.local {
@@ -341,11 +358,11 @@ func TestContract1ThePathGoes(t *testing.T) {
 			b.served(t)
 			f.make(t, b.Lab)
 			for _, at := range b.vips {
-				vip, want, nodes := at.Addr(), lb.Reason(""), []string{bootNode}
+				vip, want := at.Addr(), lb.Reason("")
 				if slices.Contains(f.families, lb.FamilyOf(vip)) {
-					want, nodes = f.reason, otherThan(b.Lab, bootNode)
+					want = f.reason
 				}
-				wantAnswererAmong(t, b.Lab, vip, nodes...)
+				b.announces(t, vip, want == "")
 				if f.ofNode {
 					wantReason(t, b.Lab, bootNode, vip, string(want))
 					continue
@@ -358,14 +375,21 @@ func TestContract1ThePathGoes(t *testing.T) {
 					return err
 				})
 			}
+			b.answered(t)
 			f.mend(t, b.Lab)
 			b.served(t)
-			for _, vip := range b.vips {
-				eventually(t, fmt.Sprint("a client is answered at ", vip), func() error {
-					_, err := b.Ask(t.Context(), b.from, "tcp", vip)
-					return err
-				})
-			}
+			b.answered(t)
+		})
+	}
+}
+
+// answered waits until a client is answered at each VIP.
+func (b boots) answered(t *testing.T) {
+	t.Helper()
+	for _, vip := range b.vips {
+		eventually(t, fmt.Sprint("a client is answered at ", vip), func() error {
+			_, err := b.Ask(t.Context(), b.from, "tcp", vip)
+			return err
 		})
 	}
 }
