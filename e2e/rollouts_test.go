@@ -230,6 +230,7 @@ func gatesAreTheNodes(t *testing.T, l *lab.Lab, namespace string, pod lab.Pod) {
 		{"another condition", pod.Node, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
 			"landfall.dev/programmed only"},
 		{"its phase", pod.Node, `{"status":{"phase":"Failed"}}`, "landfall.dev/programmed only"},
+		{"what the kubelet has seen", pod.Node, `{"status":{"observedGeneration":77}}`, "landfall.dev/programmed only"},
 		{"a label", pod.Node, `{"metadata":{"labels":{"app":"x"}}}`, "may not change labels"},
 	} {
 		as, err := l.KubeAs(l.Agent("proxy", test.node))
