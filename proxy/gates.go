@@ -23,7 +23,8 @@ type gates struct {
 	unready map[lb.Key][]lb.Endpoint
 	// selectors are those of Services, by their namespaces.
 	selectors map[string]map[lb.Key]string
-	told      int // how many gates the actor was told to open
+	told      int  // how many gates the actor was told to open
+	met       bool // whether the pods have been looked at
 }
 
 // place is a pod at one of its addresses.
@@ -66,6 +67,8 @@ func (p *proxy) meetGated(now time.Time) {
 	}
 	g := &p.gates
 	all := p.from.gated.All()
+	first := !g.met
+	g.met = g.met || len(all) > 0
 	for key, before := range g.pods {
 		if pod := all[key]; !pod.Ready || pod.UID != before.UID || !slices.Equal(pod.Addrs, before.Addrs) {
 			p.dropGated(key, now)
@@ -79,11 +82,16 @@ func (p *proxy) meetGated(now time.Time) {
 				have.Labels = pod.Labels
 				have.selected = g.selecting(key.Namespace, pod)
 			}
-			if pod.Opened && have.opened.IsZero() {
+			if have.Passed = pod.Passed; pod.Opened && have.opened.IsZero() {
 				have.opened = now
 			}
-		case pod.Ready && !pod.Opened: // of one that was open before, EndpointSlices say what it is
-			g.pods[key] = &gatedPod{GatedPod: pod, since: now, selected: g.selecting(key.Namespace, pod)}
+		// Of one that was open before, EndpointSlices say what it is. Those that were opened before this process began
+		// may be as late.
+		case pod.Ready && (!pod.Opened || first && pod.Passed):
+			have = &gatedPod{GatedPod: pod, since: now, selected: g.selecting(key.Namespace, pod)}
+			if g.pods[key] = have; pod.Opened {
+				have.opened = now
+			}
 			for _, addr := range pod.Addrs {
 				if g.of[addr] == nil {
 					g.of[addr] = map[lb.Key]bool{}
@@ -200,7 +208,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 	open, waits := map[lb.Key]readiness.Gate{}, false
 	for key, pod := range g.pods {
 		if !pod.opened.IsZero() {
-			if left := pod.opened.Add(plan.GateHold).Sub(now); left > 0 {
+			if left := pod.opened.Add(g.hold(key, pod)).Sub(now); left > 0 {
 				again = sooner(again, left)
 			} else {
 				p.dropGated(key, now)
@@ -226,6 +234,15 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 		again = sooner(again, left)
 	}
 	return again
+}
+
+// hold returns for how long a pod counts as ready after its gate was opened.
+func (g *gates) hold(key lb.Key, pod *gatedPod) time.Duration {
+	late := func(addr netip.Addr) bool { return len(g.naming[place{key, addr}]) > 0 }
+	if pod.Passed && slices.ContainsFunc(pod.Addrs, late) {
+		return plan.GateHoldPassed
+	}
+	return plan.GateHold
 }
 
 // heeds returns until when pods wait for what the speaker said, or for its first word, while there is no speaker that

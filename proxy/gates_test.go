@@ -129,6 +129,58 @@ func TestAnOpenGateHoldsForAWhile(t *testing.T) {
 	g.expect("it never got ready", "10.200.1.2", "")
 }
 
+// While the kubelet says that the pod is ready, a roll-out goes on, and ends the pods before it. So rules keep the new
+// one until EndpointSlices follow, however late, also those of a proxy that begins meanwhile. A writer that never follows
+// has the last word in the end.
+func TestContract5APodThatIsReadyStaysUntilItsSliceFollows(t *testing.T) {
+	const both = "10.200.1.2 10.200.1.3"
+	passed := func(g *gateBench) {
+		g.pods.Set(key("new"), lb.GatedPod{UID: "new", Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.3")}, Ready: true,
+			Opened: true, Passed: true})
+	}
+	opened := func() *gateBench {
+		g := newGateBench(t)
+		g.pod("new", "10.200.1.3", true, false)
+		g.synced()
+		g.run()
+		g.confirm()
+		passed(g)
+		g.confirm()
+		return g
+	}
+	began := func() *gateBench {
+		g := newGateBench(t)
+		passed(g)
+		g.synced()
+		g.run()
+		g.confirm()
+		return g
+	}
+	for what, start := range map[string]func() *gateBench{"opened": opened, "open at the start": began} {
+		g := start()
+		g.clock = g.clock.Add(time.Minute)
+		g.confirm()
+		g.expect(what+", and the slice is late", both, "")
+		g.ready("web", "10.200.1.3")
+		g.confirm()
+		g.expect(what+", and the slice has followed", both, "")
+		g.unready("web", "10.200.1.3", "new")
+		g.confirm()
+		g.expect(what+", and later it is as the slice says", "10.200.1.2", "")
+
+		g = start()
+		g.clock = g.clock.Add(time.Minute)
+		g.pod("new", "10.200.1.3", true, true)
+		g.confirm()
+		g.expect(what+", and the Node's controller has taken it back", "10.200.1.2", "")
+
+		g = start()
+		g.clock = g.clock.Add(plan.GateHoldPassed)
+		g.confirm()
+		g.expect(what+", and the slice never follows", "10.200.1.2", "")
+	}
+}
+
 // says has the speaker say of the address of "web" why this node does not announce it; "" if it does.
 func (g *gateBench) says(reason lb.Reason, elsewhere bool) {
 	vip := netip.MustParseAddr("192.0.2.1")

@@ -37,7 +37,7 @@ func convertGatedPod(o *corev1.Pod) (lb.Key, lb.GatedPod) {
 		})
 	}
 	pod := lb.GatedPod{UID: string(o.UID), Labels: o.Labels, Opened: is(lb.ConditionProgrammed),
-		Ready: o.DeletionTimestamp == nil && is(corev1.ContainersReady)}
+		Passed: is(corev1.PodReady), Ready: o.DeletionTimestamp == nil && is(corev1.ContainersReady)}
 	for _, gate := range o.Spec.ReadinessGates {
 		pod.Ready = pod.Ready && (isOurs(gate) || is(gate.ConditionType))
 	}

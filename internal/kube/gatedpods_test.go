@@ -32,21 +32,23 @@ func TestConvertGatedPod(t *testing.T) {
 		conditions    []corev1.PodCondition
 		deleted       *metav1.Time
 		ready, opened bool
+		passed        bool
 	}{
-		{"waits for us", gates(lb.ConditionProgrammed), is("ContainersReady"), nil, true, false},
-		{"starts", gates(lb.ConditionProgrammed), is("PodScheduled"), nil, false, false},
-		{"waits for another gate", gates("never", lb.ConditionProgrammed), is("ContainersReady"), nil, false, false},
-		{"another gate is open", gates("x", lb.ConditionProgrammed), is("x", "ContainersReady"), nil, true, false},
-		{"open", gates(lb.ConditionProgrammed), is("ContainersReady", lb.ConditionProgrammed), nil, true, true},
-		{"stopped", gates(lb.ConditionProgrammed), is(lb.ConditionProgrammed), nil, false, true},
-		{"ends", gates(lb.ConditionProgrammed), is("ContainersReady"), &now, false, false},
+		{"waits for us", gates(lb.ConditionProgrammed), is("ContainersReady"), nil, true, false, false},
+		{"starts", gates(lb.ConditionProgrammed), is("PodScheduled"), nil, false, false, false},
+		{"waits for another gate", gates("never", lb.ConditionProgrammed), is("ContainersReady"), nil, false, false, false},
+		{"another gate is open", gates("x", lb.ConditionProgrammed), is("x", "ContainersReady"), nil, true, false, false},
+		{"open", gates(lb.ConditionProgrammed), is("ContainersReady", lb.ConditionProgrammed), nil, true, true, false},
+		{"ready", gates(lb.ConditionProgrammed), is("Ready", "ContainersReady", lb.ConditionProgrammed), nil, true, true, true},
+		{"stopped", gates(lb.ConditionProgrammed), is(lb.ConditionProgrammed), nil, false, true, false},
+		{"ends", gates(lb.ConditionProgrammed), is("ContainersReady"), &now, false, false, false},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a", UID: "u", DeletionTimestamp: tt.deleted},
 			Spec: corev1.PodSpec{ReadinessGates: tt.gates},
 			Status: corev1.PodStatus{Conditions: tt.conditions,
 				PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}, {IP: "nonsense"}, {IP: "fd00::1"}}}}
 		key, got := convertGatedPod(pod)
-		want := lb.GatedPod{UID: "u", Ready: tt.ready, Opened: tt.opened,
+		want := lb.GatedPod{UID: "u", Ready: tt.ready, Opened: tt.opened, Passed: tt.passed,
 			Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}}
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)

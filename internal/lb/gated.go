@@ -30,8 +30,9 @@ type GatedPod struct {
 	// Ready is set when nothing else keeps the pod from being ready: its containers and all other gates are,
 	// and it is not being deleted.
 	Ready bool
-	// Opened is set when the gate is open.
-	Opened bool
+	// Opened is set when the gate is open, Passed while the pod counts as ready, as the kubelet or the Node's controller
+	// says: EndpointSlices follow.
+	Opened, Passed bool
 }
 
 // SelectedBy reports whether a Service.Selector selects the pod.
