@@ -386,7 +386,7 @@ func TestExplain(t *testing.T) {
 				"sysctl -qw net.ipv4.conf.eth0.rp_filter=0"), want: "Service default/my-nginx: k8s-worker-",
 			has: "where its kernel drops what clients behind a router send, as the default route leaves over up0 and rp_filter " +
 				"is strict: set net.ipv4.conf.eth0.rp_filter to 2"},
-		{name: "conntrack table full", make: func(t *testing.T, l *lab.Lab) { fillConntrack(t, l, one) },
+		{name: "conntrack table full", make: func(t *testing.T, l *lab.Lab) { fillConntrack(t, l, one, 970) },
 			mend: onOne(one, "conntrack", "-F"), ask: []string{"explain", "node", one},
 			want: "Node " + one + ": the table of connections of " + one + " is full, so its kernel drops new ones: it has ",
 			has:  "(ConntrackFull)"},
@@ -564,9 +564,9 @@ func anotherKey(t *testing.T, l *lab.Lab, node string) {
 	}
 }
 
-// fillConntrack fills a node's table of connections, up to the 30 s that it remembers a datagram
+// fillConntrack fills so much of a node's table of connections, up to the 30 s that it remembers a datagram
 // without an answer, with datagrams to itself.
-func fillConntrack(t *testing.T, l *lab.Lab, node string) {
+func fillConntrack(t testing.TB, l *lab.Lab, node string, permille int) {
 	t.Helper()
 	room, err := strconv.Atoi(strings.TrimSpace(mustExec(t, l, node, "sysctl", "-n", "net.netfilter.nf_conntrack_max")))
 	if err != nil {
@@ -578,7 +578,7 @@ func fillConntrack(t *testing.T, l *lab.Lab, node string) {
 			return err
 		}
 		defer conn.Close()
-		for i := range room / 100 * 97 {
+		for i := range room / 1000 * permille {
 			to := netip.AddrFrom4([4]byte{127, byte(1 + i>>16), byte(i >> 8), byte(i)})
 			// Ports unreachable come back as errors, of which there are few a second.
 			_, _ = conn.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(to, 9))

@@ -284,6 +284,11 @@ func pathFaults(c lab.Cluster) []pathFault {
 			make: run("ip link set " + lab.PodBridge + " down"),
 			mend: run("ip link set "+lab.PodBridge+" up", // which lost its IPv6 address when it went down
 				"ip addr add "+gateway+" nodad dev "+lab.PodBridge), local: true},
+		{name: "conntrack full", families: both, reason: lb.ReasonConntrackFull, make: func(t testing.TB, l *lab.Lab) {
+			t.Helper()
+			run("sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600")(t, l) // until the fault is mended
+			fillConntrack(t, l, bootNode, 995)
+		}, mend: run("sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30", "conntrack -F")},
 	}
 	if nstest.ForcesForwarding() {
 		forced := forwarding(lb.IPv6, "net.ipv6.conf.all.forwarding")
