@@ -54,7 +54,8 @@ func (p Probing) Interval(wanted time.Duration, ofNode, share int) time.Duration
 func ConnectTime(interval time.Duration) time.Duration { return min(interval/5*4, maxConnectTime) }
 
 // ProbeScope says which addresses a node asks: those of pods, as far as can be told. Who may write
-// EndpointSlices can name any address there, and shall not have nodes connect to it in their own name.
+// EndpointSlices can name any address there, and shall not have nodes connect in their own name to what is known to be
+// none. Which networks pods are in is not known: a network plugin need not go by spec.podCIDRs.
 type ProbeScope struct {
 	// Own are the node's own addresses.
 	Own []netip.Addr
