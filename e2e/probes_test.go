@@ -85,18 +85,19 @@ func wantServiceEvent(t *testing.T, l *lab.Lab, reason lb.Reason, parts ...strin
 
 // TestProbeLeavesOutAPodThatANodeDoesNotReach has the network between the node that answers and one of two
 // pods drop what is sent, as a tunnel does that is broken: the pod stays ready, other nodes use it, and the
-// node goes on with the other pod, without a loss.
+// node goes on with the other pod, without a loss, in both families.
 func TestProbeLeavesOutAPodThatANodeDoesNotReach(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"nftables", "iptables"} {
+	for mode, probe := range map[string]string{"nftables": "tcp", "iptables": "http:/"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			leavesOutAPod(t, bootsOverL2With(t, lab.Options{Values: map[string]any{"proxy": map[string]any{"mode": mode}}}))
+			values := map[string]any{"proxy": map[string]any{"mode": mode}}
+			leavesOutAPod(t, bootsOnDualStack(t, lab.Options{Values: values}), probe)
 		})
 	}
 }
 
-func leavesOutAPod(t *testing.T, b boots) {
+func leavesOutAPod(t *testing.T, b boots, asks string) {
 	if err := b.ServeExec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -111,25 +112,36 @@ func leavesOutAPod(t *testing.T, b boots) {
 	}
 	lost := away.Addr
 	drop := func() {
-		mustExec(t, b.Lab, bootNode, "nft", "add table ip broken; "+
-			"add chain ip broken out { type filter hook postrouting priority 0 ; }; "+
-			"add rule ip broken out ip daddr "+lost.String()+" drop")
+		mustExec(t, b.Lab, bootNode, "nft", "add table inet broken; "+
+			"add chain inet broken out { type filter hook postrouting priority 0 ; }; "+
+			"add rule inet broken out ip daddr "+lost.String()+" drop; "+
+			"add rule inet broken out ip6 daddr "+lab.Twin(lost).String()+" drop")
 	}
-	setProbe(t, b.Lab, "tcp")
+	answers := func(pods ...string) {
+		t.Helper()
+		for _, vip := range b.vips {
+			wantAnswers(t, b.Lab, b.from, "tcp", vip, pods...)
+		}
+	}
+	setProbe(t, b.Lab, asks)
 	for _, node := range workers(b.Lab) {
-		eventually(t, node+" probes both", func() error { return probed(t.Context(), b.Lab, node, "tcp") })
+		eventually(t, node+" probes both", func() error { return probed(t.Context(), b.Lab, node, asks) })
 	}
-	wantAnswers(t, b.Lab, b.from, "tcp", b.vip, own.Name, away.Name)
+	answers(own.Name, away.Name)
 	drop()
-	wantAnswers(t, b.Lab, b.from, "tcp", b.vip, own.Name)
-	probe := b.StartProbe(t.Context(), b.from, "tcp", b.vip, newEvery)
-	eventually(t, "the node says why", func() error { return probed(t.Context(), b.Lab, bootNode, "tcp", lost) })
+	answers(own.Name)
+	wantNone := b.probe(t)
+	eventually(t, "the node says why", func() error {
+		return probed(t.Context(), b.Lab, bootNode, asks, lost, lab.Twin(lost))
+	})
 	for _, node := range otherThan(b.Lab, bootNode) {
-		if err := probed(t.Context(), b.Lab, node, "tcp"); err != nil {
+		if err := probed(t.Context(), b.Lab, node, asks); err != nil {
 			t.Errorf("another node is concerned: %v", err)
 		}
 	}
-	wantServiceEvent(t, b.Lab, lb.ReasonProbeFailed, bootNode, lost.String(), "no answer within")
+	for _, addr := range []netip.Addr{lost, lab.Twin(lost)} {
+		wantServiceEvent(t, b.Lab, lb.ReasonProbeFailed, bootNode, addr.String(), "no answer within")
+	}
 	ctl := filepath.Join(programFolder(t), "landfallctl")
 	eventually(t, "landfallctl names the pod", func() error {
 		line, _ := firstLine(t.Context(), b.Lab, ctl, svc("my-nginx")...)
@@ -139,10 +151,10 @@ func leavesOutAPod(t *testing.T, b boots) {
 		return nil
 	})
 	b.served(t)
-	wantNoneLost(t, probe.Stop())
+	wantNone()
 
-	mustExec(t, b.Lab, bootNode, "nft", "delete table ip broken")
-	wantAnswers(t, b.Lab, b.from, "tcp", b.vip, own.Name, away.Name)
+	mustExec(t, b.Lab, bootNode, "nft", "delete table inet broken")
+	answers(own.Name, away.Name)
 	wantServiceEvent(t, b.Lab, lb.ReasonProbePassed, bootNode)
 }
 
