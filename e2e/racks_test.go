@@ -228,11 +228,15 @@ func TestContract5RacksLoseNothing(t *testing.T) {
 }
 
 // TestContract5RacksWithTwoRoutersLoseNothing does so in two families, with two ToR routers in each
-// rack, and no addresses between them and the spine.
+// rack, with and without addresses between them and the spine.
 func TestContract5RacksWithTwoRoutersLoseNothing(t *testing.T) {
-	for _, policy := range []string{"Local", "Cluster"} {
-		t.Run(policy, func(t *testing.T) {
-			wantNoFlowLost(t, rackTable(t, startRacks(t, lab.ToR{Count: 2, Unnumbered: true}, true, policy, nil)))
+	for _, row := range []struct {
+		name, policy string
+		unnumbered   bool
+	}{{"Local", "Local", true}, {"Cluster", "Cluster", true}, {"Local, numbered", "Local", false}} {
+		t.Run(row.name, func(t *testing.T) {
+			tor := lab.ToR{Count: 2, Unnumbered: row.unnumbered}
+			wantNoFlowLost(t, rackTable(t, startRacks(t, tor, true, row.policy, nil)))
 		})
 	}
 }
