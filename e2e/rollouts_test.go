@@ -86,20 +86,33 @@ func hook(l *corev1.Lifecycle) string {
 
 // TestReadinessGate has the API server add the gate in namespaces that ask for it. A pod that waits for the
 // gate alone gets its node's traffic at once, with policy Local too, and the gate opens once the node stands
-// ready to announce the address as well, for which the test keeps its speaker away at first.
+// ready to announce the address as well, or over BGP announces it, for which the test keeps its speaker away at first.
 func TestReadinessGate(t *testing.T) {
 	t.Parallel()
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{MutatingPolicies: true,
-		Values: map[string]any{"readinessGate": map[string]any{"enabled": true, "timeout": "10m"}}})
-	if err := l.ApplyYAML(t.Context(), poolAndAdvertisement); err != nil {
-		t.Fatal(err)
-	}
+	options := lab.Options{MutatingPolicies: true,
+		Values: map[string]any{"readinessGate": map[string]any{"enabled": true, "timeout": "10m"}}}
+	t.Run("L2", func(t *testing.T) {
+		t.Parallel()
+		l := labtest.Start(t, lab.SeedCluster(), options)
+		if err := l.ApplyYAML(t.Context(), poolAndAdvertisement); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.AddService(t.Context(), lab.SeedService()); err != nil {
+			t.Fatal(err)
+		}
+		waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
+		gateOpensOnceAnnounced(t, l, seedVIP.Addr())
+	})
+	t.Run("BGP", func(t *testing.T) {
+		t.Parallel()
+		tor := lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}
+		gateOpensOnceAnnounced(t, startBGPWith(t, options, tor, false, ""), bgpVIP.Addr())
+	})
+}
+
+func gateOpensOnceAnnounced(t *testing.T, l *lab.Lab, vip netip.Addr) {
+	setLocal(t, l)
 	service := lab.SeedService()
-	service.ExternalTrafficPolicy = "Local"
-	if err := l.AddService(t.Context(), service); err != nil {
-		t.Fatal(err)
-	}
-	waitAnnounced(t, l, service.Name, seedVIP.Addr().String())
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "asks", Labels: map[string]string{
 		lb.LabelWaitUntilProgrammed: ""}}}
 	if _, err := l.Kube().CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
@@ -117,7 +130,7 @@ func TestReadinessGate(t *testing.T) {
 		}
 		return nil
 	})
-	wantReason(t, l, pod.Node, seedVIP.Addr(), string(lb.ReasonNoLocalBackends))
+	wantReason(t, l, pod.Node, vip, string(lb.ReasonNoLocalBackends))
 	speaker := l.Agent("speaker", pod.Node)
 	if err := speaker.Stop(); err != nil {
 		t.Fatal(err)
