@@ -177,12 +177,9 @@ func (p *proxy) serve() {
 	p.to.rescue.SetDirect(vips, far)
 }
 
-// confirmed takes in what the kernel has of a Service.
+// confirmed takes in what the kernel has of a Service: also an address that it has lost, and that its rules still serve.
 func (d *direct) confirmed(s plan.Service) {
-	var vips []netip.Addr
-	if s.Direct {
-		vips = s.VIPs
-	}
+	vips := s.DirectVIPs()
 	if slices.Equal(vips, d.serves[s.Key]) {
 		return
 	}

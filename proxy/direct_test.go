@@ -298,6 +298,31 @@ func TestContract1DirectThroughTheTunnelToNodesThatAnswer(t *testing.T) {
 	}
 }
 
+// An address that a Service has lost is served for the drain time more, so packets that others hand over for it are
+// taken as long: the rules of all nodes hand them over.
+func TestContract3ALostAddressIsTakenThroughTheTunnelWhileItLingers(t *testing.T) {
+	b := newDirectBench(t)
+	b.proxy.settings.drain = time.Minute
+	far := netip.MustParseAddr("172.32.0.4")
+	b.to.across = &fakeAcross{states: map[netip.Addr]across.State{far: across.Answers}}
+	b.to.senders = &fakeSenders{macs: map[netip.Addr]lb.MAC{far: tunnel.MAC(far)}}
+	before, after := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2")
+	b.confirmAll()
+	svc, _ := b.services.Get(key("web"))
+	svc.Ingress[0].Addr = after
+	b.services.Set(key("web"), svc)
+	b.mark(key("web"))
+	b.confirmAll()
+	if !slices.Equal(b.rescue.direct, []netip.Addr{before, after}) {
+		t.Errorf("it takes packets for %v, and its rules serve both addresses", b.rescue.direct)
+	}
+	b.clock = b.clock.Add(time.Hour)
+	b.confirmAll()
+	if !slices.Equal(b.rescue.direct, []netip.Addr{after}) {
+		t.Errorf("after the drain time it takes packets for %v", b.rescue.direct)
+	}
+}
+
 // Of more addresses behind routers than a node exchanges packets with, each family has its share, and a Service hears
 // of the node that is left out, as it hears of one to which the kernel has another way than the tunnel.
 func TestContract10NodesBeyondTheTunnelAreNamed(t *testing.T) {

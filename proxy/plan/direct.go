@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -20,13 +21,17 @@ func (d Detector) Tells(family lb.Family) bool {
 // forwardDirectly plans direct forwarding, if the Service asks for it and the node can. All nodes have to
 // choose the same backend for a connection, so the choice follows from the client's address.
 func (s *Service) forwardDirectly(svc lb.Service, endpoints []lb.Slice, node Node) {
-	if svc.Forwarding == "" || DirectRefused(svc, endpoints, node) != "" {
+	if svc.Forwarding == "" || directRefusedBy(svc, node) != "" {
 		return
 	}
-	s.Direct, s.Handed, s.Senders = true, map[netip.Addr]netip.Addr{}, node.Senders
+	// Also while endpoints refuse it, as those of a roll-out may for a moment: the same pod goes on with a flow of UDP.
 	if s.Scheduler != SourceHash {
 		s.Scheduler = Maglev
 	}
+	if directRefusedFor(endpoints) != "" {
+		return
+	}
+	s.Direct, s.Handed, s.Senders = true, map[netip.Addr]netip.Addr{}, node.Senders
 	for _, slice := range endpoints {
 		for _, ep := range slice.Endpoints {
 			if ep.Node == "" || ep.Node == node.Name {
@@ -54,6 +59,22 @@ func (s Service) IsDirect(p Port, f Frontend) bool {
 		handable(p.Protocol)
 }
 
+// DirectVIPs returns the addresses of these frontends, in order.
+func (s Service) DirectVIPs() (vips []netip.Addr) {
+	if !s.Direct {
+		return nil
+	}
+	for _, p := range s.Ports {
+		for _, f := range p.Frontends {
+			if s.IsDirect(p, f) {
+				vips = append(vips, f.Addr)
+			}
+		}
+	}
+	slices.SortFunc(vips, netip.Addr.Compare)
+	return slices.Compact(vips)
+}
+
 func handable(p lb.Protocol) bool { return p == lb.TCP || p == lb.UDP }
 
 func (s Service) sameDirect(other Service) bool {
@@ -63,13 +84,21 @@ func (s Service) sameDirect(other Service) bool {
 // DirectRefused says why a node masquerades the connections to a Service that asks for direct
 // forwarding, "" if it does not, or if the Service does not ask.
 func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
-	refuse := func(format string, args ...any) string {
-		return fmt.Sprintf("annotation %s: %s; connections are masqueraded", lb.AnnotationForwarding,
-			fmt.Sprintf(format, args...))
-	}
-	switch {
-	case svc.Forwarding == "":
+	if svc.Forwarding == "" {
 		return ""
+	}
+	return cmp.Or(directRefusedBy(svc, node), directRefusedFor(endpoints))
+}
+
+func refuseDirect(format string, args ...any) string {
+	return fmt.Sprintf("annotation %s: %s; connections are masqueraded", lb.AnnotationForwarding,
+		fmt.Sprintf(format, args...))
+}
+
+// directRefusedBy says why the Service or the node does not allow it, "" if both do.
+func directRefusedBy(svc lb.Service, node Node) string {
+	refuse := refuseDirect
+	switch {
 	case svc.Forwarding != lb.ForwardingDirect:
 		return refuse("%.80q is not %s", svc.Forwarding, lb.ForwardingDirect)
 	case svc.Type != lb.LoadBalancer:
@@ -87,11 +116,18 @@ func DirectRefused(svc lb.Service, endpoints []lb.Slice, node Node) string {
 	case slices.ContainsFunc(svc.ClusterIPs, func(ip netip.Addr) bool { return !node.Direct[lb.FamilyOf(ip)] }):
 		return refuse("this proxy cannot; it needs --direct-forwarding, nftables mode, a way to tell pods' connections in " +
 			"the Service's families (such as --cluster-cidr), and --rescue with --rescue-ring")
-	case len(nodesOf(endpoints)) > lb.MaxRing+1:
-		return refuse("endpoints are on %d nodes, and of more than %d a node cannot ask all for a connection that has moved",
-			len(nodesOf(endpoints)), lb.MaxRing+1)
+	}
+	return ""
+}
+
+// directRefusedFor says why these endpoints do not allow it, "" if they do.
+func directRefusedFor(endpoints []lb.Slice) string {
+	switch n := len(nodesOf(endpoints)); {
+	case n > lb.MaxRing+1:
+		return refuseDirect("endpoints are on %d nodes, and of more than %d a node cannot ask all for a connection that has "+
+			"moved", n, lb.MaxRing+1)
 	case hinted(endpoints):
-		return refuse("spec.trafficDistribution gives nodes different endpoints, and all have to choose among the same")
+		return refuseDirect("spec.trafficDistribution gives nodes different endpoints, and all have to choose among the same")
 	}
 	return ""
 }
@@ -253,11 +289,15 @@ func DirectDraws(svc lb.Service, planned Service) string {
 func Neighbors(self string, nodes map[string]lb.Node, networks []netip.Prefix) (
 	neighbors, far map[string][]netip.Addr) {
 	neighbors, far = map[string][]netip.Addr{}, map[string][]netip.Addr{}
+	own := nodes[self].Addresses
 	for name, n := range nodes {
 		if name == self {
 			continue
 		}
 		for _, addr := range n.Addresses {
+			if slices.Contains(own, addr) { // of the Node that this machine had before
+				continue
+			}
 			of := far
 			if slices.ContainsFunc(networks, func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Contains(addr) }) {
 				of = neighbors
@@ -311,10 +351,13 @@ func IsLeftOut(self netip.Addr, networks []netip.Prefix, all []netip.Addr, most 
 // the first address of each family.
 func Reached(neighbors, far map[string][]netip.Addr, why func(netip.Addr) Unhanded,
 	alias func(netip.Addr) netip.Addr) (reached map[string][]netip.Addr, left map[FarNode]Unhanded) {
-	count := map[netip.Addr]int{}
+	count, counted := map[netip.Addr]int{}, map[netip.Addr]bool{}
 	for _, addrs := range far {
 		for _, addr := range addrs {
-			count[alias(addr)]++
+			if !counted[addr] { // a machine may have two Nodes for a while
+				count[alias(addr)]++
+			}
+			counted[addr] = true
 		}
 	}
 	reached, left = maps.Clone(neighbors), map[FarNode]Unhanded{}

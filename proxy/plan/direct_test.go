@@ -156,6 +156,26 @@ func TestDirectRefused(t *testing.T) {
 	}
 }
 
+// While its endpoints alone keep a Service from being forwarded directly, as those of a roll-out may for a moment, they
+// are chosen as before: a flow of UDP has no other memory on the nodes that masquerade it then.
+func TestContract1EndpointsThatRefuseDirectForwardingMoveNoFlow(t *testing.T) {
+	for what, change := range map[string]func(*lb.Service, []lb.Slice, *Node){
+		"too many nodes": spread(lb.MaxRing + 2),
+		"hints": func(_ *lb.Service, all []lb.Slice, _ *Node) {
+			for i := range all[0].Endpoints {
+				all[0].Endpoints[i].ForZones = []string{"z"}
+			}
+		},
+	} {
+		svc, endpoints, node := directWorld()
+		before := New(svc, endpoints, node)
+		change(&svc, endpoints, &node)
+		if s := New(svc, endpoints, node); !before.Direct || s.Direct || s.Scheduler != before.Scheduler {
+			t.Errorf("%s: direct %v, then %v; by %s, then %s", what, before.Direct, s.Direct, before.Scheduler, s.Scheduler)
+		}
+	}
+}
+
 // Hints decide for each port over all slices that have it: one whose ready endpoints have none has all nodes choose
 // among the same, and one without ready endpoints says nothing.
 func TestHintsOfSeveralSlices(t *testing.T) {
@@ -209,10 +229,11 @@ func TestContract11HintsCostPortsAndEndpoints(t *testing.T) {
 
 func TestNeighbors(t *testing.T) {
 	nodes := map[string]lb.Node{
-		"self": {Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
-		"near": {Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}},
-		"far":  {Addresses: []netip.Addr{netip.MustParseAddr("10.0.1.2")}},
-		"host": {Addresses: []netip.Addr{netip.MustParseAddr("10.9.9.9")}},
+		"self":        {Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
+		"self before": {Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
+		"near":        {Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}},
+		"far":         {Addresses: []netip.Addr{netip.MustParseAddr("10.0.1.2")}},
+		"host":        {Addresses: []netip.Addr{netip.MustParseAddr("10.9.9.9")}},
 	}
 	near, far := Neighbors("self", nodes, []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24"),
 		netip.MustParsePrefix("10.9.9.9/32")})
@@ -233,7 +254,7 @@ func TestReached(t *testing.T) {
 	addr := netip.MustParseAddr
 	near := map[string][]netip.Addr{"near": {addr("10.0.0.2")}}
 	far := map[string][]netip.Addr{"near": {addr("fd00::2")}, "far": {addr("10.0.1.2"), addr("fd00::9"), addr("10.0.1.9")},
-		"silent": {addr("10.0.1.3")}, "twin": {addr("10.0.1.4")}, "other twin": {addr("11.0.1.4")}}
+		"far before": {addr("10.0.1.2")}, "silent": {addr("10.0.1.3")}, "twin": {addr("10.0.1.4")}, "other twin": {addr("11.0.1.4")}}
 	states := map[netip.Addr]Unhanded{addr("10.0.1.3"): Silent, addr("10.0.1.4"): TooMany, addr("fd00::9"): Diverted,
 		addr("10.0.1.9"): Unasked}
 	got, left := Reached(near, far, func(a netip.Addr) Unhanded { return states[a] }, func(a netip.Addr) netip.Addr {
@@ -243,12 +264,12 @@ func TestReached(t *testing.T) {
 		}
 		return addr("fd11::" + strings.TrimPrefix(a.String(), "fd00::"))
 	})
-	want := map[string][]netip.Addr{"near": {addr("10.0.0.2"), addr("fd11::2")}, "far": {addr("255.0.1.2")}}
+	want := map[string][]netip.Addr{"near": {addr("10.0.0.2"), addr("fd11::2")}, "far": {addr("255.0.1.2")}, "far before": {addr("255.0.1.2")}}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if d := cmp.Diff(map[FarNode]Unhanded{{"near", lb.IPv6}: Handed, {"far", lb.IPv4}: Handed, {"far", lb.IPv6}: Diverted,
-		{"silent", lb.IPv4}: Silent, {"twin", lb.IPv4}: SameAlias, {"other twin", lb.IPv4}: SameAlias}, left); d != "" {
+		{"far before", lb.IPv4}: Handed, {"silent", lb.IPv4}: Silent, {"twin", lb.IPv4}: SameAlias, {"other twin", lb.IPv4}: SameAlias}, left); d != "" {
 		t.Errorf("why not (-want +got):\n%s", d)
 	}
 	if len(near["near"]) != 1 {
