@@ -23,12 +23,11 @@ import (
 )
 
 const (
-	// dialTimeout bounds one attempt to connect to the API server. The next one begins anew, while the kernel waits
-	// twice as long before it tries an attempt again.
-	dialTimeout = 10 * time.Second
-	// A connection is given up after lostAfter in which the kernel at its other end has not answered. Otherwise a node
-	// that was cut off forwards to endpoints that are gone for as long again: TCP at the API server waits ever longer
-	// before it sends once more. A kernel answers for an API server that hangs.
+	// dialTimeout bounds one attempt to connect to the API server, with the questions to DNS, as in client-go.
+	dialTimeout = 30 * time.Second
+	// A connection, or an attempt at one, is given up after lostAfter in which the kernel at its other end has not
+	// answered. Otherwise a node that was cut off forwards to endpoints that are gone for as long again: TCP at the API
+	// server waits ever longer before it sends once more. A kernel answers for an API server that hangs.
 	lostAfter  = 6 * time.Second
 	probeAfter = 3 * time.Second // in which an idle connection has not heard anything
 	probeEvery = time.Second

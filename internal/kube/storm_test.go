@@ -37,9 +37,12 @@ type stormAPI struct {
 	version int
 	oldest  int           // watches from before it have to list again
 	down    chan struct{} // closed while nothing listens
+	gone    error         // of connections, while packets get no answer
 	end     chan struct{} // closed when all watches end
 	lists   []time.Duration
-	refused int // connections, two in each attempt: of a streamed list, and of a whole one
+	// watching counts the watches that have gone on from a version.
+	watching int
+	refused  int // connections, two in each attempt: of a streamed list, and of a whole one
 }
 
 func newStormAPI() *stormAPI {
@@ -63,16 +66,41 @@ func (a *stormAPI) start() {
 	a.oldest = a.version
 }
 
+// cut has nothing come from the API server, until mend: attempts to connect end with an error.
+func (a *stormAPI) cut(gone error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gone = gone
+	close(a.end)
+	a.end = make(chan struct{})
+}
+
+func (a *stormAPI) mend() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gone = nil
+}
+
+func (a *stormAPI) isGone() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.gone
+}
+
 // reset begins to count anew.
 func (a *stormAPI) reset() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.began, a.lists, a.refused = time.Now(), nil, 0
+	a.began, a.lists, a.refused, a.watching = time.Now(), nil, 0, 0
 }
 
 // RoundTrip answers a request.
 func (a *stormAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	time.Sleep(time.Millisecond)
+	if err := a.isGone(); err != nil {
+		time.Sleep(lostAfter / 2) // after which the kernel knows that nobody answers ARP
+		return nil, err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.down != nil {
@@ -92,6 +120,7 @@ func (a *stormAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 		raw, err := json.Marshal(metav1.WatchEvent{Type: "ERROR", Object: rawOf(status)})
 		return a.answer(r, http.StatusOK, raw, true), err
 	case query.Get("watch") != "":
+		a.watching++
 		return a.answer(r, http.StatusOK, nil, true), nil
 	}
 	a.lists = append(a.lists, time.Since(a.began))
@@ -315,6 +344,45 @@ func storm(t *testing.T, nodes int) {
 			}
 		}
 	})
+}
+
+// A network that is away for long enough to end all connections has nobody list anew: nothing of the API server is lost.
+func TestContract11ANetworkThatIsAwayHasNobodyList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newStormAPI()
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		watches := 0
+		for range 3 {
+			for _, c := range agents(t, api) {
+				watches += len(c.watches)
+				c.nodes = func() int { return 3 }
+				group.Go(func() { _ = c.Run(ctx) })
+			}
+		}
+		defer group.Wait()
+		defer cancel()
+		time.Sleep(10 * time.Second)
+		for _, away := range []time.Duration{time.Second, 20 * time.Second, time.Minute} {
+			for _, gone := range []error{syscall.EHOSTUNREACH, syscall.ETIMEDOUT} {
+				api.reset()
+				api.cut(gone)
+				time.Sleep(away)
+				api.mend()
+				time.Sleep(20 * time.Second)
+				if lists, watching := api.counts(); lists > 0 || watching != watches {
+					t.Errorf("%v for %s: %d lists; %d of %d watch", gone, away, lists, watching, watches)
+				}
+			}
+		}
+	})
+}
+
+// counts returns how many lists were asked for, and how many watches have gone on.
+func (a *stormAPI) counts() (lists, watching int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.lists), a.watching
 }
 
 func (a *stormAPI) refusals() int {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -54,7 +56,7 @@ func (c *Client) watch(r resource, store cache.TransformingStore) *watch {
 			c.synced()
 		}
 	}
-	watch.reflector = cache.NewReflectorWithOptions(pacedListWatch{r}, r.example,
+	watch.reflector = cache.NewReflectorWithOptions(pacedListWatch{r, watch.pause}, r.example,
 		reportingStore{TransformingStore: store, watch: watch, client: c}, cache.ReflectorOptions{Name: r.name})
 	return watch
 }
@@ -64,7 +66,17 @@ func (c *Client) watch(r resource, store cache.TransformingStore) *watch {
 // than all of the API server, as etcd was restored, asks for it ten times more before it asks for
 // what there is; and the reflector would retry a refused connection at a pace of its own, up to a
 // minute apart.
-type pacedListWatch struct{ resource }
+//
+// Where only the way to the API server was gone, a watch goes on from where it was. To list anew would have all nodes
+// ask for everything at once, when a switch between them and the API server is back.
+type pacedListWatch struct {
+	resource
+	pause func() time.Duration // between two attempts to go on
+}
+
+// resumeFor is for how long a watch tries to go on. After that the API server may not remember its version, and most
+// likely more has happened than that the way was gone.
+const resumeFor = 2 * time.Minute
 
 func (p pacedListWatch) request(o metav1.ListOptions) *rest.Request {
 	o.LabelSelector, o.FieldSelector = p.labelSelector, p.fieldSelector
@@ -78,11 +90,27 @@ func (p pacedListWatch) ListWithContext(ctx context.Context, o metav1.ListOption
 func (p pacedListWatch) WatchWithContext(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 	o.Watch = true
 	w, err := p.request(o).Watch(ctx)
+	for began := time.Now(); isWayGone(err) && o.SendInitialEvents == nil && time.Since(began) < resumeFor; {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(p.pause()):
+		}
+		w, err = p.request(o).Watch(ctx)
+	}
 	var status interface{ Status() metav1.Status }
 	if err != nil && !errors.As(err, &status) {
 		err = errors.New(err.Error())
 	}
 	return w, err
+}
+
+// isWayGone reports whether an error says that no answer came from the API server's machine. One that refuses
+// connections says that its API server restarts.
+func isWayGone(err error) bool {
+	var slow net.Error
+	return errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) ||
+		errors.As(err, &slow) && slow.Timeout()
 }
 
 // List and Watch are of the interface, but the reflector has a context.
@@ -217,6 +245,12 @@ func (w *watch) failed(err error) time.Duration {
 	}
 	wait := w.backoff.Next()
 	return wait/2 + rand.N(wait)/2
+}
+
+// pause returns how long to wait before the next attempt to go on.
+func (w *watch) pause() time.Duration {
+	most := retryOf(w.size())
+	return most/2 + rand.N(most)/2
 }
 
 func (w *watch) reached() {
