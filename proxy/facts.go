@@ -111,6 +111,8 @@ func (s settings) facts(self string, from sources, before facts) (f facts, waiti
 		return f, "the IPAddressPools"
 	case !from.routers.Synced():
 		return f, "the BGPPeers"
+	case from.gated != nil && !from.gated.Synced():
+		return f, "the pods of this node"
 	case s.nodeCIDR && len(node.PodCIDRs) == 0:
 		return f, "the pod networks in the Node " + self
 	case s.primary && len(node.Addresses) == 0:

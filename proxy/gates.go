@@ -23,8 +23,7 @@ type gates struct {
 	unready map[lb.Key][]lb.Endpoint
 	// selectors are those of Services, by their namespaces.
 	selectors map[string]map[lb.Key]string
-	told      int  // how many gates the actor was told to open
-	met       bool // whether the pods have been looked at
+	told      int // how many gates the actor was told to open
 }
 
 // place is a pod at one of its addresses.
@@ -39,6 +38,9 @@ type gatedPod struct {
 	// since is since when only the gate keeps it from being ready, opened when the gate was seen to be open;
 	// zero if it was not.
 	since, opened time.Time
+	// admitted is set while rules deliver to it although slices say that it is not ready, followed once no slice has said
+	// so any more: then they have the last word.
+	admitted, followed bool
 	// selected are the Services that select it.
 	selected map[lb.Key]bool
 	// missing is a Service for which it was seen to wait. While it does, no other one is looked at: many may
@@ -67,8 +69,6 @@ func (p *proxy) meetGated(now time.Time) {
 	}
 	g := &p.gates
 	all := p.from.gated.All()
-	first := !g.met
-	g.met = g.met || len(all) > 0
 	for key, before := range g.pods {
 		if pod := all[key]; !pod.Ready || pod.UID != before.UID || !slices.Equal(pod.Addrs, before.Addrs) {
 			p.dropGated(key, now)
@@ -85,31 +85,54 @@ func (p *proxy) meetGated(now time.Time) {
 			if have.Passed = pod.Passed; pod.Opened && have.opened.IsZero() {
 				have.opened = now
 			}
-		// Of one that was open before, EndpointSlices say what it is. Those that were opened before this process began
-		// may be as late.
-		case pod.Ready && (!pod.Opened || first && pod.Passed):
+			p.admitGated(key, have, now)
+		// Of one that has been ready for long, EndpointSlices say what it is.
+		case pod.Ready && (pod.Passed.IsZero() || now.Before(pod.Passed.Add(plan.GateHoldPassed))):
 			have = &gatedPod{GatedPod: pod, since: now, selected: g.selecting(key.Namespace, pod)}
-			if g.pods[key] = have; pod.Opened {
-				have.opened = now
+			if g.pods[key] = have; pod.Opened { // by the process before, or it has just got ready again
+				have.opened = now.Add(-plan.GateHold)
 			}
-			for _, addr := range pod.Addrs {
-				if g.of[addr] == nil {
-					g.of[addr] = map[lb.Key]bool{}
-				}
-				g.of[addr][key] = true
-				p.markNaming(place{key, addr}, now)
-			}
+			p.admitGated(key, have, now)
 		}
 	}
 }
 
-func (p *proxy) dropGated(key lb.Key, now time.Time) {
-	for _, addr := range p.gates.pods[key].Addrs {
-		if delete(p.gates.of[addr], key); len(p.gates.of[addr]) == 0 {
-			delete(p.gates.of, addr)
+// admitGated has the rules deliver to a pod while it waits for its gate, and then until it is known to be ready; or that
+// end.
+func (p *proxy) admitGated(key lb.Key, pod *gatedPod, now time.Time) {
+	admits := pod.opened.IsZero() || !pod.followed && now.Before(pod.heldUntil())
+	if admits == pod.admitted {
+		return
+	}
+	pod.admitted = admits
+	g := &p.gates
+	for _, addr := range pod.Addrs {
+		switch {
+		case !admits:
+			if delete(g.of[addr], key); len(g.of[addr]) == 0 {
+				delete(g.of, addr)
+			}
+		case g.of[addr] == nil:
+			g.of[addr] = map[lb.Key]bool{key: true}
+		default:
+			g.of[addr][key] = true
 		}
 		p.markNaming(place{key, addr}, now)
 	}
+}
+
+// heldUntil returns until when a pod whose gate is open counts as ready by that.
+func (pod *gatedPod) heldUntil() time.Time {
+	if !pod.Passed.IsZero() {
+		return pod.Passed.Add(plan.GateHoldPassed)
+	}
+	return pod.opened.Add(plan.GateHold)
+}
+
+func (p *proxy) dropGated(key lb.Key, now time.Time) {
+	pod := p.gates.pods[key]
+	pod.opened, pod.Passed = now.Add(-plan.GateHold), time.Time{}
+	p.admitGated(key, pod, now)
 	delete(p.gates.pods, key)
 }
 
@@ -208,10 +231,18 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 	open, waits := map[lb.Key]readiness.Gate{}, false
 	for key, pod := range g.pods {
 		if !pod.opened.IsZero() {
-			if left := pod.opened.Add(g.hold(key, pod)).Sub(now); left > 0 {
+			switch left := pod.heldUntil().Sub(now); {
+			case left > 0:
 				again = sooner(again, left)
-			} else {
+				if !pod.Passed.IsZero() && now.Sub(pod.Passed) >= plan.GateHold && !g.isLate(key, pod) {
+					pod.followed = true
+					p.admitGated(key, pod, now)
+				}
+			case !pod.Passed.IsZero():
 				p.dropGated(key, now)
+				p.runner.Poke()
+			case pod.admitted: // until it is ready
+				p.admitGated(key, pod, now)
 				p.runner.Poke()
 			}
 			continue
@@ -236,13 +267,9 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 	return again
 }
 
-// hold returns for how long a pod counts as ready after its gate was opened.
-func (g *gates) hold(key lb.Key, pod *gatedPod) time.Duration {
-	late := func(addr netip.Addr) bool { return len(g.naming[place{key, addr}]) > 0 }
-	if pod.Passed && slices.ContainsFunc(pod.Addrs, late) {
-		return plan.GateHoldPassed
-	}
-	return plan.GateHold
+// isLate reports whether a slice says of a pod that it is not ready.
+func (g *gates) isLate(key lb.Key, pod *gatedPod) bool {
+	return slices.ContainsFunc(pod.Addrs, func(addr netip.Addr) bool { return len(g.naming[place{key, addr}]) > 0 })
 }
 
 // heeds returns until when pods wait for what the speaker said, or for its first word, while there is no speaker that

@@ -40,6 +40,12 @@ func (g *gateBench) pod(name, addr string, ready, opened bool) {
 		Opened: opened})
 }
 
+// passed says that a pod counts as ready since then.
+func (g *gateBench) passed(name, addr string, since time.Time) {
+	g.pods.Set(key(name), lb.GatedPod{UID: name, Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Ready: true,
+		Opened: true, Passed: since})
+}
+
 // ready says that the slice of a Service has an endpoint as ready, unready that it has it as a pod that is not.
 func (g *gateBench) ready(service, addr string) { g.change(service, addr, true, "") }
 
@@ -101,7 +107,7 @@ func TestRulesComeBeforeTheGateOpens(t *testing.T) {
 	g.clock = g.clock.Add(plan.GateHold)
 	g.confirm()
 	g.expect("ready", "10.200.1.2 10.200.1.3", "")
-	if n := len(g.gates.pods) + len(g.gates.of) + len(g.gates.naming) + len(g.gates.unready); n > 0 {
+	if n := len(g.gates.of) + len(g.gates.naming) + len(g.gates.unready); n > 0 {
 		t.Errorf("it still remembers %d things: %+v", n, g.gates)
 	}
 
@@ -133,30 +139,52 @@ func TestAnOpenGateHoldsForAWhile(t *testing.T) {
 // one until EndpointSlices follow, however late, also those of a proxy that begins meanwhile. A writer that never follows
 // has the last word in the end.
 func TestContract5APodThatIsReadyStaysUntilItsSliceFollows(t *testing.T) {
-	const both = "10.200.1.2 10.200.1.3"
-	passed := func(g *gateBench) {
-		g.pods.Set(key("new"), lb.GatedPod{UID: "new", Addrs: []netip.Addr{netip.MustParseAddr("10.200.1.3")}, Ready: true,
-			Opened: true, Passed: true})
-	}
+	const both, old = "10.200.1.2 10.200.1.3", "10.200.1.2"
 	opened := func() *gateBench {
 		g := newGateBench(t)
 		g.pod("new", "10.200.1.3", true, false)
 		g.synced()
 		g.run()
 		g.confirm()
-		passed(g)
+		g.passed("new", "10.200.1.3", g.clock)
 		g.confirm()
 		return g
 	}
-	began := func() *gateBench {
+	late := func() *gateBench { // the kubelet is
 		g := newGateBench(t)
-		passed(g)
+		g.pod("new", "10.200.1.3", true, false)
 		g.synced()
 		g.run()
 		g.confirm()
+		g.pod("new", "10.200.1.3", true, true)
+		g.confirm()
+		g.clock = g.clock.Add(plan.GateHold + time.Second)
+		g.confirm()
+		g.expect("it is not ready yet", old, "")
+		g.passed("new", "10.200.1.3", g.clock)
+		g.confirm()
 		return g
 	}
-	for what, start := range map[string]func() *gateBench{"opened": opened, "open at the start": began} {
+	began := func(passed bool) func() *gateBench {
+		return func() *gateBench {
+			g := newGateBench(t)
+			g.pod("new", "10.200.1.3", true, true)
+			if passed {
+				g.passed("new", "10.200.1.3", g.clock.Add(-10*time.Second))
+			}
+			g.synced()
+			g.run()
+			g.confirm()
+			if !passed {
+				g.expect("it is not ready yet", old, "")
+				g.passed("new", "10.200.1.3", g.clock)
+				g.confirm()
+			}
+			return g
+		}
+	}
+	for what, start := range map[string]func() *gateBench{"opened": opened, "the kubelet is late": late,
+		"ready at the start": began(true), "open at the start": began(false)} {
 		g := start()
 		g.clock = g.clock.Add(time.Minute)
 		g.confirm()
@@ -166,18 +194,44 @@ func TestContract5APodThatIsReadyStaysUntilItsSliceFollows(t *testing.T) {
 		g.expect(what+", and the slice has followed", both, "")
 		g.unready("web", "10.200.1.3", "new")
 		g.confirm()
-		g.expect(what+", and later it is as the slice says", "10.200.1.2", "")
+		g.expect(what+", and later it is as the slice says", old, "")
 
 		g = start()
 		g.clock = g.clock.Add(time.Minute)
 		g.pod("new", "10.200.1.3", true, true)
 		g.confirm()
-		g.expect(what+", and the Node's controller has taken it back", "10.200.1.2", "")
+		g.expect(what+", and the Node's controller has taken it back", old, "")
 
 		g = start()
 		g.clock = g.clock.Add(plan.GateHoldPassed)
 		g.confirm()
-		g.expect(what+", and the slice never follows", "10.200.1.2", "")
+		g.expect(what+", and the slice never follows", old, "")
+		if n := len(g.gates.pods); n > 0 {
+			t.Errorf("%s: it still remembers %d pods", what, n)
+		}
+	}
+}
+
+// A Service may have a writer of EndpointSlices of its own, which names pods that are ready and shall get nothing, as
+// those that stand by for a leader. A proxy that begins does not overrule that.
+func TestAProxyThatBeginsLeavesOutWhoStandsBy(t *testing.T) {
+	g := newGateBench(t)
+	g.passed("new", "10.200.1.3", g.clock.Add(-time.Hour))
+	g.synced()
+	g.run()
+	g.confirm()
+	g.expect("ready for an hour", "10.200.1.2", "")
+}
+
+// No rules are written before it is known which pods wait: those of the process before may deliver to them.
+func TestContract5RulesWaitForThePods(t *testing.T) {
+	g := newGateBench(t)
+	g.pods.SetSynced(false)
+	g.passed("new", "10.200.1.3", g.clock)
+	g.synced()
+	g.run()
+	if _, planned := g.rules.wanted[key("web")]; planned {
+		t.Error("rules are written before the pods are known")
 	}
 }
 

@@ -19,7 +19,8 @@ import (
 // in the table.
 func GatedPods(c *Client, node string, changed func(lb.Key)) *Table[lb.Key, lb.GatedPod] {
 	table := newTable[lb.Key, lb.GatedPod](nil, changed)
-	c.register(resource{client: c.rest.core, name: "pods", example: &corev1.Pod{},
+	// Without a right to see them, rules go by EndpointSlices alone.
+	c.register(resource{client: c.rest.core, name: "pods", example: &corev1.Pod{}, optional: true,
 		fieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()},
 		objects[lb.Key, lb.GatedPod, *corev1.Pod]{table, convertGatedPod})
 	return table
@@ -37,7 +38,12 @@ func convertGatedPod(o *corev1.Pod) (lb.Key, lb.GatedPod) {
 		})
 	}
 	pod := lb.GatedPod{UID: string(o.UID), Labels: o.Labels, Opened: is(lb.ConditionProgrammed),
-		Passed: is(corev1.PodReady), Ready: o.DeletionTimestamp == nil && is(corev1.ContainersReady)}
+		Ready: o.DeletionTimestamp == nil && is(corev1.ContainersReady)}
+	for _, c := range o.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			pod.Passed = c.LastTransitionTime.Time
+		}
+	}
 	for _, gate := range o.Spec.ReadinessGates {
 		pod.Ready = pod.Ready && (isOurs(gate) || is(gate.ConditionType))
 	}

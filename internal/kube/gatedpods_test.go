@@ -13,9 +13,10 @@ import (
 )
 
 func TestConvertGatedPod(t *testing.T) {
+	since := metav1.NewTime(time.Unix(1e9, 0))
 	is := func(types ...corev1.PodConditionType) (conditions []corev1.PodCondition) {
 		for _, t := range types {
-			conditions = append(conditions, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue})
+			conditions = append(conditions, corev1.PodCondition{Type: t, Status: corev1.ConditionTrue, LastTransitionTime: since})
 		}
 		return append(conditions, corev1.PodCondition{Type: "never", Status: corev1.ConditionUnknown})
 	}
@@ -48,7 +49,11 @@ func TestConvertGatedPod(t *testing.T) {
 			Status: corev1.PodStatus{Conditions: tt.conditions,
 				PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}, {IP: "nonsense"}, {IP: "fd00::1"}}}}
 		key, got := convertGatedPod(pod)
-		want := lb.GatedPod{UID: "u", Ready: tt.ready, Opened: tt.opened, Passed: tt.passed,
+		if got.Passed.Equal(since.Time) != tt.passed || got.Passed.IsZero() == tt.passed {
+			t.Errorf("%s: ready since %v", tt.name, got.Passed)
+		}
+		got.Passed = time.Time{}
+		want := lb.GatedPod{UID: "u", Ready: tt.ready, Opened: tt.opened,
 			Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}}
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)

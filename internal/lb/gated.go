@@ -3,6 +3,7 @@ package lb
 import (
 	"net/netip"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 )
@@ -30,9 +31,11 @@ type GatedPod struct {
 	// Ready is set when nothing else keeps the pod from being ready: its containers and all other gates are,
 	// and it is not being deleted.
 	Ready bool
-	// Opened is set when the gate is open, Passed while the pod counts as ready, as the kubelet or the Node's controller
-	// says: EndpointSlices follow.
-	Opened, Passed bool
+	// Opened is set when the gate is open.
+	Opened bool
+	// Passed is since when the pod counts as ready, as the kubelet or the Node's controller says: EndpointSlices follow.
+	// Zero while it does not.
+	Passed time.Time
 }
 
 // SelectedBy reports whether a Service.Selector selects the pod.

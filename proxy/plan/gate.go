@@ -16,8 +16,8 @@ const (
 	// EndpointSlices have another writer.
 	GateSettle = 2 * time.Second
 	// GateHold is how long a pod counts as ready after its gate was opened, until the kubelet and the writer
-	// of EndpointSlices have said so too, and GateHoldPassed how long if the kubelet has: a roll-out goes on by that, and
-	// the writer may be late.
+	// of EndpointSlices have said so too, and GateHoldPassed how long after the kubelet has: a roll-out goes on by that,
+	// and the writer may be late.
 	GateHold, GateHoldPassed = 10 * time.Second, 5 * time.Minute
 	// GateSpeaker is how long pods wait after a start of the proxy for a speaker to say what it announces: on
 	// nodes without one they wait for nothing else.

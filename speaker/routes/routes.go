@@ -128,9 +128,8 @@ type State struct {
 	leaving map[netip.Addr]*departure
 	checks  checks
 	flaps   plan.Flaps[netip.Addr]
-	// steady are the VIPs that are announced and not about to end, and whether a peer has heard of one since.
-	steady map[netip.Addr]bool
-	held   map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
+	steady  map[netip.Addr]bool      // VIPs that are announced and not about to end
+	held    map[netip.Addr]time.Time // VIPs whose announcement waits, and until when
 	// amends counts how often peers heard anew of a prefix, and amending has those of which they are to, and when.
 	amends   plan.Flaps[netip.Prefix]
 	amending map[netip.Prefix]time.Time
@@ -280,9 +279,6 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 	} else if changed {
 		s.heard[vip] = peers
 	}
-	if _, steady := s.steady[vip]; steady && len(peers) > 0 {
-		s.steady[vip] = true
-	}
 	return changed
 }
 
@@ -321,11 +317,10 @@ func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan
 		return in, false
 	}
 	was := s.book.VIP(vip)
-	heard, steady := s.steady[vip]
 	in = plan.BGPInput{VIP: vip, Holders: holders,
 		Announced: len(s.heard[vip]) > 0 || was.Lingers, // whose session may come back
-		Steady:    heard,
-		Flapping:  !steady && s.flaps.Wait(now, vip, false) > 0}
+		Steady:    s.steady[vip],
+		Flapping:  !s.steady[vip] && s.flaps.Wait(now, vip, false) > 0}
 	if in.Flapping && !was.Lingers {
 		in.Announced = false // its withdrawal is on the way
 	}
@@ -376,7 +371,6 @@ func (s *State) release(now time.Time, changed map[netip.Addr]bool) {
 func (s *State) count(now time.Time, vip netip.Addr) {
 	v := s.book.VIP(vip)
 	_, waits := s.held[vip]
-	_, steady := s.steady[vip]
 	switch delete(s.held, vip); {
 	case v.Refusal != nil && v.Refusal.Reason == lb.ReasonFlapping:
 		s.held[vip] = now.Add(s.flaps.Wait(now, vip, false))
@@ -386,8 +380,8 @@ func (s *State) count(now time.Time, vip netip.Addr) {
 		delete(s.steady, vip)
 	case v.Refusal != nil || len(v.Prefixes) == 0:
 		delete(s.steady, vip)
-	case !steady:
-		s.steady[vip] = len(s.heard[vip]) > 0
+	case !s.steady[vip]:
+		s.steady[vip] = true
 		s.flaps.Announce(now, vip)
 	}
 }
