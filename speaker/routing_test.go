@@ -593,12 +593,25 @@ func TestContract5TheLastNodeIsDrainedWhileItsRouterIsAway(t *testing.T) {
 // A drain waits for a router that has heard of an address, not for one that never has; and while another node answers
 // ARP, the drained one is not what keeps the address on the air.
 func TestContract5ADrainWaitsForNoRouterThatNeverHeard(t *testing.T) {
+	local := lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1, LocalReady: 1}
 	for what, c := range map[string]struct {
 		heard bool
-		want  int // addresses that wait for another node
+		while func(r *rig) // the router is away
+		want  int          // addresses that wait for another node
 	}{
-		"never up":    {false, 0},
-		"was up once": {true, 1},
+		"never up":    {false, nil, 0},
+		"was up once": {true, nil, 1},
+		"was up, and the pod is another one": {true, func(r *rig) {
+			r.nodes[w177].deliver(lb.Delivery{Service: nginx, VIP: vip1, Policy: lb.Local, Ready: 1})
+			time.Sleep(time.Minute)
+			r.nodes[w177].deliver(local)
+		}, 1},
+		"was up, and in its place is one that never was": {true, func(r *rig) {
+			peer, _ := r.api.peers.Get("tor-1")
+			r.api.peers.Delete("tor-1")
+			peer.Name = "tor-2"
+			r.api.peers.Set("tor-2", peer)
+		}, 0},
 	} {
 		inRig(t, func(r *rig) {
 			r.start(w177, w178)
@@ -608,8 +621,15 @@ func TestContract5ADrainWaitsForNoRouterThatNeverHeard(t *testing.T) {
 			}
 			r.service(nginx, vip1)
 			r.letRescue()
+			r.nodes[w177].deliver(local)
+			r.nodes[w178].deliver(local)
+			time.Sleep(time.Second)
 			for _, n := range r.nodes {
 				n.routers.connect("tor-1", false)
+			}
+			if c.while != nil {
+				c.while(r)
+				time.Sleep(time.Second)
 			}
 			r.api.nodes.Set(w177, lb.Node{Name: w177, Leaving: lb.ReasonNodeDrained})
 			time.Sleep(time.Minute)

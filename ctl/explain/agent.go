@@ -95,13 +95,16 @@ func (a Agent) stillAnnounces() string {
 			n = max(n, p.Session.Prefixes)
 		}
 	}
-	switch {
+	switch away := a.Said.BGP.Leaving - n; {
 	case a.Said.Parting.Count > 0:
 		return "announces only what no other node delivers: " + a.Said.Parting.Addresses()
+	case n > 0 && away > 0:
+		return "announces " + addresses(n) + " until other nodes have taken over, and " + addresses(away) +
+			" more to its routers once they are back"
 	case n > 0:
 		return "announces " + addresses(n) + " until other nodes have taken over"
-	case a.Said.BGP.Leaving > 0: // routers are away
-		return "announces " + addresses(a.Said.BGP.Leaving) + " to its routers once they are back, until other nodes do"
+	case away > 0:
+		return "announces " + addresses(away) + " to its routers once they are back, until other nodes do"
 	}
 	return ""
 }

@@ -662,6 +662,11 @@ func TestNode(t *testing.T) {
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
 			w.said(`{"bgp": {"leaving": 2}}`)
 		}, Warning, "it is drained, and announces 2 addresses to its routers once they are back, until other nodes do (NodeDrained)"},
+		"drained, and one of two routers is away": {func(w *world) {
+			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeDrained}, Ready: true}
+			w.said(`{"bgp": {"leaving": 2, "peers": [{"name": "tor", "session": {"state": "Established", "prefixes": 1}}]}}`)
+		}, Warning, "it is drained, and announces 1 address until other nodes have taken over, and 1 address more to its routers " +
+			"once they are back (NodeDrained)"},
 		"it leaves, and is the only one": {func(w *world) {
 			w.drainedAlone()
 			w.Nodes()["n1"] = Node{Node: lb.Node{Name: "n1", Leaving: lb.ReasonNodeLeaving}, Ready: true}

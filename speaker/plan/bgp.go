@@ -41,7 +41,7 @@ type BGPInput struct {
 	// Announced is set while some peer hears of the VIP from this node, or would if it were there: its planned end is
 	// not over.
 	Announced bool
-	// Steady is set if the VIP was last to be announced, and not about to end, and some peer has heard of it since,
+	// Steady is set if the VIP was last to be announced, and not about to end, and some peer of the node has heard of it,
 	// though none may be there now.
 	Steady bool
 	// Converged is set once the VIP has been in graceful shutdown for as long as routers may take to

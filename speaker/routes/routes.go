@@ -122,6 +122,8 @@ type State struct {
 	sessions map[string]Session // as last seen
 	locals   map[string]netip.Addr
 	heard    map[netip.Addr][]string
+	// told are the peers that have heard of a VIP since Services hold it.
+	told map[netip.Addr]map[string]bool
 	// pending are the VIPs whose peers may have changed since heard was written.
 	pending map[netip.Addr]bool
 	// leaving are the VIPs that routers are told will end, and until when they are still announced.
@@ -145,7 +147,8 @@ type departure struct {
 // New returns a State that has planned nothing. A VIP that flaps is announced anew once in each interval.
 func New(flapInterval time.Duration) State {
 	return State{
-		waiting: "the API server", heard: map[netip.Addr][]string{}, pending: map[netip.Addr]bool{},
+		waiting: "the API server", heard: map[netip.Addr][]string{}, told: map[netip.Addr]map[string]bool{},
+		pending: map[netip.Addr]bool{},
 		leaving: map[netip.Addr]*departure{}, flaps: plan.NewFlaps[netip.Addr](flapInterval), steady: map[netip.Addr]bool{},
 		held: map[netip.Addr]time.Time{}, amends: plan.NewFlaps[netip.Prefix](flapInterval),
 		amending: map[netip.Prefix]time.Time{},
@@ -278,6 +281,12 @@ func (s *State) hear(vip netip.Addr, hears func(netip.Prefix) []string) (changed
 		delete(s.heard, vip)
 	} else if changed {
 		s.heard[vip] = peers
+		if s.told[vip] == nil {
+			s.told[vip] = map[string]bool{}
+		}
+		for _, peer := range peers {
+			s.told[vip][peer] = true
+		}
 	}
 	return changed
 }
@@ -319,7 +328,7 @@ func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan
 	was := s.book.VIP(vip)
 	in = plan.BGPInput{VIP: vip, Holders: holders,
 		Announced: len(s.heard[vip]) > 0 || was.Lingers, // whose session may come back
-		Steady:    s.steady[vip],
+		Steady:    s.steady[vip] && s.wasTold(vip),
 		Flapping:  !s.steady[vip] && s.flaps.Wait(now, vip, false) > 0}
 	if in.Flapping && !was.Lingers {
 		in.Announced = false // its withdrawal is on the way
@@ -332,6 +341,16 @@ func (s *State) input(now time.Time, f Facts, e Events, vip netip.Addr) (in plan
 		d.elsewhere, in.Converged = in.Elsewhere, d.over
 	}
 	return in, true
+}
+
+// wasTold reports whether a peer that is still there has heard of a VIP.
+func (s *State) wasTold(vip netip.Addr) bool {
+	for peer := range s.told[vip] {
+		if _, is := s.book.Peers()[peer]; is {
+			return true
+		}
+	}
+	return false
 }
 
 // mayAmend reports whether peers may hear anew of a prefix, and takes note of it.
@@ -402,6 +421,9 @@ func (s *State) part(now time.Time, changed map[netip.Addr]bool) {
 // depart notes that the end of a VIP's announcement has begun, or that there is none.
 func (s *State) depart(now time.Time, f Facts, e Events, vip netip.Addr) {
 	v, known := s.book.VIPs()[vip]
+	if !known {
+		delete(s.told, vip)
+	}
 	switch {
 	case !known || v.Refusal == nil:
 		delete(s.leaving, vip)

@@ -293,7 +293,7 @@ func TestLifeOfAVIP(t *testing.T) {
 	w.step()
 	w.settle()
 	w.want("gone", vip1, false, false)
-	if len(w.state.heard)+len(w.state.pending)+len(w.state.leaving)+len(w.state.VIPs()) > 0 {
+	if len(w.state.heard)+len(w.state.told)+len(w.state.pending)+len(w.state.leaving)+len(w.state.VIPs()) > 0 {
 		t.Errorf("something is left of what is gone: %+v", w.state)
 	}
 }
