@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -17,17 +16,36 @@ import (
 	"github.com/landfall-lb/landfall/internal/lb"
 )
 
-// TestPreStopSleep has the API server add a sleep to the containers that lack a preStop hook, in
-// namespaces that ask for it, where the pod has time for it.
-func TestPreStopSleep(t *testing.T) {
+// TestRollouts has the API server add a sleep and a readiness gate to pods, in namespaces that ask for them. It
+// replaces pods as Deployments and kubelets do, over ARP and BGP, with both policies.
+func TestRollouts(t *testing.T) {
 	t.Parallel()
-	l := labtest.Start(t, lab.SeedCluster(), lab.Options{Stopped: true, MutatingPolicies: true})
-	for name, labels := range map[string]map[string]string{"asks": {lb.LabelPreStopSleep: ""}, "not": nil} {
+	cluster := lab.SeedCluster()
+	cluster.ToR = lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}
+	l := labtest.Start(t, cluster, lab.Options{MutatingPolicies: true,
+		Values: map[string]any{"readinessGate": map[string]any{"enabled": true, "timeout": "10m"}}})
+	objects := poolAndAdvertisement + "---" + fmt.Sprintf(bgpPool, "") + bgpPeers(cluster, "")
+	if err := l.ApplyYAML(t.Context(), objects); err != nil {
+		t.Fatal(err)
+	}
+	asks := map[string]string{lb.LabelPreStopSleep: "", lb.LabelWaitUntilProgrammed: ""}
+	for name, labels := range map[string]map[string]string{"asks": asks, "not": nil} {
 		if _, err := l.Kube().CoreV1().Namespaces().Create(t.Context(),
 			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
+	t.Run("a sleep is added", func(t *testing.T) { testPreStopSleep(t, l) })
+	// One that fails may have left a speaker stopped.
+	if t.Run("a gate is added, L2", func(t *testing.T) { testReadinessGate(t, l, "arp", seedVIP.Addr(), 31100) }) &&
+		t.Run("a gate is added, BGP", func(t *testing.T) { testReadinessGate(t, l, "bgp", bgpVIP.Addr(), 31101) }) {
+		t.Run("pods are replaced", func(t *testing.T) { testReplaced(t, l) })
+	}
+}
+
+// testPreStopSleep has the API server add a sleep to the containers that lack a preStop hook, in
+// namespaces that ask for it, where the pod has time for it.
+func testPreStopSleep(t *testing.T, l *lab.Lab) {
 	own := &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
 	start := &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}
 	for _, tt := range []struct {
@@ -84,43 +102,23 @@ func hook(l *corev1.Lifecycle) string {
 	return text
 }
 
-// TestReadinessGate has the API server add the gate in namespaces that ask for it. A pod that waits for the
+// testReadinessGate has the API server add the gate in namespaces that ask for it. A pod that waits for the
 // gate alone gets its node's traffic at once, with policy Local too, and the gate opens once the node stands
 // ready to announce the address as well, or over BGP announces it, for which the test keeps its speaker away at first.
-func TestReadinessGate(t *testing.T) {
-	t.Parallel()
-	options := lab.Options{MutatingPolicies: true,
-		Values: map[string]any{"readinessGate": map[string]any{"enabled": true, "timeout": "10m"}}}
-	t.Run("L2", func(t *testing.T) {
-		t.Parallel()
-		l := labtest.Start(t, lab.SeedCluster(), options)
-		if err := l.ApplyYAML(t.Context(), poolAndAdvertisement); err != nil {
-			t.Fatal(err)
-		}
-		if err := l.AddService(t.Context(), lab.SeedService()); err != nil {
-			t.Fatal(err)
-		}
-		waitAnnounced(t, l, "my-nginx", seedVIP.Addr().String())
-		gateOpensOnceAnnounced(t, l, seedVIP.Addr())
-	})
-	t.Run("BGP", func(t *testing.T) {
-		t.Parallel()
-		tor := lab.ToR{Kind: lab.FRR, Count: 1, ASN: 64501, NodeASN: 64500}
-		gateOpensOnceAnnounced(t, startBGPWith(t, options, tor, false, ""), bgpVIP.Addr())
-	})
-}
-
-func gateOpensOnceAnnounced(t *testing.T, l *lab.Lab, vip netip.Addr) {
-	setLocal(t, l)
-	service := lab.SeedService()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "asks", Labels: map[string]string{
-		lb.LabelWaitUntilProgrammed: ""}}}
-	if _, err := l.Kube().CoreV1().Namespaces().Create(t.Context(), ns, metav1.CreateOptions{}); err != nil {
+func testReadinessGate(t *testing.T, l *lab.Lab, name string, vip netip.Addr, nodePort uint16) {
+	if err := l.AddService(t.Context(), loadBalancer(name, "Local", vip, nodePort)); err != nil {
 		t.Fatal(err)
 	}
-	pod := l.Pods("my-nginx")[0]
-	node := l.Cluster().Nodes[slices.IndexFunc(l.Cluster().Nodes, func(n lab.Node) bool { return n.Name == pod.Node })]
-	port := netip.AddrPortFrom(node.Addr, 31428)
+	var pod lab.Pod
+	for _, node := range []string{"k8s-worker-179", bootNode} {
+		pod = podOn(l, node, name+"-"+node, byte(nodePort-31000))
+		pod.App = name
+		if err := l.AddPod(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitAnnounced(t, l, name, vip.String())
+	port := netip.AddrPortFrom(nodeAddr(l, pod.Node), nodePort)
 	if err := l.SetConditions(t.Context(), pod.Name, lab.NotReady); err != nil {
 		t.Fatal(err)
 	}
@@ -156,34 +154,11 @@ func gateOpensOnceAnnounced(t *testing.T, l *lab.Lab, vip netip.Addr) {
 		}
 		return nil
 	})
-	namePod(t, l, service, pod)
 	// One of the Service's namespace has the gate in its template.
-	pods, object.Namespace = l.Kube().CoreV1().Pods(service.Namespace), service.Namespace
+	object.Namespace = "default"
 	object.Spec.ReadinessGates = append(object.Spec.ReadinessGates,
 		corev1.PodReadinessGate{ConditionType: lb.ConditionProgrammed})
-	made, err := pods.Create(t.Context(), object, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	condition := func(name corev1.PodConditionType) corev1.PodCondition {
-		return corev1.PodCondition{Type: name, Status: corev1.ConditionTrue}
-	}
-	made.Status.PodIPs, made.Status.PodIP = []corev1.PodIP{{IP: pod.Addr.String()}}, pod.Addr.String()
-	made.Status.Conditions = []corev1.PodCondition{condition(corev1.ContainersReady), condition("example.com/other")}
-	if _, err := pods.UpdateStatus(t.Context(), made, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	gate := func() *corev1.PodCondition {
-		now, err := pods.Get(t.Context(), pod.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := slices.IndexFunc(now.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == lb.ConditionProgrammed })
-		if at < 0 {
-			return nil
-		}
-		return &now.Status.Conditions[at]
-	}
+	runPod(t, l, object, pod.Addr, "example.com/other")
 	eventually(t, "the rules deliver to the pod", func() error {
 		answer, err := l.Ask(t.Context(), lab.ClientName, "tcp", port)
 		if err == nil && answer.Pod != pod.Name {
@@ -192,7 +167,7 @@ func gateOpensOnceAnnounced(t *testing.T, l *lab.Lab, vip netip.Addr) {
 		return err
 	})
 	for range 10 {
-		if c := gate(); c != nil {
+		if c := gateOf(t, l, pod.Name); c != nil {
 			t.Fatalf("the node does not announce the address, and the gate is %s because of %s: %s", c.Status, c.Reason, c.Message)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -200,37 +175,60 @@ func gateOpensOnceAnnounced(t *testing.T, l *lab.Lab, vip netip.Addr) {
 	if err := speaker.Start(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the gate opens", func() error {
-		c := gate()
-		switch {
-		case c == nil || c.Status != corev1.ConditionTrue:
-			return fmt.Errorf("the condition is %v", c)
-		case c.Reason != string(lb.ReasonProgrammed):
-			t.Errorf("the gate opened because of %s: %s", c.Reason, c.Message)
-		}
-		return nil
-	})
-	gatesAreTheNodes(t, l, service.Namespace, pod)
+	waitGate(t, l, pod.Name, lb.ReasonProgrammed)
+	gatesAreTheNodes(t, l, object.Namespace, pod)
 }
 
-// namePod has the Service's EndpointSlice name the pod behind its address, as Kubernetes' own do.
-func namePod(t *testing.T, l *lab.Lab, service lab.Service, pod lab.Pod) {
+// runPod creates a pod whose containers run, at an address, and which has other conditions.
+func runPod(t *testing.T, l *lab.Lab, object *corev1.Pod, addr netip.Addr,
+	others ...corev1.PodConditionType) *corev1.Pod {
 	t.Helper()
-	of := l.Kube().DiscoveryV1().EndpointSlices(service.Namespace)
-	all, err := of.List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + service.Name})
+	pods := l.Kube().CoreV1().Pods(object.Namespace)
+	made, err := pods.Create(t.Context(), object, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, slice := range all.Items {
-		for i, ep := range slice.Endpoints {
-			if slices.Contains(ep.Addresses, pod.Addr.String()) {
-				slice.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: service.Namespace, Name: pod.Name}
-			}
-		}
-		if _, err := of.Update(t.Context(), &slice, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	made.Status.PodIPs, made.Status.PodIP = []corev1.PodIP{{IP: addr.String()}}, addr.String()
+	for _, name := range append(others, corev1.ContainersReady) {
+		made.Status.Conditions = append(made.Status.Conditions, corev1.PodCondition{Type: name, Status: corev1.ConditionTrue})
 	}
+	if _, err := pods.UpdateStatus(t.Context(), made, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+// gateOf returns the condition of a pod's gate; nil before it has one.
+func gateOf(t *testing.T, l *lab.Lab, pod string) *corev1.PodCondition {
+	t.Helper()
+	now, err := l.Kube().CoreV1().Pods("default").Get(t.Context(), pod, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(now.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == lb.ConditionProgrammed
+	})
+	if at < 0 {
+		return nil
+	}
+	return &now.Status.Conditions[at]
+}
+
+// waitGate waits until a pod's gate opens, which has to be for a reason; it returns the message.
+func waitGate(t *testing.T, l *lab.Lab, pod string, reason lb.Reason) (message string) {
+	t.Helper()
+	eventually(t, "the gate of "+pod+" opens", func() error {
+		c := gateOf(t, l, pod)
+		switch {
+		case c == nil || c.Status != corev1.ConditionTrue:
+			return fmt.Errorf("the condition is %v", c)
+		case c.Reason != string(reason):
+			t.Errorf("the gate of %s opened because of %s, want %s: %s", pod, c.Reason, reason, c.Message)
+		}
+		message = c.Message
+		return nil
+	})
+	return message
 }
 
 // gatesAreTheNodes writes the status of a pod with the tokens of nodes.

@@ -182,7 +182,7 @@ func (l *Lab) build(ctx context.Context, t prerequisites) (err error) {
 				return err
 			}
 		}
-		return l.startPods(ctx, l.cluster.Pods)
+		return l.startPods(ctx, l.cluster.Pods, Ready)
 	})
 	g.Run(func() error { return l.startRouters(ctx) })
 	var chart *chart

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	applycore "k8s.io/client-go/applyconfigurations/core/v1"
 	applydiscovery "k8s.io/client-go/applyconfigurations/discovery/v1"
 )
 
@@ -199,6 +200,7 @@ func (l *Lab) writeSliceOf(ctx context.Context, s Service, family corev1.IPFamil
 			continue
 		}
 		slice.WithEndpoints(applydiscovery.Endpoint().WithAddresses(pod.address(family).String()).WithNodeName(pod.Node).
+			WithTargetRef(applycore.ObjectReference().WithKind("Pod").WithNamespace(s.Namespace).WithName(pod.Name)).
 			WithConditions(applydiscovery.EndpointConditions().WithReady(pod.conditions.Ready).
 				WithServing(pod.conditions.Serving).WithTerminating(pod.conditions.Terminating)))
 	}

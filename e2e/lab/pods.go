@@ -34,7 +34,10 @@ type podState struct {
 
 // AddPod makes a pod, starts its server, and adds it, ready, to the EndpointSlices of the Services
 // that select its app.
-func (l *Lab) AddPod(ctx context.Context, p Pod) error {
+func (l *Lab) AddPod(ctx context.Context, p Pod) error { return l.AddPodAs(ctx, p, Ready) }
+
+// AddPodAs adds a pod as [Lab.AddPod] does, with other conditions.
+func (l *Lab) AddPodAs(ctx context.Context, p Pod, conditions Conditions) error {
 	check := l.cluster
 	l.mu.Lock()
 	check.Pods = []Pod{p}
@@ -45,12 +48,23 @@ func (l *Lab) AddPod(ctx context.Context, p Pod) error {
 	if err := check.Validate(); err != nil {
 		return err
 	}
-	if err := l.startPods(ctx, []Pod{p}); err != nil {
+	if err := l.startPods(ctx, []Pod{p}, conditions); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.writeSlices(ctx, p.App)
+}
+
+// StopPod ends a pod's server by SIGTERM, as a kubelet does; network and endpoints stay.
+func (l *Lab) StopPod(name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	pod, ok := l.pods[name]
+	if !ok {
+		return fmt.Errorf("no pod %q", name)
+	}
+	return pod.server.stop(20 * time.Second)
 }
 
 // RemovePod takes a pod out of the EndpointSlices and then away, server and network, in that order
@@ -98,7 +112,7 @@ func (l *Lab) podsWith(is func(Pod) bool) []Pod {
 }
 
 // startPods makes pods and waits until their servers listen.
-func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
+func (l *Lab) startPods(ctx context.Context, pods []Pod, conditions Conditions) error {
 	for _, p := range pods {
 		if err := l.makeHost(ctx, planPod(l.cluster, p, l.nodes[p.Node])); err != nil {
 			return fmt.Errorf("pod %s: %w", p.Name, err)
@@ -114,7 +128,7 @@ func (l *Lab) startPods(ctx context.Context, pods []Pod) error {
 			return err
 		}
 		l.mu.Lock()
-		l.pods[p.Name] = &podState{Pod: p, conditions: Ready, server: server}
+		l.pods[p.Name] = &podState{Pod: p, conditions: conditions, server: server}
 		l.mu.Unlock()
 	}
 	for _, p := range pods {
