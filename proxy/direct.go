@@ -177,7 +177,7 @@ func (p *proxy) serve() {
 	p.to.rescue.SetDirect(vips, far)
 }
 
-// confirmed takes in what the kernel has of a Service: also an address that it has lost, and that its rules still serve.
+// confirmed takes in what the kernel has of a Service: also an address that it has lost and that its rules still serve.
 func (d *direct) confirmed(s plan.Service) {
 	vips := s.DirectVIPs()
 	if slices.Equal(vips, d.serves[s.Key]) {

@@ -97,8 +97,8 @@ func (p *proxy) meetGated(now time.Time) {
 	}
 }
 
-// admitGated has the rules deliver to a pod while it waits for its gate, and then until it is known to be ready; or that
-// end.
+// admitGated has the rules deliver to a pod while it waits for its gate, and then until it is known to be ready, and no
+// longer.
 func (p *proxy) admitGated(key lb.Key, pod *gatedPod, now time.Time) {
 	admits := pod.opened.IsZero() || !pod.followed && now.Before(pod.heldUntil())
 	if admits == pod.admitted {
