@@ -76,6 +76,9 @@ func (p *proxy) meetGated(now time.Time) {
 	}
 	for key, pod := range all {
 		have := g.pods[key]
+		if pod.Passed.After(now) { // by another clock
+			pod.Passed = now
+		}
 		switch {
 		case have != nil:
 			if !maps.Equal(have.Labels, pod.Labels) {
@@ -233,11 +236,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 		if !pod.opened.IsZero() {
 			switch left := pod.heldUntil().Sub(now); {
 			case left > 0:
-				again = sooner(again, left)
-				if !pod.Passed.IsZero() && now.Sub(pod.Passed) >= plan.GateHold && !g.isLate(key, pod) {
-					pod.followed = true
-					p.admitGated(key, pod, now)
-				}
+				again = sooner(again, left, p.settleGated(key, pod, now))
 			case !pod.Passed.IsZero():
 				p.dropGated(key, now)
 				p.runner.Poke()
@@ -265,6 +264,22 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 		again = sooner(again, left)
 	}
 	return again
+}
+
+// settleGated notes that slices have followed a pod that is ready, and returns when to look again; 0 for not before they
+// change. Those that do not name it yet get the time to.
+func (p *proxy) settleGated(key lb.Key, pod *gatedPod, now time.Time) (again time.Duration) {
+	if pod.followed || pod.Passed.IsZero() {
+		return 0
+	}
+	if wait := pod.Passed.Add(plan.GateHold).Sub(now); wait > 0 {
+		return wait
+	}
+	if !p.gates.isLate(key, pod) {
+		pod.followed = true
+		p.admitGated(key, pod, now)
+	}
+	return 0
 }
 
 // isLate reports whether a slice says of a pod that it is not ready.

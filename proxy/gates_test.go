@@ -212,6 +212,25 @@ func TestContract5APodThatIsReadyStaysUntilItsSliceFollows(t *testing.T) {
 	}
 }
 
+// Slices have followed also where nothing has happened since.
+func TestSlicesThatHaveFollowedHaveTheLastWord(t *testing.T) {
+	g := newGateBench(t)
+	g.pod("new", "10.200.1.3", true, false)
+	g.synced()
+	g.run()
+	g.confirm()
+	g.passed("new", "10.200.1.3", g.clock.Add(time.Hour)) // by another clock
+	g.ready("web", "10.200.1.3")
+	if wait := g.runAlone(); wait != plan.GateHold {
+		t.Errorf("looks again after %s, want %s", wait, plan.GateHold)
+	}
+	g.clock = g.clock.Add(plan.GateHold)
+	g.confirm()
+	g.unready("web", "10.200.1.3", "new")
+	g.confirm()
+	g.expect("as the slice says", "10.200.1.2", "")
+}
+
 // A Service may have a writer of EndpointSlices of its own, which names pods that are ready and shall get nothing, as
 // those that stand by for a leader. A proxy that begins does not overrule that.
 func TestAProxyThatBeginsLeavesOutWhoStandsBy(t *testing.T) {
