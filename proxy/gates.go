@@ -85,6 +85,9 @@ func (p *proxy) meetGated(now time.Time) {
 				have.Labels = pod.Labels
 				have.selected = g.selecting(key.Namespace, pod)
 			}
+			if !have.Passed.Equal(pod.Passed) {
+				have.followed = false
+			}
 			if have.Passed = pod.Passed; pod.Opened && have.opened.IsZero() {
 				have.opened = now
 			}

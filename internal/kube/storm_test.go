@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -364,7 +365,7 @@ func TestContract11ANetworkThatIsAwayHasNobodyList(t *testing.T) {
 		defer cancel()
 		time.Sleep(10 * time.Second)
 		for _, away := range []time.Duration{time.Second, 20 * time.Second, time.Minute} {
-			for _, gone := range []error{syscall.EHOSTUNREACH, syscall.ETIMEDOUT} {
+			for _, gone := range []error{errors.Join(syscall.EHOSTUNREACH), errors.Join(syscall.ETIMEDOUT)} { // as a dialer has it
 				api.reset()
 				api.cut(gone)
 				time.Sleep(away)

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -108,9 +108,12 @@ func (p pacedListWatch) WatchWithContext(ctx context.Context, o metav1.ListOptio
 // isWayGone reports whether an error says that no answer came from the API server's machine. One that refuses
 // connections says that its API server restarts.
 func isWayGone(err error) bool {
-	var slow net.Error
+	if errors.Is(err, syscall.ECONNREFUSED) { // at one of several addresses
+		return false
+	}
 	return errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) ||
-		errors.As(err, &slow) && slow.Timeout()
+		errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, os.ErrDeadlineExceeded) ||
+		errors.Is(err, context.DeadlineExceeded)
 }
 
 // List and Watch are of the interface, but the reflector has a context.

@@ -59,14 +59,15 @@ func (s Service) IsDirect(p Port, f Frontend) bool {
 		handable(p.Protocol)
 }
 
-// DirectVIPs returns the addresses of these frontends, in order.
+// DirectVIPs returns the addresses of these frontends, in order, also while no endpoint is usable: connections of before
+// may go on.
 func (s Service) DirectVIPs() (vips []netip.Addr) {
 	if !s.Direct {
 		return nil
 	}
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
-			if s.IsDirect(p, f) {
+			if f.Kind == LoadBalancer && p.External == lb.Cluster && handable(p.Protocol) {
 				vips = append(vips, f.Addr)
 			}
 		}
