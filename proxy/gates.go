@@ -269,8 +269,8 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 	return again
 }
 
-// settleGated notes that slices have followed a pod that is ready, and returns when to look again; 0 for not before they
-// change. Those that do not name it yet get the time to.
+// settleGated notes that slices have followed a pod that is ready, and returns when to look again; 0 for not before
+// they change. Those that do not name it yet get the time to.
 func (p *proxy) settleGated(key lb.Key, pod *gatedPod, now time.Time) (again time.Duration) {
 	if pod.followed || pod.Passed.IsZero() {
 		return 0

@@ -59,8 +59,8 @@ func (s Service) IsDirect(p Port, f Frontend) bool {
 		handable(p.Protocol)
 }
 
-// DirectVIPs returns the addresses of these frontends, in order, also while no endpoint is usable: connections of before
-// may go on.
+// DirectVIPs returns the addresses of these frontends, in order, also while no endpoint is usable: connections of
+// before may go on.
 func (s Service) DirectVIPs() (vips []netip.Addr) {
 	if !s.Direct {
 		return nil
