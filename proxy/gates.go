@@ -91,22 +91,26 @@ func (p *proxy) meetGated(now time.Time) {
 			if have.Passed = pod.Passed; pod.Opened && have.opened.IsZero() {
 				have.opened = now
 			}
-			p.admitGated(key, have, now)
+			p.admitGated(key, have, have.admits(now), now)
 		// Of one that has been ready for long, EndpointSlices say what it is.
 		case pod.Ready && (pod.Passed.IsZero() || now.Before(pod.Passed.Add(plan.GateHoldPassed))):
 			have = &gatedPod{GatedPod: pod, since: now, selected: g.selecting(key.Namespace, pod)}
 			if g.pods[key] = have; pod.Opened { // by the process before, or it has just got ready again
 				have.opened = now.Add(-plan.GateHold)
 			}
-			p.admitGated(key, have, now)
+			p.admitGated(key, have, have.admits(now), now)
 		}
 	}
 }
 
-// admitGated has the rules deliver to a pod while it waits for its gate, and then until it is known to be ready, and no
-// longer.
-func (p *proxy) admitGated(key lb.Key, pod *gatedPod, now time.Time) {
-	admits := pod.opened.IsZero() || !pod.followed && now.Before(pod.heldUntil())
+// admits reports whether the rules deliver to a pod by its gate: while it waits for that, and then until it is known to
+// be ready.
+func (pod *gatedPod) admits(now time.Time) bool {
+	return pod.opened.IsZero() || !pod.followed && now.Before(pod.heldUntil())
+}
+
+// admitGated has the rules deliver to a pod by its gate, or no longer.
+func (p *proxy) admitGated(key lb.Key, pod *gatedPod, admits bool, now time.Time) {
 	if admits == pod.admitted {
 		return
 	}
@@ -136,9 +140,7 @@ func (pod *gatedPod) heldUntil() time.Time {
 }
 
 func (p *proxy) dropGated(key lb.Key, now time.Time) {
-	pod := p.gates.pods[key]
-	pod.opened, pod.Passed = now.Add(-plan.GateHold), time.Time{}
-	p.admitGated(key, pod, now)
+	p.admitGated(key, p.gates.pods[key], false, now)
 	delete(p.gates.pods, key)
 }
 
@@ -244,7 +246,7 @@ func (p *proxy) openGates(now time.Time) (again time.Duration) {
 				p.dropGated(key, now)
 				p.runner.Poke()
 			case pod.admitted: // until it is ready
-				p.admitGated(key, pod, now)
+				p.admitGated(key, pod, false, now)
 				p.runner.Poke()
 			}
 			continue
@@ -280,7 +282,7 @@ func (p *proxy) settleGated(key lb.Key, pod *gatedPod, now time.Time) (again tim
 	}
 	if !p.gates.isLate(key, pod) {
 		pod.followed = true
-		p.admitGated(key, pod, now)
+		p.admitGated(key, pod, false, now)
 	}
 	return 0
 }

@@ -32,18 +32,18 @@ func convertGatedPod(o *corev1.Pod) (lb.Key, lb.GatedPod) {
 	if !slices.ContainsFunc(o.Spec.ReadinessGates, isOurs) {
 		return key, lb.GatedPod{}
 	}
-	is := func(t corev1.PodConditionType) bool {
-		return slices.ContainsFunc(o.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == t && c.Status == corev1.ConditionTrue
-		})
+	since := func(t corev1.PodConditionType) (at time.Time, is bool) {
+		for _, c := range o.Status.Conditions {
+			if c.Type == t && c.Status == corev1.ConditionTrue {
+				return c.LastTransitionTime.Time, true
+			}
+		}
+		return at, false
 	}
+	is := func(t corev1.PodConditionType) bool { _, is := since(t); return is }
 	pod := lb.GatedPod{UID: string(o.UID), Labels: o.Labels, Opened: is(lb.ConditionProgrammed),
 		Ready: o.DeletionTimestamp == nil && is(corev1.ContainersReady)}
-	for _, c := range o.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			pod.Passed = c.LastTransitionTime.Time
-		}
-	}
+	pod.Passed, _ = since(corev1.PodReady)
 	for _, gate := range o.Spec.ReadinessGates {
 		pod.Ready = pod.Ready && (isOurs(gate) || is(gate.ConditionType))
 	}

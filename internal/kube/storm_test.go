@@ -99,7 +99,7 @@ func (a *stormAPI) reset() {
 func (a *stormAPI) RoundTrip(r *http.Request) (*http.Response, error) {
 	time.Sleep(time.Millisecond)
 	if err := a.isGone(); err != nil {
-		time.Sleep(lostAfter / 2) // after which the kernel knows that nobody answers ARP
+		time.Sleep(lostAfter / 2) // about as long as the kernel asks for the address by ARP
 		return nil, err
 	}
 	a.mu.Lock()
@@ -271,6 +271,24 @@ func agents(t testing.TB, api http.RoundTripper) (clients []*Client) {
 	return clients
 }
 
+// runAgents runs the agents of so many nodes until stop, and returns how many watches they have.
+func runAgents(t testing.TB, api http.RoundTripper, nodes int) (watches int, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	for range nodes {
+		for _, c := range agents(t, api) {
+			watches += len(c.watches)
+			c.nodes = func() int { return nodes }
+			group.Go(func() { _ = c.Run(ctx) })
+		}
+	}
+	return watches, func() {
+		cancel()
+		group.Wait()
+	}
+}
+
 // peak returns how many of the lists were asked for within the busiest 100 ms.
 func peak(lists []time.Duration) (most int) {
 	slots := map[int]int{}
@@ -299,18 +317,8 @@ func storm(t *testing.T, nodes int) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		api := newStormAPI()
-		ctx, cancel := context.WithCancel(t.Context())
-		var group sync.WaitGroup
-		watches := 0
-		for range nodes {
-			for _, c := range agents(t, api) {
-				watches += len(c.watches)
-				c.nodes = func() int { return nodes }
-				group.Go(func() { _ = c.Run(ctx) })
-			}
-		}
-		defer group.Wait()
-		defer cancel()
+		watches, stop := runAgents(t, api, nodes)
+		defer stop()
 		report := func(what string) (lists []time.Duration) {
 			api.mu.Lock()
 			defer api.mu.Unlock()
@@ -351,18 +359,8 @@ func storm(t *testing.T, nodes int) {
 func TestContract11ANetworkThatIsAwayHasNobodyList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newStormAPI()
-		ctx, cancel := context.WithCancel(t.Context())
-		var group sync.WaitGroup
-		watches := 0
-		for range 3 {
-			for _, c := range agents(t, api) {
-				watches += len(c.watches)
-				c.nodes = func() int { return 3 }
-				group.Go(func() { _ = c.Run(ctx) })
-			}
-		}
-		defer group.Wait()
-		defer cancel()
+		watches, stop := runAgents(t, api, 3)
+		defer stop()
 		time.Sleep(10 * time.Second)
 		for _, away := range []time.Duration{time.Second, 20 * time.Second, time.Minute} {
 			for _, gone := range []error{errors.Join(syscall.EHOSTUNREACH), errors.Join(syscall.ETIMEDOUT)} { // as a dialer has it

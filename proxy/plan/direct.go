@@ -55,19 +55,20 @@ func addressIn(all []netip.Addr, family lb.Family) (netip.Addr, bool) {
 // IsDirect reports whether connections from outside to a frontend of the Service reach endpoints with
 // the client's address.
 func (s Service) IsDirect(p Port, f Frontend) bool {
-	return s.Direct && f.Kind == LoadBalancer && f.Action == ToCluster && p.External == lb.Cluster &&
-		handable(p.Protocol)
+	return f.Action == ToCluster && s.mayBeDirect(p, f)
+}
+
+// mayBeDirect reports whether they do once an endpoint is usable.
+func (s Service) mayBeDirect(p Port, f Frontend) bool {
+	return s.Direct && f.Kind == LoadBalancer && p.External == lb.Cluster && handable(p.Protocol)
 }
 
 // DirectVIPs returns the addresses of these frontends, in order, also while no endpoint is usable: connections of
 // before may go on.
 func (s Service) DirectVIPs() (vips []netip.Addr) {
-	if !s.Direct {
-		return nil
-	}
 	for _, p := range s.Ports {
 		for _, f := range p.Frontends {
-			if f.Kind == LoadBalancer && p.External == lb.Cluster && handable(p.Protocol) {
+			if s.mayBeDirect(p, f) {
 				vips = append(vips, f.Addr)
 			}
 		}

@@ -254,7 +254,8 @@ func TestReached(t *testing.T) {
 	addr := netip.MustParseAddr
 	near := map[string][]netip.Addr{"near": {addr("10.0.0.2")}}
 	far := map[string][]netip.Addr{"near": {addr("fd00::2")}, "far": {addr("10.0.1.2"), addr("fd00::9"), addr("10.0.1.9")},
-		"far before": {addr("10.0.1.2")}, "silent": {addr("10.0.1.3")}, "twin": {addr("10.0.1.4")}, "other twin": {addr("11.0.1.4")}}
+		"far before": {addr("10.0.1.2")}, "silent": {addr("10.0.1.3")}, "twin": {addr("10.0.1.4")},
+		"other twin": {addr("11.0.1.4")}}
 	states := map[netip.Addr]Unhanded{addr("10.0.1.3"): Silent, addr("10.0.1.4"): TooMany, addr("fd00::9"): Diverted,
 		addr("10.0.1.9"): Unasked}
 	got, left := Reached(near, far, func(a netip.Addr) Unhanded { return states[a] }, func(a netip.Addr) netip.Addr {
@@ -264,12 +265,14 @@ func TestReached(t *testing.T) {
 		}
 		return addr("fd11::" + strings.TrimPrefix(a.String(), "fd00::"))
 	})
-	want := map[string][]netip.Addr{"near": {addr("10.0.0.2"), addr("fd11::2")}, "far": {addr("255.0.1.2")}, "far before": {addr("255.0.1.2")}}
+	want := map[string][]netip.Addr{"near": {addr("10.0.0.2"), addr("fd11::2")}, "far": {addr("255.0.1.2")},
+		"far before": {addr("255.0.1.2")}}
 	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if d := cmp.Diff(map[FarNode]Unhanded{{"near", lb.IPv6}: Handed, {"far", lb.IPv4}: Handed, {"far", lb.IPv6}: Diverted,
-		{"far before", lb.IPv4}: Handed, {"silent", lb.IPv4}: Silent, {"twin", lb.IPv4}: SameAlias, {"other twin", lb.IPv4}: SameAlias}, left); d != "" {
+		{"far before", lb.IPv4}: Handed, {"silent", lb.IPv4}: Silent, {"twin", lb.IPv4}: SameAlias,
+		{"other twin", lb.IPv4}: SameAlias}, left); d != "" {
 		t.Errorf("why not (-want +got):\n%s", d)
 	}
 	if len(near["near"]) != 1 {

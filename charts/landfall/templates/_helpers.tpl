@@ -582,6 +582,14 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
     the token names no node; use the token of a pod on it, or switch off nodePolicies.enabled in the chart
 {{- end -}}
 
+{{- /* Each manager that applies takes room for good. The programs patch. */ -}}
+{{- define "landfall.policyAppliers" -}}
+- expression: >-
+    object.metadata.?managedFields.orValue([]).filter(m, m.operation == 'Apply').size() <=
+    oldObject.metadata.?managedFields.orValue([]).filter(m, m.operation == 'Apply').size()
+  message: a node may not apply a {{ . }} under names of its choice
+{{- end -}}
+
 {{- /* No field bounds how many managers and fields a write names, and they stay with the object, which all share. */ -}}
 {{- define "landfall.policyManagers" -}}
 - expression: >-
